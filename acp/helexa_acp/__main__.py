@@ -1,4 +1,4 @@
-"""``helexa-acp``: the editor starts it and talks to it over standard input and output."""
+"""``helexa-acp``, which an editor starts and speaks to over standard input and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helexa_acp.errors import ConfigError
 LEVELS = ("debug", "info", "warning", "error")
 LOGGER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 TALKATIVE = ("asyncio", "httpx2", "httpcore2", "openai")
-"""Libraries that log every request, with its address: they warn, unless they are named."""
+"""Libraries that log every request, with its address: at level WARNING, unless they are named."""
 HELP = """\
 usage: helexa-acp [--help | --version]
 
@@ -36,7 +36,7 @@ The README has an editor's settings and every other setting.
 
 
 def set_up_logging(environ: Mapping[str, str]) -> None:
-    """Raises ``ConfigError`` for a level that is none."""
+    """Raises ``ConfigError`` for an unknown level."""
     levels = read_levels(environ.get("HELEXA_LOG_LEVEL", ""))
     path = environ.get("HELEXA_ACP_LOG_FILE")
     failure: OSError | None = None
@@ -59,8 +59,8 @@ def set_up_logging(environ: Mapping[str, str]) -> None:
 
 
 def read_levels(word: str) -> dict[str, int]:
-    """The level of each logger that is named; of all others by the empty name, where there is one.
-    Accepts what the server's processes accept. Raises ``ConfigError``."""
+    """Levels of the named loggers; the empty name is for all others. Accepts the same as the
+    server's processes. Raises ``ConfigError``."""
     found: dict[str, int] = {}
     for part in word.split(",") if word.strip() else ():
         name, equals, written = (piece.strip() for piece in part.rpartition("="))
@@ -78,7 +78,7 @@ def read_levels(word: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Reports a wrong configuration at once, before the import of the SDK, which takes longest."""
+    """Reports a wrong configuration at once, before the slow import of the SDK."""
     if arguments := sys.argv[1:]:
         sys.exit(_print_answer(arguments))
     try:

@@ -1,4 +1,4 @@
-"""The methods of ACP, each as a call of what does it. Errors become JSON-RPC errors here."""
+"""The methods of ACP, each a call of the session's parts. Errors become JSON-RPC errors here."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from helexa_acp.tools import TOOLS
 
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
-"""How many a refusal names."""
+"""The number of models in a refusal."""
 LIST_WAIT_S = 0.25
-"""What a new session waits for the list of models, which also comes later as an update."""
+"""How long a new session waits for the list of models, which also comes later as an update."""
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 log = logging.getLogger(__name__)
 
 
 class HelexaAgent:
-    """``close`` when the client is gone."""
+    """Call ``close`` when the client has disconnected."""
 
     def __init__(
         self, config: Config, endpoints: Endpoints, sessions: Sessions, data_dir: Path
@@ -91,7 +91,7 @@ class HelexaAgent:
         }
 
     async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
-        """Keys are the configuration's; there is nothing to do in the editor."""
+        """Keys are in the configuration; the editor has nothing to do."""
         return AuthenticateResponse()
 
     # Sessions.
@@ -201,7 +201,7 @@ class HelexaAgent:
         with contextlib.suppress(BridgeError):
             self._sessions.cancel(self._sessions.get(session_id))
 
-    # What these share.
+    # Shared.
 
     def _port(self, session: Session) -> ClientPort:
         assert self._client is not None, "on_connect comes first"
@@ -225,8 +225,7 @@ class HelexaAgent:
         return session
 
     async def _choose_model(self, session: Session, model_id: str) -> None:
-        """Raises ``ConfigError``, also for a model that its endpoint lists nowhere and does not
-        know."""
+        """Raises ``ConfigError``, also for a model that its endpoint neither lists nor accepts."""
         selector = parse_selector(model_id, self._config)
         offers = self._endpoints.offers(selector.endpoint)
         is_configured = selector.model == selector.endpoint.default_model
@@ -241,7 +240,7 @@ class HelexaAgent:
         return updates.opened(self._config, self._endpoints, session)
 
     async def _introduce(self, session: Session) -> None:
-        """Sends the editor what it may know once it knows the session."""
+        """Sends the editor updates that need its knowledge of the session."""
         port = self._port(session)
         await port.update(available_commands())
         self._endpoints.warm_up()
@@ -250,7 +249,7 @@ class HelexaAgent:
             await port.update(updates.options_changed(self._config, self._endpoints, session))
 
     def _soon(self, work: Any) -> None:
-        """Starts ``work`` in the background. The answer under way goes out before the task first
+        """Starts ``work`` in the background. The present answer is sent before the task first
         runs."""
         task = asyncio.create_task(work)
         self._background.add(task)
@@ -264,7 +263,7 @@ class HelexaAgent:
 
 @contextlib.contextmanager
 def _rpc_errors() -> Iterator[None]:
-    """Our errors as JSON-RPC's, with a message that a person can read."""
+    """Our errors as JSON-RPC's, with a message for people."""
     try:
         yield
     except (PromptError, ConfigError) as error:

@@ -1,5 +1,5 @@
-"""One request to the model: the request sent, the parts of its answer that are shown as they come,
-and a second try where the refusal names a field to leave out."""
+"""One request to the model: sends it, shows parts of its answer as they come, and retries without a
+field that the refusal names."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ from helexa_acp.wire import (
 MAX_TRIES = 6
 MAX_COUNTS = 3
 SURE = 2.0
-"""A prompt fits without being counted if so many times its estimate does."""
+"""A prompt fits without being counted if this many times its estimate does."""
 SHRINK = 0.7
-"""A prompt that was too long is tried again with so much of it."""
+"""A prompt that was too long is retried with this share of it."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Draft:
-    """Belongs to one request; holds what has come so far, also when no more will."""
+    """Belongs to one request; has its answer so far, also after a cancellation."""
 
     text: str = ""
     thought: str = ""
@@ -78,7 +78,7 @@ class Draft:
     is_begun: bool = False
 
     def take(self, piece: Piece) -> None:
-        """A piece of a text that may hold thoughts and calls."""
+        """A piece of a text that may contain thoughts and calls."""
         match piece.kind:
             case Kind.TEXT:
                 self.text += piece.text
@@ -107,7 +107,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Misread:
-    """A call that could not be understood, and the message to the model about it."""
+    """A call that could not be parsed, and the message to the model about it."""
 
     call: ToolCall
     result: ToolResult
@@ -116,7 +116,7 @@ class Misread:
 def understood(
     made: list[CallMade], tools: dict[str, Tool], history: list[Turn]
 ) -> tuple[list[ToolCall], list[Misread]]:
-    """The calls, in order, each under an id of its own; and those among them that are misread."""
+    """The calls, in order, each under an id of its own; and the misread ones among them."""
     taken = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
     calls: list[ToolCall] = []
     misread: list[Misread] = []
@@ -160,8 +160,7 @@ class Asker:
     port: ClientPort
 
     async def ask(self, tools: dict[str, Tool], draft: Draft) -> None:
-        """Fills ``draft``; what has come is in it also when this is cancelled. Raises
-        EndpointError."""
+        """Fills ``draft``, also when this is cancelled. Raises EndpointError."""
         selector = self.session.selector
         learnt = self.endpoints.learnt(selector)
         for _ in range(MAX_TRIES):
@@ -251,7 +250,7 @@ class Asker:
         return projection, request_of(projection)
 
     def _smaller_window(self, projection: Projection) -> int:
-        """The window with which the next prompt is a good part shorter than this one."""
+        """The window with which the next prompt is considerably shorter than this one."""
         answer_tokens = self.session.selector.endpoint.max_tokens
         prompt_tokens = projection.estimated_tokens
         known = self.endpoints.context_window(self.session.selector)

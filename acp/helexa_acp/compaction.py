@@ -1,7 +1,7 @@
-"""Which parts of a conversation are left out so that it fits into the context. Pure.
+"""Leaves out parts of a conversation so that it fits into the context. Pure.
 
-A projection only: the history keeps everything, and a mark replaces each part left out. The oldest
-go first, of each of these in turn, until the rest fits:
+A projection only: the history keeps everything, and a mark replaces each omitted part. The oldest
+are omitted first, of each of these in turn, until the rest fits:
 
 1. tool results of 256 characters or more, but for those of the last four turns of this prompt
 2. what the assistant wrote, but for the same; calls stay, so that results keep their place
@@ -36,7 +36,7 @@ IMAGE_TOKENS = 512
 UNBOUNDED_ANSWER_TOKENS = 2048
 RESERVE_TOKENS = 512
 SMALLEST_SHARE = 4
-"""A prompt may take one part in so many of the context, however long answers may be."""
+"""A prompt may use one part in so many of the context, however long answers may be."""
 NUM_PROTECTED_LAST = 4
 SHORTEST_ELIDED = 256
 IMAGE_MARK = Text("[An image was left out: this model reads none.]")
@@ -50,18 +50,18 @@ class Projection:
     num_elided: int
     estimated_tokens: int
     can_shrink: bool
-    """Whether there is more that could be left out."""
+    """Whether more could be left out."""
 
 
 def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
-    """How much of the context a prompt may take. ``None``: its length is unknown."""
+    """The tokens of the context for a prompt. ``None``: its length is unknown."""
     if context_window is None:
         return UNBOUNDED
     return max(context_window - _answer_tokens(max_tokens), context_window // SMALLEST_SHARE)
 
 
 def window_for(budget: int, max_tokens: int | None) -> int:
-    """The context window of which a prompt may take ``budget``."""
+    """The context window of which a prompt may use ``budget``."""
     return min(budget + _answer_tokens(max_tokens), budget * SMALLEST_SHARE)
 
 
@@ -97,11 +97,11 @@ def project(
     scale: float = 1.0,
     elided_before: int = 0,
 ) -> Projection:
-    """The conversation in ``budget`` tokens, or as near to it as eliding comes.
+    """The conversation in ``budget`` tokens, or as near to it as possible.
 
-    ``fixed_tokens`` is the estimate of what surrounds it (system prompt, tools); ``scale`` is how
-    many tokens the endpoint counts for one that is estimated. What can be elided of the turns
-    before ``elided_before`` is left out whatever the budget."""
+    ``fixed_tokens`` is the estimate of system prompt and tools; ``scale`` is the endpoint's tokens
+    per estimated one. Turns before ``elided_before`` are shortened for any budget.
+    """
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
     protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:]])
     projected = list(turns)
@@ -140,7 +140,8 @@ def project(
 
 
 def without_images(turns: Sequence[Turn]) -> list[Turn]:
-    """For a model that reads none. The latest prompt keeps its own, which the endpoint refuses."""
+    """For a model without vision. The latest prompt keeps its images, which the endpoint
+    refuses."""
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
     return [
         replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))

@@ -1,4 +1,4 @@
-"""The configuration file's and the environment's settings, checked, and the names of models.
+"""Settings of the configuration file and the environment, and the names of models.
 
 HELEXA_ACP_CONFIG_PATH, else $XDG_CONFIG_HOME/helexa-acp/config.toml, else ~/.config/...
 without a file: one endpoint, ``default``, from HELEXA_ACP_BASE_URL and its like
@@ -30,7 +30,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(pattern="^[^:]+$")]
     base_url: Annotated[str, Meta(pattern="^https?://")]
-    """Including ``/v1``, without a slash at its end."""
+    """Including ``/v1``, without a final slash."""
     wire_api: WireApi = "openai-chat"
     default_model: str | None = None
     api_key: str | None = None
@@ -75,7 +75,7 @@ class Config:
     default_endpoint: Endpoint
     system_prompt: str | None = None
     fetch_hosts: tuple[str, ...] = ()
-    """Hosts that the fetch tool may ask; none: there is no fetch tool."""
+    """Hosts for the fetch tool; none: there is no fetch tool."""
     bash_timeout_s: float = 600.0
 
     def endpoint(self, name: str) -> Endpoint | None:
@@ -99,12 +99,12 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def data_dir(environ: Mapping[str, str]) -> Path:
-    """Sessions and plans are kept here."""
+    """The folder of sessions and plans."""
     return _xdg(environ, "XDG_DATA_HOME", ".local/share") / "helexa-acp"
 
 
 def _xdg(environ: Mapping[str, str], name: str, usual: str) -> Path:
-    """Relative paths in these variables count as unset, as their specification has it."""
+    """Relative paths in these variables count as unset, as their specification requires."""
     named = Path(environ.get(name) or ".")
     return named if named.is_absolute() else Path(environ.get("HOME") or Path.home()) / usual
 
@@ -185,7 +185,7 @@ def _whole_number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def parse_selector(written: str, config: Config) -> Selector:
-    """A model's own name may hold colons: what stands before the first is an endpoint only where
+    """A model's own name may contain colons: a prefix before the first is an endpoint only where
     one has that name. Raises ConfigError where several endpoints make that a guess."""
     before, colon, after = written.partition(":")
     if colon and before and after:

@@ -1,4 +1,4 @@
-"""The editor, as one session sees it: updates to it, questions to it, and its capabilities."""
+"""The editor of one session: updates to it, requests to it, and its capabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from acp.schema import ClientCapabilities, PermissionOption, ToolCallUpdate
 from helexa_acp.errors import ToolError
 
 OUTPUT_LIMIT_BYTES = 128 * 1024
-"""A command's output is kept up to this size, which is more than a model can use."""
+"""The most output of a command that is kept, which is more than a model can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CommandOutput:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file that the editor did not read."""
+    """A file that the editor did not read, with the reason."""
 
     why: str
 
@@ -50,8 +50,7 @@ class ClientPort:
         await self.client.session_update(session_id=self.session_id, update=update)
 
     async def ask(self, call: ToolCallUpdate, options: list[PermissionOption]) -> str | None:
-        """The id of the option that the person chose; None: they chose none. A client that cannot
-        ask has refused."""
+        """The id of the chosen option; ``None``: none. A client that cannot ask has refused."""
         try:
             response = await self.client.request_permission(
                 session_id=self.session_id, tool_call=call, options=options
@@ -73,7 +72,7 @@ class ClientPort:
         return bool(self.capabilities.terminal)
 
     async def read_text(self, path: Path) -> str | Unread:
-        """The editor's text, unsaved changes included, or why it does not send it."""
+        """The editor's text, unsaved changes included, or its reason for a refusal."""
         try:
             response = await self.client.read_text_file(session_id=self.session_id, path=str(path))
         except (RequestError, ValueError) as error:
@@ -112,7 +111,7 @@ class ClientPort:
         await self.client.release_terminal(session_id=self.session_id, terminal_id=terminal_id)
 
     async def terminal_output(self, terminal_id: str, ended: Exit) -> CommandOutput:
-        """``ended`` is how waiting for it ended, for editors that report it there alone."""
+        """``ended`` is the result of waiting for it, for editors that report it there alone."""
         with _failing_as("the editor sent no output"):
             response = await self.client.terminal_output(
                 session_id=self.session_id, terminal_id=terminal_id
@@ -127,7 +126,7 @@ class ClientPort:
 
 @contextlib.contextmanager
 def _failing_as(what: str) -> Iterator[None]:
-    """A refusal of the editor, or an answer that is none, as a ToolError."""
+    """Converts a refusal or an invalid answer of the editor to a ToolError."""
     try:
         yield
     except (RequestError, ValueError) as error:

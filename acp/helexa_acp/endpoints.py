@@ -1,7 +1,7 @@
-"""The endpoints in use: their wires, their models, and what their answers taught.
+"""The endpoints in use: their wires, their models, and limits learnt from answers.
 
-Nothing here is needed to answer ``initialize``: models are listed, and the SDK is imported once
-there is a session, in the background.
+``initialize`` needs nothing of this: models are listed, and the SDK is imported with the first
+session, in the background.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """None: the endpoint does not report it."""
+    """``None``: the endpoint does not report it."""
 
     model: str
     context_window: int | None = None
@@ -37,7 +37,7 @@ class Offer:
 
 
 def read_offers(body: Any) -> tuple[Offer, ...]:
-    """Returns the models in the endpoint's order, without those that only make vectors."""
+    """The models in the endpoint's order, without those that only make vectors."""
     listed = body.get("data") if isinstance(body, dict) else None
     offers = [_offer(entry) for entry in (listed if isinstance(listed, list) else ())]
     return tuple(offer for offer in offers if offer is not None)
@@ -62,7 +62,7 @@ def _offer(entry: Any) -> Offer | None:
 
 @dataclass(slots=True)
 class Learnt:
-    """What a refusal taught about one model; kept while the process lives."""
+    """Limits of one model from its endpoint's answers; kept while the process lives."""
 
     has_api_tools: bool = True
     thinks_when_asked: bool = True
@@ -70,7 +70,7 @@ class Learnt:
     context_window: int | None = None
     is_listed_again: bool = False
     tokens_per_estimated: float = 1.0
-    """The latest prompt's tokens as the endpoint counted them, divided by our estimate."""
+    """The latest prompt's tokens by the endpoint, divided by our estimate."""
 
 
 @dataclass(slots=True)
@@ -97,12 +97,12 @@ class Endpoints:
         return await asyncio.shield(known.wire)
 
     def begin_listing(self) -> None:
-        """What the first session will need."""
+        """Prepares the first session."""
         self._begin_listing(self._config.default_endpoint)
 
     def warm_up(self) -> None:
-        """Begins what the first prompt will need: an SDK takes longer to import than an editor
-        should wait for a session."""
+        """Prepares the first prompt: an SDK takes longer to import than an editor should wait for a
+        session."""
         known = self._known[self._config.default_endpoint.name]
         if known.wire is None:
             opening = asyncio.to_thread(open_wire, self._config.default_endpoint)
@@ -119,7 +119,7 @@ class Endpoints:
                 with contextlib.suppress(Exception):
                     await (await known.http).aclose()
 
-    # What it offers.
+    # Its models.
 
     def _begin_listing(self, endpoint: Endpoint) -> asyncio.Task[None]:
         known = self._known[endpoint.name]
@@ -137,8 +137,8 @@ class Endpoints:
         return self._known[endpoint.name].offers
 
     async def default_selector(self) -> Selector:
-        """The configured model of the default endpoint, else the usual one if it is offered, else
-        the first that is."""
+        """The configured model of the default endpoint, else the usual one if it is listed, else
+        the first."""
         endpoint = self._config.default_endpoint
         if endpoint.default_model is not None:
             return Selector(endpoint, endpoint.default_model)
@@ -150,8 +150,8 @@ class Endpoints:
         return Selector(endpoint, models[0])
 
     async def has_model(self, selector: Selector) -> bool | None:
-        """Whether the endpoint knows a model of that name, an alias included, which its list need
-        not have; ``None``: it does not answer that."""
+        """Whether the endpoint has a model of that name, or an alias, which its list may lack;
+        ``None``: it does not answer that."""
         if any(offer.model == selector.model for offer in self.offers(selector.endpoint)):
             return True
         try:
@@ -201,7 +201,7 @@ class Endpoints:
         return min(known, default=None)
 
     async def context_window_of_loaded(self, selector: Selector) -> int | None:
-        """Returns the context window, in tokens, of a model that has just answered. helexa knows a
+        """The context window, in tokens, of a model that has just answered. helexa reports a
         model's limit once it is loaded, so while it is unknown the endpoint is listed again,
         once."""
         learnt = self.learnt(selector)
@@ -217,11 +217,11 @@ class Endpoints:
         listed = offer.takes_tools if offer else None
         return self.learnt(selector).has_api_tools and listed is not False
 
-    # What a prompt takes, as the endpoint counts.
+    # Tokens of a prompt, by the endpoint.
 
     async def count(self, endpoint: Endpoint, request: ModelRequest) -> int | None:
-        """None where the endpoint does not count. It is asked in the dialect of messages, whatever
-        it is talked to in: helexa counts in that one, and so does Anthropic."""
+        """``None`` where the endpoint does not count. The request is in the messages dialect for
+        every endpoint: helexa and Anthropic count in that one."""
         known = self._known[endpoint.name]
         if not known.counts:
             return None

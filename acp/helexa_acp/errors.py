@@ -1,4 +1,4 @@
-"""Everything that can go wrong by name.
+"""The bridge's exceptions.
 
 BridgeError
 ├── ConfigError        the configuration, or a model's name in it; ends the start or the request
@@ -16,7 +16,7 @@ class BridgeError(Exception):
 
 
 class ConfigError(BridgeError):
-    """The configuration is wrong, or the user named a model that it does not have."""
+    """The configuration is wrong, or lacks the model that the user named."""
 
 
 class StoreError(BridgeError):
@@ -59,7 +59,7 @@ class EndpointError(BridgeError):
 
 
 class ToolError(BridgeError):
-    """The tool did not do it. The model reads the reason and continues."""
+    """The tool failed. The model reads the reason and continues."""
 
 
 class McpError(BridgeError):

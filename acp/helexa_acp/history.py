@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 INVALID_CALL = "<invalid>"
-"""The name of a call that could not be understood."""
+"""The name of a call that could not be parsed."""
 INTERRUPTED = "ERROR: interrupted before it was done."
 
 
@@ -30,7 +30,7 @@ Part = Text | Image
 
 
 class Thought(Struct, frozen=True):
-    """``sealed`` is what the endpoint wants back with it, as it came: a signature, or an item."""
+    """``sealed`` is sent back to the endpoint unchanged: a signature, or an item."""
 
     text: str
     sealed: Any = None
@@ -65,14 +65,14 @@ Turn = UserTurn | AssistantTurn | ToolResult
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens as the endpoint counted them; requests add up."""
+    """Tokens by the endpoint's count; requests add up."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     thought_tokens: int = 0
     last_total_tokens: int = dataclasses.field(default=0, compare=False)
-    """Prompt and answer of the latest request: how full the context is."""
+    """Prompt and answer of the latest request: the present use of the context."""
 
     def add(self, other: Usage) -> None:
         self.input_tokens += other.input_tokens
@@ -117,7 +117,7 @@ def clean_part(part: Part) -> Part:
 
 
 def clean(value: Any) -> Any:
-    """JSON without lone surrogates, which no UTF-8 can hold."""
+    """JSON without lone surrogates, which UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):

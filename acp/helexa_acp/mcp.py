@@ -1,4 +1,4 @@
-"""The MCP servers of one session: connected, their tools, and calls of them."""
+"""The MCP servers of one session: their connections, tools and calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ServerSpec = McpServerStdio | HttpMcpServer
 
 
 def checked_specs(servers: Sequence[Any]) -> list[ServerSpec]:
-    """The servers as the editor named them. Raises ConfigError for a kind that is not announced."""
+    """The editor's list of servers. Raises ConfigError for a kind that is not announced."""
     for server in servers:
         if not isinstance(server, ServerSpec):
             raise ConfigError(
@@ -45,7 +45,7 @@ class McpTool:
 
 
 class Transport(Protocol):
-    """The way to one MCP server; request and notify raise McpError."""
+    """The connection to one MCP server; request and notify raise McpError."""
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -55,7 +55,7 @@ class Transport(Protocol):
 
 
 class McpServer:
-    """``connect`` before anything else; ``close`` whatever became of that."""
+    """Call ``connect`` first, and ``close`` in any case."""
 
     def __init__(self, spec: ServerSpec, cwd: Path) -> None:
         self.spec = spec
@@ -72,7 +72,7 @@ class McpServer:
             raise McpError(f"it was not ready within {CONNECT_TIMEOUT_S:g} s") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The result as it came. Raises McpError."""
+        """The raw result. Raises McpError."""
         if self._transport is None:
             raise McpError("it is not connected")
         params = {"name": name, "arguments": dict(arguments)}
@@ -107,7 +107,7 @@ class McpServer:
 
 
 async def _open(spec: ServerSpec, cwd: Path) -> Transport:
-    from helexa_acp.mcp_transports import HttpTransport, StdioTransport  # httpx2 takes its time
+    from helexa_acp.mcp_transports import HttpTransport, StdioTransport  # httpx2 is slow to import
 
     if isinstance(spec, HttpMcpServer):
         return HttpTransport(spec.url, {header.name: header.value for header in spec.headers})
@@ -116,7 +116,7 @@ async def _open(spec: ServerSpec, cwd: Path) -> Transport:
 
 
 def tools_of(result: dict[str, Any]) -> list[McpTool]:
-    """The tools of one page; an entry that is no tool is left out."""
+    """The tools of one page, without invalid entries."""
     listed = result.get("tools")
     found = []
     for entry in listed if isinstance(listed, list) else ():
@@ -172,7 +172,7 @@ class McpPool:
         self._servers = [McpServer(spec, cwd) for spec in specs]
         self._connecting = [asyncio.create_task(server.connect()) for server in self._servers]
         self.failures: dict[str, str] = {}
-        """Why servers cannot be used, by name."""
+        """Reasons why servers cannot be used, by name."""
 
     async def tools(self) -> tuple[Tool, ...]:
         """The connected servers' tools, once each server is connected or has failed."""
@@ -198,8 +198,7 @@ class McpPool:
 
 
 def tool_name(server: str, tool: str) -> str:
-    """Returns ``mcp__server__tool``, as other clients name tools; a name too long ends in a
-    digest."""
+    """``mcp__server__tool``, like other clients; a name too long ends in a digest."""
     name = f"mcp__{server}__{tool}"
     if len(name) > MAX_NAME_LENGTH:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -1,5 +1,5 @@
-"""The two ways to an MCP server, each a client of its own: a process of ours with one JSON message
-a line, and HTTP, where every message is a POST, answered with JSON or with a stream of events.
+"""The two transports to an MCP server: a child process with one JSON message a line, and HTTP,
+where every message is a POST, answered with JSON or with a stream of events.
 
 The ``mcp`` package is not used: with it 32 packages are installed instead of 15 (49 MB, not 27),
 its import takes two seconds, and it refuses all tools of a server for one that is malformed.
@@ -41,7 +41,7 @@ def notification(method: str, params: dict[str, Any] | None = None) -> dict[str,
 
 
 def reply_to(asked: dict[str, Any]) -> dict[str, Any] | None:
-    """Our answer to a server's request or notification; None: it needs none. We answer only
+    """Our answer to a server's request or notification; ``None``: it needs none. We answer only
     ping."""
     if "id" not in asked:
         return None
@@ -64,7 +64,7 @@ def result_of(response: dict[str, Any]) -> dict[str, Any]:
 
 
 class StdioTransport:
-    """``open`` starts the process. Waiting callers get an error when it ends."""
+    """``open`` starts the process. Waiting callers get an error when it exits."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -76,7 +76,7 @@ class StdioTransport:
     async def open(
         cls, command: str, arguments: list[str], environment: Mapping[str, str], cwd: Path
     ) -> StdioTransport:
-        """Raises McpError. What it writes to its standard error goes where ours goes."""
+        """Raises McpError. The process inherits our standard error."""
         try:
             process = await asyncio.create_subprocess_exec(
                 command,
@@ -181,7 +181,7 @@ class HttpTransport:
         self._next_id = 1
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Cancelled, it closes the stream. Raises McpError."""
+        """A cancellation closes the stream. Raises McpError."""
         request_id, self._next_id = self._next_id, self._next_id + 1
         message = request(request_id, method, params)
         try:

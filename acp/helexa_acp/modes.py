@@ -1,4 +1,4 @@
-"""The three modes, and a mode's decision about a tool call. Pure.
+"""The three modes, and their decisions about tool calls. Pure.
 
               read    write            execute   fetch   unknown (a server's tool)
 default       yes     ask              ask       ask     ask
@@ -26,7 +26,7 @@ MODE_NAMES = {
 
 
 class Action(Enum):
-    """What a tool does, as far as permission is concerned."""
+    """A tool's effect, for permissions."""
 
     READ = "read"
     WRITE = "write"
@@ -53,7 +53,7 @@ ALLOW, ASK = Judgement(Verdict.ALLOW), Judgement(Verdict.ASK)
 
 
 def judge(mode: Mode, action: Action, *, is_plan_file: bool = False) -> Judgement:
-    """``is_plan_file``: all that the call writes is in the folder of plans, links resolved."""
+    """``is_plan_file``: the call writes only to the folder of plans, links resolved."""
     if mode is Mode.BYPASS or action is Action.READ:
         return ALLOW
     if mode is Mode.DEFAULT:

@@ -1,5 +1,4 @@
-"""One prompt of one session: a slash command, or rounds of the model in a task that can be
-cancelled."""
+"""One prompt of one session: a slash command, or rounds of the model in a cancellable task."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class Command:
     name: str
     description: str
     run: Callable[[CommandContext, str], Awaitable[str]]
-    """Given what follows the name; its result is shown to the user."""
+    """Takes the text after the name; its result is shown to the user."""
     hint: str | None = None
 
 
@@ -167,8 +166,7 @@ class Prompter:
     port: ClientPort
 
     async def prompt(self, parts: tuple[Part, ...]) -> PromptResponse:
-        """Cancels the prompt before it, and waits until that one's work has ended. Raises
-        BridgeError."""
+        """Cancels the prompt before it, and waits until its work has ended. Raises BridgeError."""
         session = self.session
         self.sessions.cancel(session)
         asked = session.num_asked
@@ -198,7 +196,7 @@ class Prompter:
         await self.port.update(updates.options_changed(self.config, self.endpoints, self.session))
 
     async def _outcome(self, turn: asyncio.Task[StopReason]) -> StopReason:
-        """How the turn ended. This task may be cancelled itself, when the agent ends."""
+        """The turn's stop reason. This task may be cancelled itself, when the agent exits."""
         try:
             await asyncio.wait([turn])
         except asyncio.CancelledError:

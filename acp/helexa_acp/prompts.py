@@ -1,4 +1,4 @@
-"""The system prompt, and what the user sent as parts of a turn. Pure."""
+"""The system prompt, and the user's blocks as parts of a turn. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ you may write are plans, in {plans_dir}. When the plan is clear, say it and ask 
 
 
 class PromptError(ValueError):
-    """The prompt holds what this agent does not take."""
+    """The prompt contains unsupported blocks."""
 
 
 def parts_of(blocks: Sequence[Any]) -> tuple[Part, ...]:
@@ -72,7 +72,7 @@ def _resource(resource: Any) -> Part:
 
 
 def _place(uri: str) -> str:
-    """The path of a file's URI, as tools take it; other URIs as they are."""
+    """The path of a file's URI, for tools; other URIs unchanged."""
     try:
         split = urlsplit(uri)
     except ValueError:
@@ -85,7 +85,7 @@ def _place(uri: str) -> str:
 def system_prompt(
     *, configured: str | None, cwd: Path, mode: Mode, plans_dir: Path, tools_prompt: str = ""
 ) -> str:
-    """``tools_prompt`` is there where the endpoint's API has no tools."""
+    """``tools_prompt`` is set where the endpoint's API has no tools."""
     sections = [(configured or USUAL).strip(), f"The working directory is {cwd}."]
     if mode is Mode.PLAN:
         sections.append(PLAN_MODE.format(plans_dir=plans_dir))

@@ -1,7 +1,7 @@
-"""The HTTP clients of this process, and the proxies that the environment names for them.
+"""The HTTP clients of this process, with the environment's proxies.
 
-This machine and the hosts of NO_PROXY are asked directly. HTTP proxies are used; a proxy of another
-kind is refused where a request would need it.
+Connections to this machine and the hosts of NO_PROXY are direct. HTTP proxies are used; a proxy of
+another kind is refused where a request would need it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 def open_http(url: str, **options: Any) -> httpx2.AsyncClient:
     """A client for requests to ``url`` and below it. Raises ConfigError."""
-    import httpx2  # takes its time to import
+    import httpx2  # slow to import
 
     transport = httpx2.AsyncHTTPTransport(proxy=proxy_for(url))
     return httpx2.AsyncClient(transport=transport, **options)
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy's URL; None: ``url`` is asked directly. Raises ConfigError."""
-    from urllib.request import getproxies, proxy_bypass  # takes its time to import
+    """The proxy's URL; ``None``: a direct connection. Raises ConfigError."""
+    from urllib.request import getproxies, proxy_bypass  # slow to import
 
     parts, proxies = urlsplit(url), getproxies()
     host, netloc = parts.hostname or "", parts.netloc.rpartition("@")[2]
@@ -59,8 +59,8 @@ def _is_http(proxy: str) -> bool:
 
 
 def _is_direct(host: str, names: Sequence[str]) -> bool:
-    """Whether it is this machine, or one that a pattern or a network in NO_PROXY names, which the
-    standard library does not read."""
+    """Whether it is this machine, or matches a pattern or a network in NO_PROXY, which the standard
+    library does not support."""
     if any(fnmatchcase(host, name) for name in ("localhost", "*.localhost", *names)):
         return True
     try:

@@ -1,10 +1,9 @@
-"""Makes sense of calls that models write wrongly. Pure.
+"""Repairs malformed calls of models. Pure.
 
-Up to three closing braces too many are dropped, where none may be of an inner object; a name that
-was written inside the arguments is taken from there; a missing name is inferred from the arguments'
-keys where only one tool fits. Nothing else that was written is left out, and what could be two
-calls is none: the server's ``call_repairs`` reads the same (``tests/acp/test_repair.py``
-compares them).
+Up to three superfluous closing braces are dropped, where none may be of an inner object; a name
+inside the arguments is moved out; a missing name is inferred from the arguments' keys where only
+one tool fits. Nothing else is left out, and a text that could be two calls is none: the server's
+``call_repairs`` does the same (``tests/acp/test_repair.py`` compares them).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 LABELS = frozenset({"type", "id"})
 CALL_KEYS = frozenset({"name", "function", *ARGUMENTS_KEYS, *LABELS})
 AMBIGUOUS_KEYS = frozenset({"path"})
-"""Keys that several tools take and that identify none of them alone."""
+"""Keys of several tools, which identify none of them alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Signature:
 def understand(
     name: str, written: str, signatures: Sequence[Signature]
 ) -> Understood | NotUnderstood:
-    """``written`` is the JSON text of the arguments, as far as it is that; of the whole call where
+    """``written`` is the JSON text of the arguments, possibly malformed; of the whole call where
     ``name`` is empty."""
     arguments = _arguments(written)
     if arguments is None:
@@ -96,7 +95,7 @@ def _unknown(name: object) -> NotUnderstood:
 def _nameless(
     arguments: dict[str, Any], signatures: Sequence[Signature]
 ) -> Understood | NotUnderstood:
-    """The name may be one of the arguments, or follows from them."""
+    """The name may be one of the arguments, or be inferred from them."""
     inferred = _inferred(arguments, signatures)
     inner = arguments.get("name")
     signature = next((one for one in signatures if one.name == inner), None)
@@ -130,7 +129,6 @@ def _arguments(written: str) -> dict[str, Any] | None:
 
 
 def _is_json(text: str) -> bool:
-    """Whether it is, as it was written."""
     try:
         json.loads(text.strip() or "{}", strict=False)
     except (ValueError, RecursionError):

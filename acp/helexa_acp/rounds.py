@@ -1,4 +1,4 @@
-"""One prompt: rounds of asking the model and running what it calls, until it calls nothing.
+"""One prompt: rounds of asking the model and running its calls, until it makes none.
 
 user's turn ─▶ ask ─▶ assistant's turn ─▶ calls ─▶ results ─▶ ask ─▶ ...   25 rounds at most
    saved                  saved                      saved
@@ -51,8 +51,8 @@ class CallRunner:
     port: ClientPort
 
     async def run(self, call: ToolCall, tool: Tool) -> ToolResult:
-        """Whatever the call does, there is a result; but for cancellation and an editor that is
-        gone. The card in the editor ends as completed or failed."""
+        """Always returns a result, except for cancellation and a disconnected editor. The card in
+        the editor ends as completed or failed."""
         context = ToolContext(self.port, self.session.cwd, self.config, self._shower(call))
         try:
             preview = await tool.preview(context, call.arguments)
@@ -155,8 +155,7 @@ class CallRunner:
 
 
 def options(preview: Preview) -> list[PermissionOption]:
-    """Returns the choices: allow once, allow for this session (where the preview remembers),
-    reject."""
+    """The choices: allow once, allow for this session (where the preview remembers), reject."""
     always = [
         PermissionOption(option_id=ALLOW_ALWAYS, kind="allow_always", name=preview.remembered_as)
     ]
@@ -172,15 +171,15 @@ class TurnRunner:
     asker: Asker
     calls: CallRunner
     save: Callable[[Session], None]
-    """Everything that the session is, on the disk when it returns."""
+    """Stores the whole session on the disk before it returns."""
 
     @property
     def _session(self) -> Session:
         return self.asker.session
 
     async def run(self, parts: tuple[Part, ...], used: Usage) -> StopReason:
-        """``used`` counts what the prompt took. Cancelled, it leaves a history that can be gone on
-        from. Raises EndpointError and StoreError."""
+        """``used`` counts the prompt's tokens. Cancelled, it leaves a history that can be
+        continued. Raises EndpointError and StoreError."""
         self._session.history.append(UserTurn(parts))
         self.save(self._session)
         for number in range(1, MAX_ROUNDS + 1):
@@ -219,8 +218,8 @@ class TurnRunner:
         return "max_turn_requests"
 
     def _withdraw_refused(self, error: EndpointError) -> None:
-        """Takes a prompt that the endpoint does not take out of the history: later prompts would
-        be refused for it. Raises EndpointError."""
+        """Removes a prompt that the endpoint refuses from the history: later prompts would be
+        refused for it. Raises EndpointError."""
         if error.refuses_content:
             self._session.history.pop()
             self.save(self._session)
@@ -228,7 +227,7 @@ class TurnRunner:
             raise EndpointError(message, status=error.status, code=error.code) from error
 
     async def _tools(self) -> dict[str, Tool]:
-        """Asked for each round: the mode may have changed."""
+        """Called for each round: the mode may have changed."""
         session = self._session
         theirs = await session.mcp.tools()
         for name, why in session.mcp.failures.items():
@@ -240,8 +239,8 @@ class TurnRunner:
         return {tool.spec.name: tool for tool in (*ours, *theirs)}
 
     async def _run_calls(self, draft: Draft, tools: dict[str, Tool]) -> bool:
-        """Whether there were any. One after the other; an answer that was cut off may have cut a
-        call, so what it calls is not run."""
+        """Whether there were any. One after the other; a truncated answer may have truncated a
+        call, so its calls are not run."""
         session = self._session
         calls, misread = understood(draft.calls, tools, session.history)
         session.history.append(draft.turn(tuple(calls)))
@@ -284,7 +283,7 @@ class TurnRunner:
         )
 
     async def _show_usage(self) -> None:
-        """How full the context is, where that is known."""
+        """Shows the use of the context, where known."""
         session = self._session
         window = await self.asker.endpoints.context_window_of_loaded(session.selector)
         if window is not None and session.usage.last_total_tokens:

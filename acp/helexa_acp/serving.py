@@ -1,7 +1,7 @@
-"""The agent over standard input and output, for as long as the client is there.
+"""Serves the agent over standard input and output, until the client disconnects.
 
-The SDK gets only messages that it can take: some malformed ones would end its own loop. A line that
-is no message is answered with a JSON-RPC error.
+Only valid messages reach the SDK: some malformed ones would end its own loop. An invalid line is
+answered with a JSON-RPC error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from helexa_acp.sessions import Sessions
 from helexa_acp.store import SessionStore
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Images come in lines."""
+"""Images are sent in lines."""
 PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 OLD_METHODS = {"session/set_model": "_session/set_model"}
 """Methods that ACP had and clients still use, as extensions, which the SDK hands through."""
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class MalformedError(ValueError):
-    """A line that is no message. ``request_id`` is the request that the error answers."""
+    """An invalid line. ``request_id`` is the request that the error answers."""
 
     def __init__(self, code: int, why: str, request_id: int | str | None = None) -> None:
         super().__init__(why)
@@ -81,11 +81,11 @@ class LineTransport:
         self._writer.close()
 
     async def _line(self) -> bytes | None:
-        """None at the end. Raises MalformedError once a line that is too long has passed."""
+        """``None`` at the end. Raises MalformedError after a line that is too long."""
         try:
             return await self._reader.readuntil(b"\n")
         except ConnectionError:
-            # A socket whose other end went with something unread: gone all the same.
+            # A socket whose other end closed with unread data.
             return None
         except asyncio.IncompleteReadError as error:
             return error.partial or None
@@ -113,7 +113,7 @@ class LineTransport:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A message as the SDK takes it; None: an unusable answer. Raises MalformedError."""
+    """A message for the SDK; ``None``: an unusable answer. Raises MalformedError."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -156,8 +156,8 @@ def _is_id(value: Any) -> bool:
 
 
 async def serve(config: Config, environ: Mapping[str, str]) -> None:
-    """Serves until the client closes its end, or a signal ends it. Raises ``ConfigError`` where
-    no client can be at the other end."""
+    """Serves until the client closes its end, or a signal ends it. Raises ``ConfigError`` where no
+    client can be connected."""
     transport = await open_transport()
     here = data_dir(environ)
     endpoints = Endpoints(config)
@@ -182,8 +182,8 @@ async def serve(config: Config, environ: Mapping[str, str]) -> None:
 
 
 async def open_transport() -> LineTransport:
-    """Takes standard output for the protocol alone: what anything else prints goes to standard
-    error. Raises ``ConfigError``."""
+    """Reserves standard output for the protocol: other output goes to standard error. Raises
+    ``ConfigError``."""
     for stream in (sys.stdin, sys.stdout):
         if not _can_be_waited_for(stream.fileno()):
             raise ConfigError(

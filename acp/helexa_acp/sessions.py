@@ -59,24 +59,24 @@ class Session:
     selector: Selector
     mcp: McpPool
     created_at: str
-    """ISO 8601, UTC; as all times in files."""
+    """ISO 8601, UTC, like all times in files."""
     updated_at: str
     mode: Mode = Mode.DEFAULT
     history: list[Turn] = field(default_factory=list)
     elided_before: int = 0
-    """What /compact was asked for: older turns are sent in short."""
+    """Set by /compact: older turns are sent in short."""
     usage: Usage = field(default_factory=Usage)
     allowed: set[str] = field(default_factory=set)
-    """What the person allowed for this session; kept nowhere else."""
+    """The person's permissions for this session; not stored."""
     phase: Phase = Phase.IDLE
     hold: Hold | None = None
     """The lock on the session's file; ``None`` until there is a file."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the prompt that runs."""
+    """Held by the running prompt."""
     turn: asyncio.Task[StopReason] | None = None
     num_asked: int = 0
-    """Prompts and cancellations so far: a prompt that waits for the lock runs only if nothing came
-    after it."""
+    """Prompts and cancellations so far: a prompt that waits for the lock runs only if it is still
+    the latest."""
     reported_mcp_errors: set[str] = field(default_factory=set)
 
     def go(self, phase: Phase) -> None:
@@ -125,7 +125,7 @@ class Sessions:
         return session
 
     async def create(self, cwd: Path, servers: Sequence[ServerSpec]) -> Session:
-        """There is no file of it before its first prompt."""
+        """Has no file before its first prompt."""
         selector = await self._endpoints.default_selector()
         now = self._now()
         session = Session(
@@ -140,8 +140,7 @@ class Sessions:
         return session
 
     async def load(self, session_id: str, cwd: Path, servers: Sequence[ServerSpec]) -> Session:
-        """Opens a session as its last save left it. Raises StoreError, also while another process
-        has it."""
+        """Opens a session as last saved. Raises StoreError, also while another process has it."""
         if session_id in self._open:
             await self.close(session_id)
         hold = self._store.hold(session_id)
@@ -172,7 +171,7 @@ class Sessions:
         return [one for one in self._store.all() if cwd is None or one.cwd == cwd]
 
     def save(self, session: Session) -> None:
-        """Raises StoreError. A session without any turn is not kept."""
+        """Raises StoreError. A session without any turn is not stored."""
         if session.hold is None:
             if not session.history:
                 return
@@ -195,15 +194,15 @@ class Sessions:
             raise StoreError(f"The session cannot be saved: {error}") from error
 
     def cancel(self, session: Session) -> None:
-        """Ends the prompt that runs, and those that wait for it. Its task continues until
-        everything that it began has ended."""
+        """Ends the running prompt, and those that wait for it. Its task continues until all its
+        work has ended."""
         session.num_asked += 1
         if session.phase is Phase.RUNNING and session.turn is not None:
             session.go(Phase.CANCELLING)
             session.turn.cancel()
 
     async def close(self, session_id: str) -> None:
-        """Nothing of it runs on."""
+        """Ends all its work."""
         session = self.get(session_id)
         self.cancel(session)
         async with session.lock:

@@ -1,4 +1,4 @@
-"""Sessions as files, one each, written whole or not at all.
+"""Sessions as files, one each, written atomically.
 
     sessions/hxa-<uuid>.json    what the session is; replaced after every round
     sessions/hxa-<uuid>.lock    held by the process that has the session open
@@ -26,7 +26,7 @@ from helexa_acp.errors import StoreError
 from helexa_acp.history import Turn, Usage
 
 SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
-"""Whatever a client asks for: no id leads out of the folder."""
+"""Of a client's request: no id leads out of the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class SessionStore:
             os.close(descriptor)
 
     def save(self, session: StoredSession, hold: Hold) -> None:
-        """Whole, and on the disk, when it returns."""
+        """Atomic, and on the disk when it returns."""
         path = self._path(session.session_id)
         if hold.path != path.with_suffix(".lock"):
             raise ValueError("the hold is another session's")
@@ -103,7 +103,7 @@ class SessionStore:
         return session
 
     def all(self) -> Iterator[StoredSession]:
-        """The sessions that can be read, latest change first."""
+        """The readable sessions, latest change first."""
         found = []
         for path in self._folder.glob("hxa-*.json"):
             with contextlib.suppress(StoreError):

@@ -57,8 +57,8 @@ class Piece:
 
 
 class Splitter:
-    """Feed it the text as it comes, then flush. A thought may only stand at the beginning: prose
-    about ``<think>`` stays prose. Calls are looked for only with ``finds_calls``."""
+    """Feed it the text as it comes, then flush. A thought is only recognised at the beginning:
+    prose about ``<think>`` stays prose. Calls are parsed only with ``finds_calls``."""
 
     def __init__(self, *, finds_calls: bool) -> None:
         self._finds_calls = finds_calls
@@ -76,7 +76,7 @@ class Splitter:
         return [piece for piece in pieces if piece.text]
 
     def flush(self) -> list[Piece]:
-        """Returns the text held back, as the kind that it has been so far."""
+        """Returns the text held back, as its present kind."""
         rest, self._held = self._held, ""
         return [Piece(self._kind, rest)] if rest else []
 
@@ -104,7 +104,7 @@ class Splitter:
         return False
 
     def _start(self, pieces: list[Piece]) -> bool | None:
-        """None: this is no thought, and never will be one."""
+        """``None``: this is no thought, and never will be one."""
         begun = self._held.lstrip()
         for opens, closes in THOUGHT_MARKERS.items():
             if begun.startswith(opens):
@@ -157,7 +157,7 @@ def tools_prompt(tools: Sequence[ToolSpec]) -> str:
 
 
 def as_text(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The conversation without calls and results of an API: both are written out."""
+    """The conversation with calls and results written out as text."""
     written: list[Turn] = []
     for turn in turns:
         match turn:

@@ -1,4 +1,4 @@
-"""The updates sent to the editor, and the models and modes that it offers to choose from. Pure."""
+"""Updates to the editor, and its lists of models and modes. Pure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def contents(parts: Sequence[Part]) -> list[ContentToolCallContent]:
 
 
 def replayed(history: Sequence[Turn], tools: dict[str, Tool]) -> Iterator[Any]:
-    """The whole conversation again, for an editor that opens it."""
+    """Repeats the whole conversation for an editor that opens it."""
     results = {turn.call_id: turn for turn in history if isinstance(turn, ToolResult)}
     for turn in history:
         match turn:
@@ -151,8 +151,7 @@ def _replayed_call(
 
 
 def _title(call: ToolCall) -> str:
-    """Returns a title from the arguments alone, without reading the disk, which may have
-    changed."""
+    """A title from the arguments alone, without reading the disk, which may have changed."""
     for key in ("path", "command", "pattern", "url"):
         if isinstance(value := call.arguments.get(key), str):
             return f"{call.name}: {value}"
@@ -206,7 +205,7 @@ def model_ids(config: Config, endpoints: Endpoints, session: Session) -> list[st
 
 
 def selectors(config: Config, endpoints: Endpoints, chosen: Selector) -> list[Selector]:
-    """Each once: what the endpoints offer, with the configured and the chosen one in any case."""
+    """Each once: the endpoints' models, and always the configured and the chosen one."""
     found: dict[tuple[str, str], Selector] = {}
     for endpoint in config.endpoints:
         models = [offer.model for offer in endpoints.offers(endpoint)]

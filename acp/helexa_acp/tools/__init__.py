@@ -19,10 +19,10 @@ TOOLS: tuple[Tool, ...] = (
 
 
 def tools_for(config: Config, mode: Mode) -> tuple[Tool, ...]:
-    """What the model is offered. What a mode forbids altogether is not."""
+    """The model's tools, without those that the mode forbids."""
     tools = TOOLS
     if config.fetch_hosts:
-        from helexa_acp.tools import fetch  # its HTTP client takes long to import
+        from helexa_acp.tools import fetch  # its HTTP client is slow to import
 
         tools += (fetch.TOOL,)
     if mode is Mode.PLAN:

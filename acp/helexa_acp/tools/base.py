@@ -1,4 +1,4 @@
-"""What a tool is: a name and a schema for the model, an action for permission, and a function."""
+"""A tool: a name and a schema for the model, an action for permissions, and a function."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from helexa_acp.wire import ToolSpec
 
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
 Kind = Literal["read", "edit", "search", "execute", "think", "fetch", "other"]
-"""How the editor draws it."""
+"""The editor's icon for it."""
 Arguments = Mapping[str, Any]
 PATH_PROPERTY = {"type": "string", "description": "Absolute, or from the working directory."}
 
 
 def absolute(written: str, cwd: Path) -> Path:
-    """``written`` from ``cwd``, with ``~`` and ``$HOME`` expanded and ``..`` taken out."""
+    """``written`` relative to ``cwd``, with ``~`` and ``$HOME`` expanded and ``..`` resolved."""
     if not written or "\0" in written:
         raise ToolError("the path is empty or holds a NUL character")
     home = str(Path.home())
@@ -35,8 +35,8 @@ def absolute(written: str, cwd: Path) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """The real path: links followed, ``..`` taken as the file system takes it. A loop of links
-    raises ToolError."""
+    """The real path: links followed, ``..`` as in the file system. Raises ToolError for a loop of
+    links."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -44,12 +44,12 @@ def resolved(path: Path) -> Path:
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Whether the file that ``path`` means is in ``folder``, by their real places."""
+    """Whether the file at ``path`` is in ``folder``, by their real paths."""
     return resolved(path).is_relative_to(resolved(folder))
 
 
 def plans_dir(data_dir: Path, cwd: Path) -> Path:
-    """One folder for each working directory, named so that a person can distinguish them."""
+    """One folder for each working directory, with a readable name."""
     return data_dir / "plans" / f"{cwd.name or 'root'}-{fnv1a32(str(cwd).encode()):08x}"
 
 
@@ -73,8 +73,7 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``parts`` are for the model, ``shown`` is ACP's content for the editor; empty: what the model
-    gets."""
+    """``parts`` are for the model, ``shown`` is ACP's content for the editor; empty: the same."""
 
     parts: tuple[Part, ...]
     is_error: bool = False
@@ -83,8 +82,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What the call is about to do, before the person is asked. ``remembers`` names the permission
-    for the whole session, and ``remembered_as`` is its text for the person."""
+    """The call's effect, before the person is asked. ``remembers`` names the permission for the
+    whole session, and ``remembered_as`` is its text for the person."""
 
     title: str
     paths: tuple[Path, ...] = ()
@@ -124,8 +123,8 @@ def take_optional_text(arguments: Arguments, key: str) -> str | None:
 
 
 def take_optional_count(arguments: Arguments, key: str) -> int | None:
-    """Returns an integer of at least 1; ``None`` without the argument. Accepts 5.0 and "5", which
-    models write as well. Raises ToolError."""
+    """An integer of at least 1; ``None`` without the argument. Accepts 5.0 and "5", which models
+    write as well. Raises ToolError."""
     value = arguments.get(key)
     if value is None:
         return None

@@ -58,8 +58,8 @@ class _Tail:
 async def run_locally(
     command: list[str], cwd: Path, timeout_s: float
 ) -> tuple[CommandOutput, bool]:
-    """What it printed, and whether it had to be ended for taking too long. Cancelled, it ends the
-    program and what that started. Raises ToolError."""
+    """Returns the output, and whether it timed out. A cancellation ends the program and its
+    children. Raises ToolError."""
     reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -80,7 +80,7 @@ async def run_locally(
     try:
         async with asyncio.timeout(timeout_s):
             await process.wait()
-        # Output printed before the exit is in the pipe already; a background process of the program
+        # Output from before the exit is in the pipe already; a background process of the program
         # may hold the pipe open without end.
         await asyncio.wait([reading], timeout=LAST_OUTPUT_S)
     except TimeoutError:
@@ -99,7 +99,7 @@ async def run_locally(
 
 
 async def _read(descriptor: int, tail: _Tail) -> None:
-    """Reads a pipe of our own: asyncio's ``wait`` waits for the end of pipes that it knows."""
+    """Reads a pipe of our own: asyncio's ``wait`` would wait for the end of its pipes."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
@@ -112,8 +112,8 @@ async def _read(descriptor: int, tail: _Tail) -> None:
 
 
 async def end_group(process: asyncio.subprocess.Process) -> None:
-    """Ends the program and all that it started, gently first. What left its group and holds its
-    pipes is not waited for."""
+    """Ends the program and its group, gently first. Processes outside the group that hold its pipes
+    are not waited for."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal_group(process.pid, number)
         with contextlib.suppress(TimeoutError):
@@ -148,7 +148,7 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
 
 
 async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome:
-    """The terminal is released however this ends, which also ends what still runs in it."""
+    """The terminal is always released, which also ends its processes."""
     port, timeout_s = context.port, context.config.bash_timeout_s
     terminal_id = await port.open_terminal(command, cwd)
     shown = TerminalToolCallContent(type="terminal", terminal_id=terminal_id)
@@ -173,13 +173,13 @@ async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome
 
 
 async def _release(context: ToolContext, terminal_id: str) -> None:
-    """Best effort: an editor that is gone has no terminals."""
+    """Best effort: a disconnected editor has no terminals."""
     with contextlib.suppress(Exception):
         await context.port.release_terminal(terminal_id)
 
 
 def described(output: CommandOutput, late_after_s: float | None) -> str:
-    """Returns the model's text: the output, and how the command ended."""
+    """The model's text: the output, and the exit status."""
     notes = []
     if output.is_truncated:
         notes.append("the beginning of the output was left out")

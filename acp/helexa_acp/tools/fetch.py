@@ -1,4 +1,4 @@
-"""fetch: a page of the web as text, from hosts that the configuration allows."""
+"""fetch: a web page as text, from hosts that the configuration allows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMEOUT_S = 30.0
 
 
 def is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether the list has its name, a ``*.`` of what it is part of, or ``*``."""
+    """Whether the list has its name, a ``*.`` of a parent domain, or ``*``."""
     return any(
         entry in ("*", host) or (entry.startswith("*.") and host.endswith(entry[1:]))
         for entry in allowed
@@ -47,8 +47,8 @@ def is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
 
 
 def is_allowed_address(address: Address, *, is_named: bool) -> bool:
-    """``is_named``: the configuration names this very host, which may be one of the operator's own
-    network. Link-local addresses are never asked: clouds hand out credentials there."""
+    """``is_named``: the configuration names this very host, which may be in the operator's own
+    network. Link-local addresses are never allowed: clouds hand out credentials there."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_allowed_address(address.ipv4_mapped, is_named=is_named)
@@ -60,8 +60,8 @@ def is_allowed_address(address: Address, *, is_named: bool) -> bool:
 
 
 async def checked_address(host: str, port: int, allowed: Sequence[str]) -> Address:
-    """The address to connect to: every one that the host has must be allowed, and the one that was
-    checked is the one that is asked. Raises ToolError."""
+    """The address to connect to: all of the host's addresses must be allowed, and the connection
+    goes to the checked one. Raises ToolError."""
     if not is_allowed_host(host, allowed):
         raise ToolError(f"{host} is not one of fetch_hosts in the configuration")
     try:
@@ -137,7 +137,7 @@ async def preview(context: ToolContext, arguments: Arguments) -> Preview:
 
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    """Follows redirects itself: each goes through the same checks."""
+    """Follows redirects itself: each is checked the same way."""
     url = _url(take_text(arguments, "url"))
     for _ in range(MAX_REDIRECTS + 1):
         page = await _get(url, context.config.fetch_hosts)
@@ -148,8 +148,8 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
 
 
 async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
-    """Connects to the address that was checked, whatever the name resolves to a moment later; the
-    environment's proxy is not asked, for it would resolve the name itself."""
+    """Connects to the checked address, even if the name resolves to another a moment later; the
+    environment's proxy is not used, for it would resolve the name itself."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = await checked_address(url.host, port, allowed)
     at = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)

@@ -62,7 +62,7 @@ async def read_text(port: ClientPort, path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A regular file's, and no more of it than fits. Raises ToolError."""
+    """Reads a regular file, up to the limit. Raises ToolError."""
     try:
         # A pipe would wait for its writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -85,7 +85,7 @@ async def write_text(port: ClientPort, path: Path, content: str) -> None:
 
 
 def _write_on_disk(path: Path, content: str) -> None:
-    """Whole or not at all; a link stays a link, and a file keeps its mode."""
+    """Atomic; a link stays a link, and a file keeps its mode."""
     try:
         real = path.resolve()
         if real.exists() and not real.is_file():
@@ -112,7 +112,7 @@ def _umask() -> int:
 
 
 def edited(text: str, old: str, new: str) -> str:
-    """``text`` with its one ``old`` replaced. Raises ToolError where there is none, or several."""
+    """Replaces the one ``old`` in ``text``. Raises ToolError where there is none, or several."""
     if not old:
         raise ToolError("old_text is empty; write_file writes whole files")
     if old == new:
@@ -128,7 +128,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 
 def remembered(path: Path, cwd: Path) -> tuple[str, str]:
-    """Inside of the working directory all files are one; others are themselves."""
+    """All files inside of the working directory share one permission; others have their own."""
     if is_within(path, cwd):
         return "edit", "Always allow edits in the project, this session"
     return f"edit {resolved(path)}", "Always allow edits of this file, this session"
@@ -152,7 +152,7 @@ async def _read(context: ToolContext, arguments: Arguments) -> Outcome:
 
 
 def excerpt(text: str, line: int, limit: int | None) -> str:
-    """Lines from ``line`` on, at most ``limit`` of them, and a note of the lines left out."""
+    """Lines from ``line`` on, at most ``limit`` of them, and a note of omitted lines."""
     lines = text.splitlines(keepends=True)
     if line > max(len(lines), 1):
         raise ToolError(f"line {line} is past the end: there are {len(lines)} lines")
@@ -234,7 +234,7 @@ WRITE_FILE = Tool(
 
 
 async def _preview_edit(context: ToolContext, arguments: Arguments) -> Preview:
-    """An edit that cannot be made fails here, before anybody is asked."""
+    """An impossible edit fails here, before anybody is asked."""
     path = take_path(arguments, "path", context.cwd)
     old, new = take_text(arguments, "old_text"), take_text(arguments, "new_text")
     edited(await read_text(context.port, path), old, new)

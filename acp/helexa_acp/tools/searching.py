@@ -1,5 +1,5 @@
-"""Looks for a pattern in the files of a folder. A program of its own: a pattern that a model wrote
-may keep Python's ``re`` busy without end, and a process can be ended.
+"""Searches the files of a folder for a pattern. A separate program, which can be killed: a model's
+pattern may keep Python's ``re`` busy without end.
 
     python searching.py '{"pattern": ..., "folder": ..., "glob": ..., "ignores_case": ...}'
 """
@@ -24,7 +24,7 @@ SKIPPED_FOLDERS = frozenset(
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """What git would track, where it is a git repository; else all but the usual leftovers."""
+    """Files that git would track, in a git repository; else all but the usual artefacts."""
     listing = _git_listing(folder)
     if listing is not None:
         yield from (folder / name for name in listing)
@@ -46,7 +46,7 @@ def _git_listing(folder: Path) -> list[str] | None:
 
 
 def matches_glob(path: Path, folder: Path, glob: str | None) -> bool:
-    """Whether the glob matches its name, or its path from the folder where the glob holds a
+    """Whether the glob matches its name, or its path from the folder where the glob contains a
     slash."""
     if glob is None:
         return True
@@ -55,7 +55,7 @@ def matches_glob(path: Path, folder: Path, glob: str | None) -> bool:
 
 
 def lines_of(path: Path) -> list[str]:
-    """None of a file that is binary, large, special or gone."""
+    """No lines of a binary, large, special or missing file."""
     try:
         if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             return []
@@ -66,7 +66,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def search(pattern: re.Pattern[str], folder: Path, glob: str | None) -> Iterator[str]:
-    """``path:line: text`` of each match, from the folder."""
+    """``path:line: text`` of each match, relative to the folder."""
     if folder.is_file():
         paths, folder = iter([folder]), folder.parent
     else:

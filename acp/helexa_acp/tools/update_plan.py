@@ -1,4 +1,4 @@
-"""update_plan: what the model is going to do, shown in the editor as a list that it ticks off."""
+"""update_plan: the model's next steps, shown in the editor as a checklist."""
 
 from __future__ import annotations
 

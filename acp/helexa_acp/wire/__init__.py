@@ -1,4 +1,4 @@
-"""What every wire API takes and gives: one request, and the events of its answer.
+"""The interface of the wire APIs: one request, and the events of its answer.
 
 chat, responses, messages   one file for each API: its requests, and its events as ours; pure
 client                      sends them, with the openai SDK's client for all three
@@ -36,7 +36,7 @@ class ModelRequest:
     max_tokens: int | None = None
     reasoning_effort: str | None = None
     asks_for_thinking: bool = True
-    """Whether an API that thinks only when asked to is asked to."""
+    """Whether to request thoughts from an API that thinks only on request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSealed:
-    """The thought that has come so far is whole; ``sealed`` goes back with it."""
+    """The thought so far is complete; ``sealed`` goes back with it."""
 
     sealed: Any
 
@@ -63,7 +63,7 @@ class ImageMade:
 
 @dataclass(frozen=True, slots=True)
 class CallMade:
-    """``arguments`` is text as the model wrote it: JSON, or meant to be."""
+    """``arguments`` is the model's text: JSON, or meant to be."""
 
     call_id: str
     name: str
@@ -80,8 +80,8 @@ WireEvent = TextDelta | ThoughtDelta | ThoughtSealed | ImageMade | CallMade | Fi
 
 
 class JsonObject:
-    """A streamed JSON object: its keys as attributes; ``None`` for one that it does not have. The
-    SDK's own models of it take a second to build for the first event."""
+    """A streamed JSON object: its keys as attributes; ``None`` for a missing one. The SDK's own
+    models of it take a second to build for the first event."""
 
     __slots__ = ("raw",)
 
@@ -107,8 +107,8 @@ def _without_nulls(value: Any) -> Any:
 
 class Wire(Protocol):
     def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
-        """The answer's events; the last one is Finished. Closing the generator, or cancelling who
-        waits on it, ends the request at the endpoint. Raises EndpointError."""
+        """The answer's events; the last one is Finished. Closing the generator, or cancelling the
+        waiting task, ends the request at the endpoint. Raises EndpointError."""
 
     async def close(self) -> None: ...
 
@@ -125,5 +125,5 @@ def bearer(key: str | None) -> dict[str, str]:
 
 
 def wire_name(name: str) -> str:
-    """A tool's name as every API takes it: letters, digits, ``_`` and ``-``, 1 to 64 of them."""
+    """A tool's name that every API accepts: letters, digits, ``_`` and ``-``, 1 to 64 of them."""
     return NOT_ALLOWED.sub("_", name)[:MAX_NAME_LENGTH] or "_"

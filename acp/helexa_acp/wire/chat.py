@@ -1,7 +1,7 @@
 """POST /chat/completions.
 
-Thoughts come as ``reasoning_content`` (or ``reasoning``), or between markers in the content, which
-is what helexa does for the header ``x-include-thinking``.
+Thoughts come as ``reasoning_content`` (or ``reasoning``), or between markers in the content, as
+helexa does for the header ``x-include-thinking``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def image_from_data_url(url: str) -> Image | None:
 
 
 def request_body(request: ModelRequest) -> dict[str, Any]:
-    """``max_tokens``, not its newer name: more servers know it."""
+    """``max_tokens``, not its newer name: more servers support it."""
     body: dict[str, Any] = {
         "model": request.model,
         "messages": [{"role": "system", "content": request.system}, *messages(request.turns)],
@@ -79,7 +79,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
 
 
 def messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
-    """Results hold text alone; their images follow the last of them, in a user's message."""
+    """Results are text alone; their images follow the last of them, in a user's message."""
     written: list[dict[str, Any]] = []
     images: list[Part] = []
     for turn in turns:
@@ -141,7 +141,7 @@ class _OpenCall:
 
 
 class Answer:
-    """Folds chunks into events. Calls become events when the answer is whole."""
+    """Folds chunks into events. Calls become events when the answer is complete."""
 
     def __init__(self) -> None:
         self._splitter = Splitter(finds_calls=False)
@@ -178,7 +178,7 @@ class Answer:
         return events
 
     def finish(self) -> list[WireEvent]:
-        """Raises ValueError where the stream just stopped."""
+        """Raises ValueError where the stream was incomplete."""
         if not self._is_ended:
             raise ValueError("it ended without a finish_reason")
         events: list[WireEvent] = [_event(piece) for piece in self._splitter.flush()]
@@ -199,7 +199,7 @@ class Answer:
             call.arguments += arguments
 
     def _latest(self, index: int | None) -> _OpenCall | None:
-        """The call that a piece may continue; some servers leave the index out."""
+        """The call that a piece may continue; some servers omit the index."""
         if index is None:
             return self._calls[-1] if self._calls else None
         return self._by_index.get(index)
@@ -234,7 +234,7 @@ def _event(piece: Piece) -> WireEvent:
 
 
 def _images(images: Any) -> list[WireEvent]:
-    """Extension of some servers: images that the model made, as data URLs."""
+    """Extension of some servers: the model's images, as data URLs."""
     if not isinstance(images, list):
         return []
     urls = [one.image_url.url for one in images if isinstance(one, JsonObject) and one.image_url]

@@ -1,8 +1,8 @@
 """The openai SDK's client for an endpoint of any API: its requests, retries, streams and errors.
 
 The anthropic SDK is not used for its API: it adds 18 MB to the 27 that are installed, and its
-import takes over twice as long, for the same client.
-Streams are read with patience, for some servers get events wrong.
+import takes over twice as long, for the same client. Streams tolerate some servers' malformed
+events.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ DIALECTS: dict[WireApi, ModuleType] = {
 """Each has its ``PATH``, ``headers``, ``request_body`` and ``Answer``."""
 TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
 NO_KEY = "none"
-"""The SDK insists on a key; without one it would take one from the environment."""
+"""The SDK requires a key; without one it would read one from the environment."""
 END = "[DONE]"
 SHOWN_CHARACTERS = 200
-"""How much of a bad event the log shows."""
+"""Length of a bad event in the log."""
 log = logging.getLogger(__name__)
 
 
 class SdkWire:
     def __init__(self, endpoint: Endpoint) -> None:
-        """``organization`` and ``project`` are unset, so that the SDK does not take them from the
-        environment of another endpoint. Raises ConfigError."""
+        """``organization`` and ``project`` are unset, so that the SDK does not read those of
+        another endpoint from the environment. Raises ConfigError."""
         self._dialect = DIALECTS[endpoint.wire_api]
         key = endpoint.api_key or NO_KEY
         self._headers: Any = {
@@ -104,7 +104,7 @@ def is_readable(data: str) -> bool:
 
 
 def fed(feed: Callable[[JsonObject], list[WireEvent]], event: object) -> list[WireEvent]:
-    """The wire events of one event; none where its fields are of other kinds than the API has."""
+    """The wire events of one event; none where its fields have other types than the API's."""
     if not isinstance(event, dict):
         log.warning("skipped an event that is no object")
         return []
@@ -135,7 +135,7 @@ def _endpoint_errors() -> Iterator[None]:
 
 
 def _message_and_code(body: object) -> tuple[str | None, str | None]:
-    """OpenAI's code; of the messages API helexa's code in the details, or its type."""
+    """OpenAI's code; for the messages API helexa's code in the details, or its type."""
     error = body.get("error", body) if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return (error if isinstance(error, str) else None), None

@@ -33,7 +33,7 @@ from helexa_acp.wire import (
 
 PATH = "/messages"
 MAX_TOKENS = 8192
-"""The API wants a bound; this one where the configuration has none."""
+"""The API requires a limit; this one is used where the configuration has none."""
 REASONS: dict[str, Reason] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -69,7 +69,7 @@ def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 def messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
     """Roles alternate: results and the user's next text share a message. An assistant's turn
-    without any content is none."""
+    without content is skipped."""
     written: list[dict[str, Any]] = []
     for turn in turns:
         role, content = _message(turn)
@@ -109,8 +109,7 @@ def _message(turn: Turn) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _thinking(thoughts: tuple[Thought, ...]) -> list[dict[str, Any]]:
-    """Signed thoughts are sent back, and no others; redacted thoughts come as blocks of their
-    own."""
+    """Only signed thoughts are sent back; redacted thoughts are blocks of their own."""
     blocks: list[dict[str, Any]] = []
     for thought in thoughts:
         if isinstance(thought.sealed, str):
@@ -122,7 +121,7 @@ def _thinking(thoughts: tuple[Thought, ...]) -> list[dict[str, Any]]:
 
 
 def _blocks(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
-    """The API takes no empty text."""
+    """The API refuses empty text."""
     return [
         {"type": "text", "text": part.text}
         if isinstance(part, Text)
@@ -140,7 +139,7 @@ class _OpenCall:
     call_id: str
     name: str
     given: Any = None
-    """The input that came with the call's beginning."""
+    """The input in the call's first event."""
     arguments: str = ""
 
 
@@ -173,7 +172,7 @@ class Answer:
         return []
 
     def finish(self) -> list[WireEvent]:
-        """Raises ValueError where the stream just stopped."""
+        """Raises ValueError where the stream was incomplete."""
         if not self.is_ended:
             raise ValueError("it ended without message_stop")
         return []

@@ -1,4 +1,4 @@
-"""POST /responses, stateless: the whole conversation goes with each request, nothing is stored."""
+"""POST /responses, stateless: each request has the whole conversation, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Answer:
         return []
 
     def finish(self) -> list[WireEvent]:
-        """Raises ValueError where the stream just stopped."""
+        """Raises ValueError where the stream was incomplete."""
         if not self.is_ended:
             raise ValueError("it ended without response.completed")
         return []
