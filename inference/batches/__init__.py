@@ -1,1 +1,1 @@
-"""Files that accounts keep, and batches of requests that run when others leave room."""
+"""Files of accounts, and batches of requests that run at the lowest priority."""

@@ -8,8 +8,9 @@ and a batch's input and results in it. Knows no database.
     finish ─▶ the part becomes the file; the adopted parts are deleted
 
 Each gateway writes its own part, and a gateway that adopts it renames it first. So a gateway that
-lost its lease unnoticed (a process that was stopped and resumed) does no harm: it has no part left
-to append to, or to rename to the finished file. A request has one result, the first that is found.
+lost its lease without detecting it (a process that was stopped and resumed) does no harm: it has no
+part left to append to, or to rename to the finished file. A request has one result, the first that
+is found.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class FileStore:
         return self._directory / file_id
 
     def part(self, file_id: str, holder: str) -> Path:
-        """What one gateway has written of a file that grows."""
+        """One gateway's part of a growing file."""
         assert holder.isalnum(), "a gateway's id that is none"
         path = self.path(file_id)
         return path.with_name(f"{path.name}.by-{holder}")
@@ -48,8 +49,8 @@ class FileStore:
         return sorted(path for path in found if path.suffix != UNFINISHED)
 
     def take(self, part: Path) -> Path | None:
-        """Renames a part, so that its writer can neither add to it nor finish it. ``None``: it is
-        gone."""
+        """Renames a part, so that its writer can neither append to it nor finish it. ``None``: it
+        is gone."""
         taken = part.with_name(f"{part.name.partition('.')[0]}.by-{uuid.uuid4().hex}")
         try:
             return part.rename(taken)
@@ -63,7 +64,7 @@ class FileStore:
         return self.path(file_id).stat().st_size if self.has(file_id) else 0
 
     def write(self, file_id: str, pieces: Iterable[bytes]) -> None:
-        """Whole or not at all."""
+        """Writes atomically."""
         self.write_at(self.path(file_id), pieces)
 
     def write_at(self, path: Path, pieces: Iterable[bytes]) -> None:
@@ -76,7 +77,7 @@ class FileStore:
                 os.fsync(file.fileno())
             unfinished.replace(path)
         except OSError:
-            unfinished.unlink(missing_ok=True)  # of a full disk it would keep the last room
+            unfinished.unlink(missing_ok=True)  # a leftover would use the last room of a full disk
             raise
 
     def delete(self, file_id: str) -> None:
@@ -85,7 +86,7 @@ class FileStore:
             one.unlink(missing_ok=True)
 
     def append_at(self, path: Path, pieces: Iterable[bytes]) -> None:
-        """All of it or nothing. Raises ``FileNotFoundError``: it creates nothing."""
+        """Appends all of it or nothing. Raises ``FileNotFoundError`` for a missing file."""
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             num_bytes_before = os.fstat(descriptor).st_size
@@ -101,15 +102,15 @@ class FileStore:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file: its writer may have died in its last one."""
+    """The complete lines of a file: its writer may have died in its last one."""
     if path.is_file():
         with path.open("rb") as file:
             yield from (line for line in file if line.endswith(b"\n"))
 
 
 class InputFile:
-    """The requests of one batch, read one at a time. The file stays open, so that one that is
-    deleted meanwhile can still be run. Blocking; used by one thread at a time."""
+    """The requests of one batch, read one at a time. The file stays open, so that a deleted one can
+    still be run. Blocking; used by one thread at a time."""
 
     def __init__(self, path: Path, endpoint: str) -> None:
         self._file = path.open("rb")
@@ -118,8 +119,8 @@ class InputFile:
         self._position = 0
 
     def scan(self, answered: Container[str]) -> int:
-        """Checks every line, and remembers those whose custom ids are not among ``answered``.
-        Returns how many lines there are. Raises ``InvalidRequestError``."""
+        """Checks every line, and records those whose custom ids are not among ``answered``. Returns
+        the number of lines. Raises ``InvalidRequestError``."""
         number = 0
         for offset, line in read_lines(self._file, self._endpoint):
             number += 1
@@ -160,8 +161,8 @@ class ResultFiles:
         self._taken: list[Path] = []
 
     def adopt(self, on_result: Callable[[dict[str, Any]], None]) -> None:
-        """Takes over what has been answered and calls ``on_result`` with each result, one after the
-        other. To be called first."""
+        """Adopts earlier results and calls ``on_result`` with each, one after the other. Call it
+        first."""
         seen: set[str] = set()
         for file_id in self._file_ids:
             lines = self._new_lines(self._take(file_id), seen, on_result)
@@ -198,8 +199,8 @@ class ResultFiles:
                 yield line
 
     def _take(self, file_id: str) -> list[Path]:
-        """The file that was finished, if one was, and all parts. What an earlier holder has not
-        made that file by now it cannot make it any more."""
+        """The finished file, if any, and all parts. Afterwards no earlier holder can finish that
+        file."""
         parts = [self._files.take(part) for part in self._files.parts(file_id)]
         taken = [part for part in parts if part is not None]
         self._taken += taken

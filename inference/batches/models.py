@@ -1,5 +1,5 @@
-"""What the database holds of files and batches. Rows only: every write goes through ``services``.
-Contents are on disk, in ``files``."""
+"""The tables of files and batches. Rows only: every write goes through ``services``. Contents are
+on disk, in ``files``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoredFile(models.Model):
 
 
 class Batch(models.Model):
-    """``lease_until``: its gateway renews it; one whose lease has run out can be taken up."""
+    """``lease_until``: its gateway renews it; after that another one can claim the batch."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(max_length=64, db_index=True)

@@ -1,11 +1,11 @@
-"""How a batch stands, and what crosses between the database and the gateway. Pure.
+"""A batch's status, and its records for the gateway. Pure.
 
     validating ─▶ in_progress ─▶ completed | expired | failed
         │              └──▶ cancelling ─▶ cancelled
         └──▶ cancelled | failed
 
-A gateway that works on a batch renews its lease; one that died leaves a lease that runs out, and
-another gateway claims the remaining requests. Answers so far are in the output files.
+The working gateway renews the batch's lease; a dead one's expires, and another gateway claims the
+remaining requests. Answers so far are in the output files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """``key`` is the public prefix of the key that asked for it. Amounts are of requests."""
+    """``key`` is the public prefix of its creator's key. Amounts are of requests."""
 
     id: str
     account: str
@@ -54,7 +54,7 @@ class BatchRecord:
     input_file: str
     output_file: str
     error_file: str
-    """Both have their names from the beginning and are there once there is something in them."""
+    """Both names are set from the beginning; the files exist once they have content."""
     num_total: int
     num_completed: int
     num_failed: int

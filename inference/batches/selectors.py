@@ -72,7 +72,7 @@ def batches_unclaimed(limit: int) -> list[BatchRecord]:
 
 
 def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
-    """Nothing comes behind an id that is not there."""
+    """Nothing for an unknown id."""
     if after is None:
         return rows
     if not is_id(after):

@@ -1,4 +1,4 @@
-"""Writes of files and batches. A batch ends once: what ends it is a conditional update."""
+"""Writes of files and batches. A conditional update ends a batch, once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def file_add(
     lasts: timedelta | None = None,
     using: str = "default",
 ) -> FileRecord:
-    """``lasts``: until it expires. Raises ``QuotaFullError`` where the account keeps as many as it
+    """``lasts``: until it expires. Raises ``QuotaFullError`` where the account has as many as it
     may."""
     now = timezone.now()
     with quota_locked("files", account, using):
@@ -60,7 +60,7 @@ def file_add(
 
 
 def result_save(*, file_id: str, account: str, name: str, purpose: str, size_bytes: int) -> None:
-    """The results of a batch, which no quota refuses. Again: they have grown."""
+    """Saves the results of a batch, also grown ones, regardless of quotas."""
     StoredFile.objects.update_or_create(
         id=file_id,
         defaults={
@@ -95,7 +95,7 @@ def batch_create(
 
 
 def batch_cancel(*, batch_id: str, account: str) -> None:
-    """Ask for cancellation. A batch without a lease holder is cancelled by the next gateway that
+    """Requests cancellation. A batch without a lease holder is cancelled by the next gateway that
     claims it."""
     Batch.objects.filter(pk=batch_id, account=account, status__in=(WAITING, RUNNING)).update(
         status=CANCELLING, cancelled_at=timezone.now()
@@ -103,14 +103,14 @@ def batch_cancel(*, batch_id: str, account: str) -> None:
 
 
 def batch_delete(*, batch_id: str, account: str) -> bool:
-    """``False``: it is not there, or has not ended."""
+    """``False``: it is missing, or has not ended."""
     rows = Batch.objects.filter(pk=batch_id, account=account, status__in=ENDED)
     deleted, _ = rows.delete()
     return deleted > 0
 
 
 def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
-    """Claim the batch's lease. ``None``: another gateway holds it, or the batch has ended."""
+    """Claims the batch's lease. ``None``: another gateway holds it, or the batch has ended."""
     now = timezone.now()
     open_ = Batch.objects.filter(pk=batch_id, status__in=OPEN)
     claimed = open_.exclude(lease_until__gte=now).update(
@@ -125,7 +125,7 @@ def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
 
 
 def batch_progress(*, batch_id: str, holder: str, counts: Mapping[str, int]) -> str | None:
-    """Renews the lease and records the counts. Its status; ``None``: the lease is lost."""
+    """Renews the lease and records the counts. Returns its status; ``None``: the lease is lost."""
     mine = Batch.objects.filter(pk=batch_id, lease_holder=holder, status__in=OPEN)
     if mine.update(lease_until=_lease_end(timezone.now()), **counts) != 1:
         return None

@@ -1,1 +1,1 @@
-"""Responses that clients asked to keep: stored whole, built upon, forgotten after a time."""
+"""Responses that clients store: kept whole, continued, deleted after a time."""

@@ -1,5 +1,3 @@
-"""Django's handle on the conversations app."""
-
 from __future__ import annotations
 
 from django.apps import AppConfig

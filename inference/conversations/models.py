@@ -14,9 +14,9 @@ MAX_ID_CHARS = 64
 
 
 class StoredResponse(models.Model):
-    """A response that is kept for its account. While a background response is being worked on its
-    gateway renews ``lease_until``. One whose lease has run out is lost where that gateway is gone,
-    and reads as failed."""
+    """A stored response of an account. While a background response runs its gateway renews
+    ``lease_until``. One whose lease has expired is lost where that gateway is gone, and reads as
+    failed."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(

@@ -1,5 +1,5 @@
-"""A stored response as it crosses to the gateway, the words for how it stands, and why a request
-cannot continue it. Pure.
+"""A stored response for the gateway, its status, and reasons why a request cannot continue it.
+Pure.
 
 queued ─▶ in_progress ─▶ completed | incomplete | failed          a background response
    └──────────┴────────▶ cancelled | failed
@@ -23,18 +23,18 @@ STATUSES = (*ACTIVE, *ENDED)
 CONTINUABLE = ("completed", "incomplete")
 
 MAX_CHAIN = 1000
-"""Responses that one conversation may be long; its whole text is read at each turn."""
+"""The most responses of one conversation, whose whole text is read at each turn."""
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
-    """``response`` and ``input_items`` are what the API shows of it; ``previous_id`` is the
-    response it continues, which may have been deleted since. Only its ``account`` finds it.
+    """``response`` and ``input_items`` are shown by the API; ``previous_id`` is the response it
+    continues, which may have been deleted since. Only its ``account`` finds it.
     ``last_event_number``: of the closing event of its stream, once it has ended; ``None`` where
-    that is not known. ``presumed_lost_by``: the id of the gateway whose lease on it has run out;
-    such a response reads as failed."""
+    unknown. ``presumed_lost_by``: the id of the gateway whose lease on it has expired; such a
+    response reads as failed."""
 
     account: str
     response: dict[str, Any]

@@ -1,6 +1,6 @@
 """Reads of stored responses, each only of one account's. No writes.
 
-A chain of responses is read back to its beginning, in one query: each row holds only its own
+A chain of responses is read back to its beginning, in one query: each row has only its own
 request's input and the answer.
 """
 
@@ -50,7 +50,7 @@ def response_find(
     response_id: str, *, account: str, alive_gateway: str | None = None
 ) -> ResponseRecord | None:
     """``None`` for an id that is not this account's. A response of ``alive_gateway`` is not lost,
-    even where its lease has run out because the database was away."""
+    even where its lease has expired because the database was offline."""
     if not is_response_id(response_id):
         return None
     row = StoredResponse.objects.filter(pk=response_id, account=account).first()

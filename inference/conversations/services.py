@@ -1,4 +1,4 @@
-"""Writes of stored responses. A response ends once: what ends it is a conditional update."""
+"""Writes of stored responses. A conditional update ends a response, once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LEASE_S = 30.0
 """Many times the period in which gateways renew it."""
 FORGET_BATCH = 500
 MAX_FORGOTTEN_BATCHES = 200
-"""How many batches one call deletes: the control has other work."""
+"""Batches of one call: the control has other work."""
 
 
 def response_save(
     *, record: ResponseRecord, quota: Quota, gateway_id: str = "", using: str = "default"
 ) -> int:
-    """A response that is new here; an active one is leased to the caller's gateway. Returns how
-    many bytes it takes. Raises ``QuotaFullError`` where the account keeps as many as it may."""
+    """Saves a new response; an active one is leased to the caller's gateway. Returns its size in
+    bytes. Raises ``QuotaFullError`` where the account has as many as it may."""
     response_json, input_items_json = _json(record.response), _json(record.input_items)
     size_bytes = len(response_json.encode()) + len(input_items_json.encode())
     with quota_locked("responses", record.account, using):
@@ -53,9 +53,9 @@ def response_save(
 
 
 def response_progress(*, response: dict[str, Any], last_event_number: int | None = None) -> bool:
-    """Records how an active response now stands, or how it ended and the number of its stream's
-    closing event; what it takes counts for its account. ``False``: it had ended already, or was
-    deleted, and nothing was written."""
+    """Records an active response's progress, or its end and the number of its stream's closing
+    event; its size counts for its account. ``False``: it had ended already, or was deleted, and
+    nothing was written."""
     is_active = response["status"] in ACTIVE
     active = StoredResponse.objects.filter(pk=response["id"], status__in=ACTIVE)
     before = active.values_list("size_bytes", "response_json").first()
@@ -74,8 +74,8 @@ def response_progress(*, response: dict[str, Any], last_event_number: int | None
 
 
 def response_lost(*, response_id: str) -> bool:
-    """Ends a response whose gateway is gone, for good: that gateway, should it only have stood
-    still, stops its run. ``False``: it has ended or its lease was renewed meanwhile."""
+    """Ends a response whose gateway is gone, permanently: if that gateway only hung, it stops its
+    run. ``False``: it has ended or its lease was renewed meanwhile."""
     lapsed = StoredResponse.objects.filter(
         pk=response_id, status__in=ACTIVE, lease_until__lt=timezone.now()
     )
@@ -95,7 +95,7 @@ def response_lost(*, response_id: str) -> bool:
 
 def response_cancel(*, response_id: str, account: str, alive_gateway: str | None = None) -> bool:
     """``False``: it had ended already, its gateway is gone, or it is not this account's.
-    ``alive_gateway``: as in ``response_find``."""
+    ``alive_gateway``: see ``response_find``."""
     if not is_response_id(response_id):
         return False
     worked_on = Q(lease_until__gte=timezone.now())
@@ -117,7 +117,7 @@ def response_delete(*, response_id: str, account: str) -> bool:
 
 
 def leases_renew(*, response_ids: Collection[str]) -> set[str]:
-    """Which of these are still active; the others were cancelled or deleted elsewhere."""
+    """Returns those still active; the others were cancelled or deleted elsewhere."""
     active = StoredResponse.objects.filter(pk__in=response_ids, status__in=ACTIVE)
     active.update(lease_until=_lease_end())
     return set(active.values_list("pk", flat=True))

@@ -1,7 +1,7 @@
-"""What crosses a process border: requests, events, load specs, heartbeats, Redis key names.
+"""Messages between processes: requests, events, load specs, heartbeats, Redis key names.
 
 Frozen msgspec structs and nothing else. Imports no torch, no Django, no Redis, so that the gateway,
-the neuron and the engine process can all share these words.
+the neuron and the engine process can all use them.
 
     gateway ──Submit/Cancel──▶ neuron inbox (Redis list)      inference.protocol.generation
     gateway ◀──EventBatch───── neuron (Redis stream)          inference.protocol.events

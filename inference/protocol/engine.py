@@ -18,7 +18,7 @@ from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 
 class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
-    """Run one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
+    """Runs one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
     one token does not fit the context."""
 
     sequence_id: str
@@ -29,7 +29,7 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     one starts once that one's prompt is in blocks, and shares them."""
     account: str = ""
     weight: int = 1
-    """How many turns the account gets for each of one with weight 1."""
+    """The account's share of the queue, relative to weight 1."""
     is_anonymous: bool = False
     """Starts only while no sequence of a known account waits."""
     cache_salt: str = ""
@@ -37,18 +37,18 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     images: list[SequenceImage] = []
     """The prompt's images, by rising position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
-    """What it runs with: loaded first, where it is not there yet."""
+    """Its adapter, loaded first where missing."""
     prediction: list[int] = []
     """Tokens that the client expects in the output, as a source of drafts. Changes no output."""
     is_traced: bool = False
-    """The time of its prefill is sent with its first token, or with its end before that."""
+    """Its prefill time is sent with its first token, or with an earlier end."""
     max_queue_wait_s: float | None = None
     """``None``, or more than the engine's own limit: that one holds."""
 
 
 class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
-    """One vector for each list of token ids; only for embedding models. ``CancelSequence`` with the
-    same id drops it while it waits."""
+    """Makes one vector for each list of token ids; only for embedding models. ``CancelSequence``
+    with the same id cancels it while it waits."""
 
     sequence_id: str
     prompts: list[list[int]]
@@ -63,22 +63,22 @@ class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class DropAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter"):
-    """The adapter of that name leaves once no sequence has it. Unknown ones are ignored."""
+    """Unloads the adapter of that name once no sequence uses it. Unknown ones are ignored."""
 
     name: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """Cancel everything and exit 0. Closing the socket means the same."""
+    """Cancels everything and exits with 0, like closing the socket."""
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
-    """Give the device's memory back and keep the weights. Sent while nothing runs; answered by
+    """Releases the device's memory and keeps the weights. Sent while nothing runs; answered by
     ``FellAsleep``."""
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
-    """Be as after the load again. Answered by ``Awake``."""
+    """Restores the state after the load. Answered by ``Awake``."""
 
 
 EngineCommand = (
@@ -87,16 +87,16 @@ EngineCommand = (
 
 
 class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a sequence that came to its end waited, and how long the engine worked on it. Steps
-    are shared with others: this is what the sequence saw of them."""
+    """Waiting and engine time of a sequence that finished. Steps are shared with others, and count
+    in full."""
 
     prefill_ms: float
     decode_ms: float
     prefill_tokens: int
-    """How many of the prompt were computed, not taken from the prefix cache."""
+    """Prompt tokens computed, not read from the prefix cache."""
     queue_ms: float = 0.0
     memory_bytes: int = 0
-    """What the engine held of its device when the sequence ended; 0: not reported."""
+    """The engine's device memory when the sequence ended; 0: not reported."""
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
@@ -115,17 +115,17 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
-    """A grammar that is complete ends a sequence with ``stop``."""
+    """A complete grammar ends a sequence with ``stop``."""
     num_output_tokens: int = 0
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
     num_drafted_tokens: int = 0
-    """Guesses of the sequence's next tokens that this step has verified."""
+    """Draft tokens that this step has verified."""
     num_accepted_drafts: int = 0
-    """How many of those were right: ``token_ids`` begins with them."""
+    """Accepted drafts: ``token_ids`` begins with them."""
     prefill_ms: float | None = None
-    """The time from the start of its first step to its first token, sent with that token and only
-    for a traced sequence."""
+    """Milliseconds from the start of its first step to its first token, sent with that token and
+    only for a traced sequence."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,12 +133,12 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     early."""
 
     num_prompt_tokens: int = 0
-    """Computed or taken from the prefix cache."""
+    """Computed or read from the prefix cache."""
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     prefill_ms: float | None = None
-    """The time since the start of its first step, for a traced sequence that ended before its first
-    token."""
+    """Milliseconds since the start of its first step, for a traced sequence that ended before its
+    first token."""
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
@@ -179,18 +179,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     num_drafted_tokens: int = 0
-    """Tokens that were guessed and run, since the start."""
+    """Draft tokens since the start."""
     num_accepted_drafts: int = 0
-    """How many of those are in an answer."""
+    """Accepted ones of those."""
     speculation: str = ""
-    """A sentence for people: which origins of drafts were chosen lately; empty where there is no
-    choice."""
+    """A sentence for people: the origins of recent drafts; empty where there is no choice."""
     prefill_speed: PrefillSpeed | None = None
-    """Live average over the prompts of requests, each step weighing as much as it had tokens;
-    ``None`` where it is not measured."""
+    """Average over the prompts of requests, each step weighted by its tokens; ``None`` where it is
+    not measured."""
     adapters: list[str] = []
     warnings: list[str] = []
-    """Sentences for people: what has been switched off or become slower since the load."""
+    """Sentences for people: features that have been disabled or slowed down since the load."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
@@ -199,7 +198,7 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
-    """Sent about once a second while there is nothing to do: the engine thread answers."""
+    """Sent about once a second while idle, by the engine thread."""
 
     stats: EngineStats
 
@@ -228,7 +227,7 @@ class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
 
 
 class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
-    """The last message of a process that ends by itself: everything in flight fails with ``code``
+    """The last message before the process exits by itself: everything in flight fails with ``code``
     (device_fault, engine_hung), and clients receive ``message``."""
 
     code: str
@@ -251,13 +250,13 @@ class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):
 
 
 class StageAlive(msgspec.Struct, frozen=True, kw_only=True, tag="stage_alive"):
-    """In place of ``Idle``: sent every second once the stage has its layers, whatever it computes.
-    Its engine watches its steps."""
+    """In place of ``Idle``: sent every second once the stage has its layers, also while it
+    computes. Its engine watches its steps."""
 
 
 class StageReleased(msgspec.Struct, frozen=True, kw_only=True, tag="stage_released"):
-    """The last message of a stage that ends because its engine has gone, or has not come. The
-    process exits with 0."""
+    """The last message of a stage whose engine has exited or never connected. The process exits
+    with 0."""
 
     reason: str
 

@@ -13,7 +13,7 @@ ANSWER_EXPIRY_S = 30
 
 class EngineLogAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool
-    """Whether an engine for that model has run in this life of the neuron."""
+    """Whether an engine for that model has run in this instance of the neuron."""
     lines: list[str] = []
     """The last is the newest; secrets are hidden."""
 

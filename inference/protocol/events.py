@@ -47,9 +47,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     accepted_drafts: int = 0
-    """How many of ``completion_tokens`` were draft tokens that the model accepted."""
+    """Accepted drafts among ``completion_tokens``."""
     rejected_drafts: int = 0
-    """Draft tokens that the model rejected. They are in no answer and are not billed."""
+    """Not in any answer and not billed."""
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +62,15 @@ class TooLong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request did not finish. ``code`` is one of the design's table of refusals and is
-    rendered by the dialect (status, type); ``message`` is written for the client."""
+    """Why a request failed. ``code`` is one of the design's table of refusals and is rendered by
+    the dialect (status, type); ``message`` is written for the client."""
 
     code: str
     message: str
     param: str | None = None
     retry_after_s: float | None = None
     num_prompt_tokens: int | None = None
-    """The prompt's length, where it is refused because it is longer than the reservation."""
+    """The prompt's length, where it is over the reservation."""
     too_long: TooLong | None = None
     model_id: str = ""
     """The source of a model that cannot be loaded, as ``huggingface:org/name``; empty for other
@@ -94,13 +94,13 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     prompt_tokens: int
     sampling: UsedSampling | None = None
     fingerprint: str = ""
-    """Stands for what answers: it is another one where the same seed may give other tokens."""
+    """Changes where the same seed may give other tokens."""
     num_lost_turns: int = 0
-    """How many of the oldest turns were left out, by ``ChatInput.may_lose``."""
+    """The number of oldest turns left out, by ``ChatInput.may_lose``."""
     prompt_token_ids: list[list[int]] | None = None
-    """Each prompt's token ids, where the request asked for them."""
+    """Each prompt's token ids, if requested."""
     not_enforced: list[str] = []
-    """The places in schemas of the client's body that the grammar leaves out."""
+    """Paths in schemas of the client's body that the grammar leaves out."""
 
 
 class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -111,8 +111,8 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PromptScored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
-    """The next tokens of a prompt, from its second on, as far as they are computed. Of each the
-    token itself and then the most likely ones in its place, best first."""
+    """Log probabilities of a prompt's next tokens, from its second on, as they are computed. Each
+    list has the token itself and then the most likely ones in its place, best first."""
 
     request_id: str
     tokens: list[list[RankedToken]]
@@ -132,8 +132,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class OutputTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
-    """The token ids of one step, for requests that asked for them: thinking and markers too. Their
-    text comes after them, perhaps much later."""
+    """The token ids of one step, if requested: thinking and markers too. Their text comes after
+    them, perhaps much later."""
 
     request_id: str
     token_ids: list[int]
@@ -144,9 +144,8 @@ class ReasoningDelta(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"
 ):
     """New text of a thinking block. ``opens`` is the opening marker, on the block's first delta;
-    ``closes`` the closing one, on its last. The text may be empty on those two.
-    ``missing_close`` is the closing marker of a block in which the answer ended: the model has not
-    written it."""
+    ``closes`` the closing one, on its last. The text may be empty on those two. ``missing_close``
+    is the closing marker of a block in which the answer ended: the model has not written it."""
 
     request_id: str
     text: str
@@ -199,8 +198,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     request_id: str
     usage: Usage
     timing: SequenceTiming | None = None
-    """How long a request's only choice took, where the engine brought it to its end: one that a
-    stop string ended has none."""
+    """The timing of a request's only choice, where the engine finished it: one that a stop string
+    ended has none."""
 
 
 class EmbeddedPart(msgspec.Struct, frozen=True, kw_only=True, tag="embedded_part"):
@@ -211,8 +210,8 @@ class EmbeddedPart(msgspec.Struct, frozen=True, kw_only=True, tag="embedded_part
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
-    """``vectors`` are float32, little-endian, one for each prompt in order, those of the parts
-    before it left out."""
+    """``vectors`` are float32, little-endian, one for each prompt in order, without those of
+    earlier parts."""
 
     request_id: str
     vectors: list[bytes]
@@ -252,8 +251,8 @@ MAX_TRACE_BYTES = 256 * 1024
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
-    """The trace of a request whose ``Submit`` captures it, sent before the last event. ``text``, of
-    at most ``MAX_TRACE_BYTES``: the rendered prompt, what parsers decided, and the raw text."""
+    """The trace of a captured request, sent before the last event. ``text``, of at most
+    ``MAX_TRACE_BYTES``: the rendered prompt, the parsers' decisions, and the raw text."""
 
     request_id: str
     text: str
@@ -267,14 +266,14 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     request_id: str
     total_ms: float
     prepare_ms: float
-    """The time until its engine had it, or its end before that: waiting for a thread, rendering,
+    """Milliseconds until its engine had it, or its earlier end: waiting for a thread, rendering,
     tokenizing."""
     queue_ms: float | None = None
-    """The time from there until the start of its first step."""
+    """Milliseconds from there until the start of its first step."""
     prefill_ms: float | None = None
-    """The time from there until its first token; of several choices the first one's."""
+    """Milliseconds from there until its first token; of several choices the first one's."""
     decode_ms: float | None = None
-    """The time from there until its last token."""
+    """Milliseconds from there until its last token."""
 
 
 class Fragment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):

@@ -1,4 +1,4 @@
-"""The internal requests, whatever dialect they came in, and the inbox frames that carry them."""
+"""The internal requests of all dialects, and the inbox frames that carry them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ INVALID_ARGUMENTS = "invalid_arguments"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that an earlier assistant turn made. ``arguments`` is JSON text, as the model gave
-    it: not checked."""
+    """A call of an earlier assistant turn. ``arguments`` is the model's JSON text, unchecked."""
 
     id: str
     name: str
@@ -24,9 +23,9 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments_object(self) -> dict[str, Any]:
-        """The arguments for templates and upstreams that take an object alone. An object in a JSON
-        string counts as one, and blank text, ``null`` and ``[]`` as none. Other text, as of a call
-        that was cut off, stands whole under ``INVALID_ARGUMENTS``."""
+        """The arguments for templates and upstreams that accept only an object. An object in a JSON
+        string counts as one, and blank text, ``null`` and ``[]`` as none. Other text, such as that
+        of a truncated call, is the value of ``INVALID_ARGUMENTS``."""
         value: Any = self.arguments
         try:
             for _ in range(2):
@@ -42,7 +41,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One turn. ``content`` is the joined text of the turn's text parts, or ``None`` for an
-    assistant turn that only called tools. ``reasoning`` is what an assistant turn thought."""
+    assistant turn that only called tools. ``reasoning`` is an assistant turn's thoughts."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -59,8 +58,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A function that the model may call. ``parameters`` is a JSON schema (``None``: takes none);
-    ``path`` is where it stood in the client's body, for refusals."""
+    """A function that the model may call. ``parameters`` is a JSON schema (``None``: none);
+    ``path`` is its path in the client's body, for refusals."""
 
     name: str
     path: str
@@ -76,7 +75,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the switch: Qwen and most others; DeepSeek and Granite."""
+"""The switch's names in templates: of Qwen and most others; of DeepSeek and Granite."""
 
 
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="chat"):
@@ -86,25 +85,25 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = {}
     thinking: bool | None = None
-    """What the client set explicitly; ``None``: it set nothing. ``template_kwargs`` that name
+    """Set explicitly by the client; ``None``: unset. ``template_kwargs`` that name
     ``enable_thinking`` themselves win."""
     adaptive_thinking: bool = False
-    """The client has asked that the model decide whether it thinks. Templates decide anyway; it
-    matters to upstreams that think only where they are asked to."""
+    """The client lets the model decide whether it thinks. Templates decide anyway; it matters to
+    upstreams that think only on request."""
     thinking_budget_tokens: int | None = None
-    """The thinking block is closed after so many tokens."""
+    """The thinking block is closed after this many tokens."""
     reasoning_effort: str | None = None
     answer_start: str = ""
-    """The answer's first words, written by the client: the model continues them, and its answer is
-    only the text after them."""
+    """The beginning of the answer, written by the client: the model continues it, and its answer is
+    only the text after it."""
     may_lose: list[int] = []
-    """Rising numbers of messages: so many of the first may be left out where the prompt does not
-    fit, the fewest that are enough. System turns among them stay."""
+    """Increasing counts of messages that may be left out from the beginning where the prompt does
+    not fit; the smallest sufficient one is used. System turns among them stay."""
     adds_generation_prompt: bool = True
-    """``False``: the prompt ends with the last turn, not where the assistant speaks."""
+    """``False``: the prompt ends with the last turn, not with the assistant's header."""
     shows_reasoning: bool = False
-    """Whether the client sees the model's reasoning. If it does not and has not asked for thinking,
-    the template gets ``enable_thinking: false``."""
+    """Whether the client sees the model's reasoning. If not, and it has not requested thinking, the
+    template gets ``enable_thinking: false``."""
 
     @property
     def images(self) -> list[ImageRef]:
@@ -136,13 +135,13 @@ class TokensInput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pairs"):
-    """Pairs of texts: each first one with the second one beside it, or the only first one with
-    all."""
+    """Pairs of texts: each first one with the second one of the same index, or the only first one
+    with all."""
 
     firsts: list[str]
     seconds: list[str]
     max_second_tokens: int | None = None
-    """A second text is truncated to this length, because the client asked for it."""
+    """A second text is truncated to this length, as the client requested."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -151,14 +150,14 @@ class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the answer's text must be: what ``regex`` matches, one of ``choices``, what ``grammar``
-    (Lark's or GBNF's notation) derives, and without any of these JSON: what ``schema`` allows, else
-    any object. ``path`` is where that stood in the client's body, for refusals."""
+    """The answer's format: text that matches ``regex``, one of ``choices``, a text of ``grammar``
+    (in Lark's or GBNF's notation), and without any of these JSON: by ``schema``, else any object.
+    ``path`` is its path in the client's body, for refusals."""
 
     path: str
     schema: dict[str, Any] | bool | None = None
     strict: bool = True
-    """Refuse a schema that cannot be enforced whole; otherwise leave out what cannot be."""
+    """Refuses a schema that cannot be enforced in full; otherwise leaves out unsupported parts."""
     regex: str | None = None
     choices: list[str] = []
     grammar: str | None = None
@@ -169,16 +168,16 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a client asks an upstream to cache the prompt up to: after a turn or inside it, after a
-    tool, or, where it names neither, where the upstream sees fit. Prefixes on replicas are cached
-    without marks."""
+    """The end of a prefix that a client wants an upstream to cache: after a turn or inside it,
+    after a tool, or, where it names neither, by the upstream's choice. Prefixes on replicas are
+    cached without marks."""
 
     message: int | None = None
     tool: int | None = None
     at: int | None = None
-    """Characters of the message's content before the mark; ``None``: it stands after the turn."""
+    """Characters of the message's content before the mark; ``None``: it is after the turn."""
     ttl: str = ""
-    """How long the prefix is kept, as the client writes it; empty: the upstream decides."""
+    """How long the prefix is kept, in the client's form; empty: the upstream decides."""
 
 
 class GenerationRequest(
@@ -203,16 +202,16 @@ class GenerationRequest(
     returns_token_ids: bool = False
     """``Accepted`` carries the prompts' token ids, and ``OutputTokens`` the answers'."""
     prediction: str = ""
-    """Text that the client expects in the answer. It makes the answer faster where it is right and
-    changes nothing of it."""
+    """Text that the client expects in the answer. It speeds up the answer where it is right and
+    does not change it."""
     ends_at_context: bool = False
     """``max_tokens`` may be more than the context has left, or than the operator allows: the answer
     then ends there, with the reason ``context`` or ``length``. Otherwise such a request is
     refused."""
     end_user: str = ""
-    """The name that the client gave for whom it asks; the gateway keeps it to itself."""
+    """The client's name for its end user, which stays in the gateway."""
     cache_marks: list[CacheMark] = []
-    """The places of cache marks, for upstreams of Anthropic's dialect; no neuron is sent them."""
+    """Cache marks, for upstreams of Anthropic's dialect; not sent to neurons."""
 
 
 class EmbeddingRequest(
@@ -223,9 +222,9 @@ class EmbeddingRequest(
     dimensions: int | None = None
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
     cuts_inputs: bool = False
-    """Inputs are truncated to ``max_input_tokens``, because the client asked for it."""
+    """Inputs are truncated to ``max_input_tokens``, as the client requested."""
     max_input_tokens: int | None = None
-    """Special tokens included; ``None``: as many as the model takes."""
+    """Special tokens included; ``None``: the model's limit."""
     end_user: str = ""
 
 
@@ -239,12 +238,12 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
-    """How many tokens the rendered prompt of ``input`` would have."""
+    """Counts the tokens of the rendered prompt of ``input``."""
 
     model: str
     input: ChatInput
     output_format: OutputFormat | None = None
-    """Takes no room in the prompt; refused where it could not be held to."""
+    """Not part of the prompt; refused where it could not be enforced."""
 
 
 class TokenizeRequest(
@@ -272,21 +271,21 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     deadline_unix_s: float
     """After this time the neuron refuses to start the request: its client has given up."""
     account: str = "anonymous"
-    """Who asks and pays. Queues are fair between accounts, and cached prefixes are an account's
+    """The paying account. Queues are fair between accounts, and cached prefixes are an account's
     own."""
     key: str = ""
     weight: int = 1
-    """The account's part in fair sharing: one of weight 2 gets twice as much as one of weight 1
-    while both wait."""
+    """The account's share: one of weight 2 gets twice as much as one of weight 1 while both
+    wait."""
     is_anonymous: bool = True
     yields: bool = False
-    """It waits behind everybody's else, as anonymous callers' do."""
+    """Lowest priority, like anonymous callers."""
     endpoint: str = ""
     max_prompt_tokens: int | None = None
-    """What the gateway has reserved for the prompt, over all prompts of the request. One with more
-    is refused with ``insufficient_quota`` before anything is computed."""
+    """The gateway's reservation for all prompts of the request. A longer one is refused with
+    ``insufficient_quota`` before computing."""
     cap_output_tokens: int | None = None
-    """What the account's budget still buys, for each choice, where the client named no
+    """The tokens that the account's budget still buys, for each choice, where the client named no
     ``max_tokens``: the answer ends there with the reason ``length``."""
     adapter: AdapterSpec | None = None
     captures: bool = False
@@ -295,16 +294,15 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """The span of this attempt, as W3C Trace Context writes it: the neuron reports ``StageTimes``.
     Empty: the request is not traced."""
     max_queue_wait_s: float | None = None
-    """It fails with ``queue_timeout`` where no engine has begun it after as long in its queue: then
-    another target is due. ``None``: as long as the model allows. Only for requests with one
-    choice."""
+    """It fails with ``queue_timeout`` where no engine has begun it after this time in its queue:
+    then another target is due. ``None``: the model's limit. Only for requests with one choice."""
     num_worker_deaths: int = 0
-    """How many neurons have died while they prepared this request. It is delivered once more after
-    the first, and never after the second."""
+    """How many neurons have died while they prepared this request. It is retried after the first,
+    and never after the second."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Gateway to neuron: stop this request and free what it holds. Unknown ids are ignored."""
+    """Gateway to neuron: stop this request and release its memory. Unknown ids are ignored."""
 
     request_id: str
 

@@ -1,4 +1,4 @@
-"""What processes publish each second: a neuron's heartbeat, and which models a gateway waits for.
+"""Reports of processes, each second: a neuron's heartbeat, and the models that a gateway waits for.
 
 Gateways place requests by heartbeats, and the control plane records them. A stage that a neuron
 holds for an engine of another neuron is no replica: no request goes to it.
@@ -17,7 +17,7 @@ from inference.protocol.load_report import LoadReport
 
 
 class HeldStageStatus(StrEnum):
-    """One table of legal moves; anything else is our bug.
+    """One transition table; anything else is our bug.
 
     LOADING ─▶ LISTENING ─▶ READY ─▶ (gone)      its engine has ended, or it was released
        │           │
@@ -25,7 +25,7 @@ class HeldStageStatus(StrEnum):
     """
 
     LOADING = "loading"
-    """Its files are fetched, its turn comes, its memory is reserved."""
+    """It fetches its files, waits for other loads, reserves its memory."""
     LISTENING = "listening"
     """Its memory is reserved, and its process waits for its engine, or reads its weights."""
     READY = "ready"
@@ -57,13 +57,13 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     """Most memory of the device that it may allocate; ``None``: unknown."""
     address: str = ""
-    """The address at which it waits for its links; empty: not yet."""
+    """Its address for links; empty: not yet."""
     progress: LoadProgress | None = None
     failure: LoadFailure | None = None
 
 
 class ReplicaStatus(StrEnum):
-    """One table of legal moves; anything else is our bug.
+    """One transition table; anything else is our bug.
 
     LOADING ─▶ READY ─▶ RECOVERING ─▶ READY      engine died, watchdog reloads from its spec
        │         │           │
@@ -102,9 +102,9 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     name: str
     total_memory_bytes: int
-    """Memory that the neuron may use: all of the device's, or the operator's limit."""
+    """The neuron's limit: all of the device's, or the operator's limit."""
     free_memory_bytes: int
-    """Memory that is neither allocated nor promised to a model, within the operator's limit."""
+    """Memory that is neither allocated nor reserved for a model, within the operator's limit."""
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
@@ -113,17 +113,17 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int | None = None
     power_w: float | None = None
     reserved_bytes: int = 0
-    """Promised to loads and loaded models that do not hold it yet; not in the free memory."""
+    """Reserved for loads and loaded models that have not allocated it yet; not in the free
+    memory."""
     has_host_memory: bool = False
-    """A card whose memory is the host's (unified memory): what one takes, the other lacks."""
+    """A card whose memory is the host's (unified memory): both allocate from the same."""
     installed_memory_bytes: int | None = None
     """All of the device's memory, where the operator's limit (``HELEXA_MEMORY_LIMIT``) is less;
     ``None``: no limit applies."""
 
 
 def device_name(device: DeviceInfo) -> str:
-    """Returns the device's name in a load spec: ``cuda:1``; a host's CPUs are one device,
-    ``cpu``."""
+    """The device's name in a load spec: ``cuda:1``; a host's CPUs are one device, ``cpu``."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -138,7 +138,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str] = []
     """Named faults found at start, for people: a driver/library mismatch, no permission …"""
     cuda_unavailable: str = ""
-    """Why its cards cannot be used; empty where they can, and where it has none."""
+    """Why its cards cannot be used; empty where they can, or where it has none."""
     cuda_version: str = ""
     """The newest CUDA that its driver runs, as 13.0; empty without cards."""
     torch_version: str = ""
@@ -160,7 +160,7 @@ Capability = Literal[
 
 
 class SleepRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica was to fall asleep for this job, could not, and serves on."""
+    """A replica could not fall asleep for this job, and continues to serve."""
 
     job_id: str
     failure: LoadFailure
@@ -173,34 +173,34 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     status: ReplicaStatus
     since_unix_s: float
     spec_digest: str = ""
-    """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
+    """The digest of its load's spec; empty where the neuron does not report it."""
     order: str = ""
     devices: list[str] = []
     memory_bytes: int | None = None
     """Most device memory that the model may allocate; ``None`` until it is measured. For a sleeping
-    model: the memory that it still holds."""
+    model: the memory it still uses."""
     host_memory_bytes: int = 0
-    """Held by the weights of one that is asleep, beside that."""
+    """Host memory of a sleeping model's weights, beside that."""
     engine_since_unix_s: float | None = None
-    """When the engine of the load under way was started; ``None`` before that."""
+    """When the engine of the current load was started; ``None`` before that."""
     progress: LoadProgress | None = None
     """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
-    """Capabilities of the loaded model, read from its files; empty before it is loaded."""
+    """Read from its files; empty before it is loaded."""
     max_output_tokens: int | None = None
-    """The operator's bound on an answer, as it was when the load was asked for."""
+    """The operator's limit on an answer, when the load was requested."""
     max_in_flight: int | None = None
-    """Sequences that may be computed at once, as it was when the load was asked for."""
+    """Sequences that may be computed at once, when the load was requested."""
     max_queue_depth: int | None = None
     failure: LoadFailure | None = None
     sleep_refusal: SleepRefusal | None = None
     stats: EngineStats | None = None
     num_restarts: int = 0
     num_failed_loads: int = 0
-    """How many loads by this spec failed here in a row, that of a FAILED replica included."""
+    """Consecutive failed loads by this spec here, that of a FAILED replica included."""
     is_unchanged: bool = False
-    """Whether nothing has changed for a FAILED replica that the next load could profit from."""
+    """Whether nothing has changed for a FAILED replica that could make the next load succeed."""
     last_used_unix_s: float | None = None
     """When it last had work; ``None``: not since it was loaded."""
 
@@ -213,8 +213,8 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROTOCOL = 3
-"""How gateways and neurons of this build speak through Redis: where events, reports and orders
-stand. Raised by a change that the other side of an older build would not understand."""
+"""The version of the Redis protocol between gateways and neurons: keys of events, reports and
+orders. Raised by a change that an older build on the other side would not understand."""
 
 
 class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +222,7 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     version: str
     protocol: int = 1
-    """``PROTOCOL`` of its build. Neurons older than this field do not send it."""
+    """``PROTOCOL`` of its build. Older neurons do not send it."""
     build: BuildInfo | None = None
     started_unix_s: float
     time_unix_s: float
@@ -230,13 +230,13 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceInfo]
     replicas: list[ReplicaState]
     is_leaving: bool = False
-    """The neuron was asked to stop: it finishes running requests and refuses new ones."""
+    """The neuron is shutting down: it finishes running requests and refuses new ones."""
     thread_problems: list[str] = []
-    """What broke in its process lately, or hangs, in words."""
+    """Recent failures and hanging threads of its process, in words."""
     is_ready: bool = True
-    """``False``: a thread that its requests need is gone or hangs and could not be replaced."""
+    """``False``: a thread that its requests need has died or hangs and could not be replaced."""
     stage_host: str = ""
-    """The host at which engines of other neurons reach its stages; empty: it holds none."""
+    """The address of its stages for other neurons' engines; empty: it has none."""
     stages: list[HeldStage] = []
 
 
@@ -247,7 +247,7 @@ decode_heartbeat = msgspec.json.Decoder(NeuronHeartbeat).decode
 class WaitingModel(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     oldest_s: float
-    """Seconds for which at least one request has waited for it without a break."""
+    """For how many seconds at least one request has waited for it without a break."""
 
 
 class WaitingReport(msgspec.Struct, frozen=True, kw_only=True):

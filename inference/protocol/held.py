@@ -1,4 +1,4 @@
-"""Which requests a neuron holds and prepares, and which may be delivered again after it died. Pure.
+"""Requests that a neuron holds and prepares, and those that may be retried after its death. Pure.
 
     helexa:neuron:<name>:held         hash gateway ─▶ HeldRequests, once a second: a field for each
                                       gateway that has requests there, and NO_GATEWAY for all others
@@ -6,8 +6,8 @@
                                       (or load:<model>, whose tokenizer it reads)
 
 A neuron marks a request before it renders, tokenizes or compiles anything of it and removes the
-mark once the engine has it, or it has ended. What a dead instance leaves there are the requests
-that may have ended it.
+mark once the engine has it, or it has ended. The marks of a dead instance are the requests that may
+have killed it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from inference.protocol.events import Failure
 NO_GATEWAY = ""
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 512 * 1024
-"""The most requests of one list, and the bytes that it may take. A longer one is not read."""
+"""The most bytes of one list. A longer one is not read."""
 
 
 class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Made after the neuron has drained its inbox, so a frame that was there before is counted."""
+    """Made after the neuron has drained its inbox, so it includes every earlier frame."""
 
     epoch: str
     beat: int
     """Counts the lists of one epoch: a reader skips a beat that it has already read."""
     request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_HELD)] = []
     is_behind: bool = False
-    """Events for this gateway are waiting in the neuron: a request that is not listed may have
-    ended, and the gateway has not received that yet."""
+    """Events for this gateway are unsent: a missing request may have ended."""
 
 
 def held_requests(
     epoch: str, beat: int, ids_by_gateway: Mapping[str, list[str]], behind: Iterable[str]
 ) -> dict[str, HeldRequests]:
-    """The fields of the hash. ``behind``: gateways that are owed events."""
+    """The fields of the hash. ``behind``: gateways with unsent events."""
     nothing = HeldRequests(epoch=epoch, beat=beat)
     held = {NO_GATEWAY: nothing}
     for gateway_id, request_ids in ids_by_gateway.items():
@@ -57,26 +56,26 @@ decode_held_requests = msgspec.msgpack.Decoder(HeldRequests).decode
 
 
 MARKS_EXPIRY_S = 300
-"""After the last mark. A death is noticed within seconds."""
+"""After the last mark. A death is detected within seconds."""
 BROKE_WORKER = "request_broke_worker"
 MAX_DEATHS = 1
-"""How many workers may have died under a request that is delivered once more, each of them under
-several requests."""
+"""The most workers that may have died under a request that is retried, each of them under several
+requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Records that a request's worker died. ``num_worker_deaths`` counts the workers that died
-    while they prepared it, this one included."""
+    """A request's worker died. ``num_worker_deaths`` counts the workers that died while they
+    prepared it, this one included."""
 
     num_worker_deaths: int
     may_deliver_again: bool
 
 
 def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_deaths: int) -> Blame:
-    """``marks`` are of the neuron that died; ``request_ids`` those by which it was sent the request
-    and which no earlier death has been counted for; ``num_worker_deaths`` counts earlier ones. A
-    request that is not marked was only waiting there."""
+    """``marks`` are those of the dead neuron; ``request_ids`` those of the request there whose
+    deaths are not counted yet; ``num_worker_deaths`` counts earlier ones. A request without a mark
+    was only waiting there."""
     epochs = [marks[request_id] for request_id in request_ids if request_id in marks]
     if not epochs:
         return Blame(num_worker_deaths, may_deliver_again=True)
@@ -87,7 +86,7 @@ def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_dea
 
 
 def load_mark(model: str) -> str:
-    """Stands among the marks while a neuron reads what it needs of a model itself."""
+    """The mark of a neuron's own read of a model's files."""
     return f"load:{model}"
 
 

@@ -1,11 +1,11 @@
-"""Images on their way to a model that sees, and how many tokens each becomes.
+"""Images for vision models: their messages, and their tokens.
 
     body ─▶ ImageRef in a ChatMessage ─▶ Submit          what it is: small, through the inbox
          └▶ bytes ─▶ Redis, under the request's key      beside it, with an expiry
     neuron: both ─▶ SequenceImage ─▶ engine
 
-A layout follows from an image's size alone: patches, the tokens they merge to, and the runs in
-which a prompt has those. So the bytes are not looked at before the engine.
+A layout follows from an image's size alone: patches, the tokens they merge to, and their runs in a
+prompt. So only the engine reads the bytes.
 
     none    one run
     tiles   cut into squares, and the whole image in one such square behind them
@@ -23,8 +23,7 @@ from typing import Literal, Protocol
 import msgspec
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""The most of an image whose client wants it read in low detail, unless the model enlarges smaller
-images to more."""
+"""The most pixels of an image in low detail, unless the model enlarges smaller images to more."""
 MAX_RATIO = 200
 LONGEST_SIDE_PX = 4096
 
@@ -77,8 +76,7 @@ def longest_side_px(sizes: PatchSizes) -> int:
 def image_layout(
     width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool = False
 ) -> ImageLayout:
-    """Of an image of this size. Low detail reduces it, or leaves out its tiles. Raises
-    ``ImageRatioError``."""
+    """Low detail reduces the image, or leaves out its tiles. Raises ``ImageRatioError``."""
     if sizes.division == "rows":
         longest_px = math.isqrt(most_pixels(sizes, is_low_detail=is_low_detail))
         rows, columns = _rows(width_px, height_px, longest_px, sizes.patch_px * sizes.merge)
@@ -108,8 +106,8 @@ def num_image_tokens(grid: tuple[int, int, int], merge: int) -> int:
 def _merged_grid(
     width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool
 ) -> tuple[int, int, int]:
-    """Of an image resized so that patches merge evenly and its pixels are within the bounds: what
-    the Qwen2-VL image processor calls smart resize. Raises ``ImageRatioError``."""
+    """The grid of an image resized so that patches merge evenly and its pixels are within the
+    bounds: the Qwen2-VL image processor's smart resize. Raises ``ImageRatioError``."""
     max_pixels = most_pixels(sizes, is_low_detail=is_low_detail)
     if max(width_px, height_px) > MAX_RATIO * min(width_px, height_px):
         raise ImageRatioError(
@@ -130,8 +128,8 @@ def _merged_grid(
 
 
 def _rows(width_px: int, height_px: int, longest_px: int, unit_px: int) -> tuple[int, int]:
-    """Rows and columns of tokens of ``unit_px``, of an image reduced to ``longest_px``: what the
-    Pixtral image processor makes. Raises ``ImageRatioError``."""
+    """Rows and columns of tokens of ``unit_px``, of an image reduced to ``longest_px``, as in the
+    Pixtral image processor. Raises ``ImageRatioError``."""
     ratio = max(height_px / longest_px, width_px / longest_px)
     height, width = height_px, width_px
     if ratio > 1:
@@ -145,8 +143,8 @@ def _rows(width_px: int, height_px: int, longest_px: int, unit_px: int) -> tuple
 
 
 def _tiles(width_px: int, height_px: int, longest_px: int, tile_px: int) -> tuple[int, int]:
-    """Rows and columns of tiles, none where one tile holds the whole image: what the Idefics3 image
-    processor makes. Its longer side becomes ``longest_px``, its shorter one an even number, and
+    """Rows and columns of tiles, none where one tile holds the whole image, as in the Idefics3
+    image processor. Its longer side becomes ``longest_px``, its shorter one an even number, and
     then both are rounded up to whole tiles."""
     ratio = width_px / height_px
     if width_px >= height_px:
@@ -172,8 +170,8 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif", "image
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One image of a turn. ``width_px`` and ``height_px`` are as it is shown: the orientation that
-    the file's Exif data names is applied, as ``PIL.ImageOps.exif_transpose`` does."""
+    """One image of a turn. ``width_px`` and ``height_px`` are as shown: the Exif orientation is
+    applied, as by ``PIL.ImageOps.exif_transpose``."""
 
     digest: str
     media_type: MediaType
@@ -181,11 +179,11 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     height_px: int
     num_bytes: int
     is_low_detail: bool = False
-    """Whether its client wants fewer tokens of it: see ``image_layout``."""
+    """Whether the client wants fewer tokens of it: see ``image_layout``."""
 
 
 class TokenRun(msgspec.Struct, frozen=True, array_like=True):
-    """Pad tokens of one image that follow each other in a prompt."""
+    """Consecutive pad tokens of one image in a prompt."""
 
     first_token: int
     num_tokens: int
@@ -196,14 +194,14 @@ class TokenRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image of a sequence's prompt, whose token ids already hold the pad ids of ``runs``."""
+    """An image of a sequence's prompt, whose token ids already contain the pad ids of ``runs``."""
 
     digest: str
     data: bytes
     """The file, not decoded. The decoder applies its Exif orientation."""
     runs: list[TokenRun]
-    """Where the image's tokens are, in order. Between runs stand tokens of text that name the
-    part of the image that follows."""
+    """Positions of the image's tokens, in order. Between runs are tokens of text that name the next
+    part of the image."""
     grid: tuple[int, int, int]
     """The number of tiles, and the height and width of each in patches, before they are merged."""
 
@@ -221,7 +219,7 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_id(self) -> str:
-        """What its rows follow from: one file may be read in two sizes."""
+        """Identifies its rows: one file may be read in two sizes."""
         return f"{self.digest} {'x'.join(map(str, self.grid))}"
 
 
@@ -236,10 +234,10 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     image_px: int = 0
     """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
     placeholder: str = ""
-    """What the template writes for an image; empty: the pad, once."""
+    """The template's text for an image; empty: the pad, once."""
     written: str = ""
-    """What replaces a placeholder before the prompt is tokenized: the pad, once, among others. Of
-    an image that is divided, ``part``, ``row_break`` and ``parts_end`` do."""
+    """Replaces a placeholder before the prompt is tokenized: the pad, once, among others. For a
+    divided image ``part``, ``row_break`` and ``parts_end`` do."""
     division: ImageDivision = "none"
     part: str = ""
     """The text of one part of a divided image: the pad, once, among others, and ``{row}`` and
@@ -249,7 +247,7 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     """The text behind the last row: of tiles, that of the whole image, with the pad once."""
 
     def text_of(self, layout: ImageLayout) -> str:
-        """What replaces the placeholder of one image, with the pad once for each of its runs."""
+        """The replacement of one image's placeholder, with the pad once for each of its runs."""
         if not layout.rows:
             return self.written
         columns = range(1, layout.columns + 1)
@@ -260,7 +258,7 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
         return self.row_break.join(rows) + self.parts_end
 
     def most_text_bytes(self, layout: ImageLayout) -> int:
-        """Not less than the bytes of ``text_of`` a divided image; 0 of any other. Builds no
+        """An upper bound of the bytes of ``text_of`` a divided image; 0 for any other. Builds no
         text."""
         if not layout.rows:
             return 0

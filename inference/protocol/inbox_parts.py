@@ -1,11 +1,11 @@
-"""A frame that is too large for one entry of an inbox travels in several, and so do images.
+"""Splits frames that are too large for one entry of an inbox, and images.
 
     frame ─▶ inbox_entries ─▶ {f: frame}                     up to PART_BYTES
                           └─▶ {f: piece, p: FramePart} …     ─▶ FrameAssembler ─▶ frame
     image ─▶ image_fields  ─▶ {digest:0: piece, digest:1: …}
 
-So neither side of Redis ever holds a large value for a connection, whatever the largest body of a
-request is: what a connection may hold can be bounded far below that. Pure: times are arguments.
+So neither side of Redis ever buffers a large value for a connection, however large a request's body
+is, and connections' buffers can have small limits. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_PARTS = 2**20
 PARTS_A_READ = 32
 """The most that a neuron reads at once: 4 MiB."""
 KEPT_S = 120.0
-"""A frame whose rest has not come by then is dropped, and one that is complete is remembered."""
+"""An incomplete frame is dropped after this time, and a complete one is remembered for it."""
 
 Entry = dict[bytes, bytes]
 
 
 class FramePart(msgspec.Struct, frozen=True, array_like=True):
-    """Which piece of which frame an entry has. ``frame_id`` is new for each frame."""
+    """The number of a piece, and its frame. ``frame_id`` is new for each frame."""
 
     frame_id: bytes
     index: int
@@ -76,16 +76,15 @@ class _Incomplete:
 
 
 class FrameAssembler:
-    """Puts frames together again, whose entries may come twice and between those of others."""
+    """Assembles frames, whose entries may be duplicated and interleaved."""
 
     def __init__(self, *, kept_s: float = KEPT_S) -> None:
         self._kept_s = kept_s
         self._by_id: dict[bytes, _Incomplete] = {}
 
     def add(self, entry: Mapping[bytes, bytes], now_s: float) -> bytes | None:
-        """The frame that this entry is or completes; ``None`` where more of it must come, and for
-        a piece that has come before. Raises ``ValueError`` (as msgspec's errors are) for a part
-        that cannot be one."""
+        """The frame that this entry is or completes; ``None`` where more must come, and for a
+        duplicate. Raises ``ValueError`` (as msgspec's errors are) for an invalid part."""
         data = entry.get(INBOX_FRAME_FIELD, b"")
         if INBOX_PART_FIELD not in entry:
             return data

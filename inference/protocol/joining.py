@@ -1,4 +1,4 @@
-"""How Redis is reached: the line that an invited host is given, and the URL as Celery wants it.
+"""Redis' address: an invited host's join line, and the URL in Celery's form.
 
 The line is ``hx1.`` and base64 of JSON. It holds a password, so a file with it must be readable by
 its owner alone. Standard library only: it is read before anything is installed.
@@ -18,7 +18,7 @@ PREFIX = "hx1."
 
 
 class JoinLineError(ValueError):
-    """The text is no line that ``neurons invite`` has printed."""
+    """The text is no line printed by ``neurons invite``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Joining:
     neuron: str
     redis_url: str = field(repr=False)
     certificate: str = ""
-    """PEM: the one that Redis shows, where it is signed by itself; else the system knows it."""
+    """PEM of Redis' self-signed certificate; empty: the system's certificates apply."""
 
 
 def encode_joining(joining: Joining) -> str:
@@ -52,7 +52,7 @@ def decode_joining(line: str) -> Joining:
 
 def celery_broker_url(redis_url: str) -> str:
     """``unix://…`` (redis-py) becomes ``redis+socket://…`` (kombu), and ``rediss://…?ssl_…`` loses
-    its options, which kombu takes apart; others are the same in both.
+    its options, which kombu takes separately; others are the same in both.
 
     The database number is ``?db=0`` in the first and ``?virtual_host=0`` in the second.
     """
@@ -64,7 +64,7 @@ def celery_broker_url(redis_url: str) -> str:
 
 
 def celery_ssl_options(redis_url: str) -> dict[str, Any] | None:
-    """What redis-py reads from the URL of a Redis with TLS, as kombu wants it; ``None`` for one
+    """redis-py's options in the URL of a Redis with TLS, in kombu's form; ``None`` for one
     without."""
     if not redis_url.startswith("rediss://"):
         return None

@@ -1,4 +1,4 @@
-"""Names of everything helexa keeps in Redis, and of its Celery queues and tasks: one home.
+"""All of helexa's Redis keys, and its Celery queues and tasks.
 
 | key | type | writer → reader |
 |---|---|---|
@@ -13,7 +13,7 @@
 | helexa:neuron:<name>:images:<request> | hash digest:piece → bytes, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
 | helexa:neuron:<name>:usage | stream | neuron of helexa 0.2.0 → nobody |
-| helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
+| helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its next instance  |
 | helexa:neuron:<name>:events:<gateway> | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
 | helexa:gateway:<id>:marker | string, expires | gateway → itself |
@@ -24,9 +24,9 @@
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
 
-An invited neuron may write its own keys alone, so who wrote an event is read from the key. A
-gateway makes the stream that a neuron writes its events to, and the neuron adds only to a stream
-that exists. A marker that is missing shows its gateway that Redis has lost what it held.
+An invited neuron may write its own keys alone, so the key shows an event's author. A gateway makes
+the stream that a neuron writes its events to, and the neuron adds only to a stream that exists. A
+missing marker shows its gateway that Redis has lost its data.
 """
 
 from __future__ import annotations
@@ -36,30 +36,29 @@ import re
 NEURON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NEURONS = "helexa:neurons"
 NEURON_DESIRED_STATES = "helexa:neurons:wishes"
-"""The state that the operator wants of each neuron: ``fleet.live.desired_state``. It also names
-neurons that were invited."""
+"""The operator's desired state of each neuron: ``fleet.live.desired_state``. It also names invited
+neurons."""
 
 HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_EXPIRY_S = 4.0
-"""A neuron that has been silent this long is away."""
+"""A neuron that has been silent this long is offline."""
 
 GATEWAY_ALIVE_INTERVAL_S = 1.0
 GATEWAY_ALIVE_EXPIRY_S = 5.0
 """A gateway that has been silent this long is dead: neurons cancel its requests."""
 
 EVENT_STREAM_MAX_ENTRIES = 50_000
-"""Approximate trim of a stream of events; it only ever grows this long when its reader is gone."""
+"""Approximate trim of a stream of events, which grows this long only without a reader."""
 EVENTS_FIRST_ENTRY_ID = "0-1"
-"""A gateway makes a stream with an empty entry of this id and reads what comes after it."""
+"""A gateway makes a stream with an empty entry of this id and reads the entries after it."""
 EVENTS_EXPIRY_S = 120
-"""The expiry of the streams and the marker of a gateway that is dead; a stall's limit is far below
-it."""
+"""The expiry of a dead gateway's streams and marker; a stall's limit is far below it."""
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_PART_FIELD = b"p"
-"""Which piece of which frame it is, where the frame takes several entries: ``inbox_parts``."""
+"""The entry's ``FramePart``, where the frame takes several entries: ``inbox_parts``."""
 INBOX_EXPIRY_S = 300
-"""After the last frame. A living neuron takes frames within a second."""
+"""After the last frame. A living neuron reads frames within a second."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
@@ -68,20 +67,20 @@ TASK_SLEEP_MODEL = "neuron.sleep_model"
 TASK_RELEASE_STAGES = "neuron.release_stages"
 """Two arguments, the model and the job id of the load whose stages the neuron holds."""
 TASK_DROP_ADAPTER = "neuron.drop_adapter"
-"""Two arguments, the model that is loaded and the adapter's name."""
+"""Two arguments, the loaded model and the adapter's name."""
 TASK_PULL_MODEL = "neuron.pull_model"
 """One argument, a ``PullSpec`` as builtins: see ``inference.protocol.downloads``."""
 TASK_CANCEL_PULL = "neuron.cancel_pull"
 TASK_DELETE_CACHED = "neuron.delete_cached"
 TASK_TELL_LOG = "neuron.tell_log"
-"""Which answer, which model, how many lines: see ``inference.protocol.engine_logs``."""
+"""Arguments: answer, model, number of lines; see ``inference.protocol.engine_logs``."""
 
 DRAIN_INBOX_EXPIRES_S = 10
-"""A ring that waited longer is pointless: the heartbeat has drained the inbox since."""
+"""An older ring is pointless: the heartbeat has drained the inbox since."""
 
 TIME_SLICES = "helexa:turns"
 TIME_SLICES_EXPIRY_S = 10
-"""A control that is gone promises nothing any more."""
+"""The promises of a dead control lapse."""
 WAITING = "helexa:waiting"
 WAITING_INTERVAL_S = 1.0
 
@@ -98,7 +97,7 @@ def neuron_of_key(key: bytes) -> str:
 
 
 def gateways_write(key: bytes) -> bool:
-    """Whether gateways write that key of a neuron's, and it only reads and deletes."""
+    """Whether gateways write that key of a neuron's, which it only reads and deletes."""
     return key.split(b":", 4)[3] in _OF_GATEWAYS
 
 
@@ -116,7 +115,7 @@ def neuron_queue(name: str) -> str:
 
 
 def queue_keys(name: str) -> list[str]:
-    """What kombu keeps of that neuron's Celery queue: its list, one for each priority, bindings."""
+    """kombu's keys of that neuron's Celery queue: its list, one for each priority, bindings."""
     queue = neuron_queue(name)
     return [
         queue,
@@ -143,7 +142,7 @@ def held_key(name: str) -> str:
 
 
 def usage_key(name: str) -> str:
-    """Neurons of helexa 0.2.0 write there while an upgrade goes round. Nobody reads it."""
+    """Neurons of helexa 0.2.0 write it during an upgrade. Nobody reads it."""
     return f"helexa:neuron:{name}:usage"
 
 

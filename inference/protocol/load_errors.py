@@ -45,7 +45,7 @@ class BadSourceError(LoadError):
 
 
 class BadSettingError(LoadError):
-    """The message names the setting's variable, and the value that it may have."""
+    """The message names the setting's variable, and the required value."""
 
     code = "bad_setting"
 
@@ -100,7 +100,7 @@ class MissingTensorError(BadFileError):
 
 
 class WrongShapeError(BadFileError):
-    """The message names the tensor, the shape it should have and the shape it has."""
+    """The message names the tensor, and the required and the actual shape."""
 
     def __init__(self, name: str, expected: Sequence[int], found: Sequence[int]) -> None:
         super().__init__(

@@ -1,6 +1,5 @@
-"""How a load is going, why it was refused or broke, and what the layers of a model take that did
-not fit: ``inference.loading.costs.packed_costs`` makes plans' costs of it and back.
-"""
+"""Progress and failures of loads, and the costs of the layers of a model that did not fit:
+``inference.loading.costs.packed_costs`` converts plans' costs."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class PackedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     kinds: list[PackedLayer]
     layers: list[int]
-    """Each layer's place in ``kinds``."""
+    """Each layer's index in ``kinds``."""
     outer_bytes: PackedBytes
     head_bytes: PackedBytes
     num_head_weights: int
@@ -53,12 +52,12 @@ class LoadStage(StrEnum):
     WEIGHTS = "weights"
     WARMUP = "warmup"
     WAKING = "waking"
-    """Its weights go from the host's memory to its device."""
+    """Its weights are copied from the host's memory to its device."""
     DONE = "done"
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``done`` and ``total`` in ``unit``; ``total`` is 0 while it is not known."""
+    """``done`` and ``total`` in ``unit``; ``total`` is 0 while unknown."""
 
     stage: LoadStage
     done: int = 0
@@ -75,18 +74,17 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engine_crashed, device_fault, engine_hung"""
     message: str
     needed_bytes: int | None = None
-    """What must be free on each of its devices for a load that did not fit, as far as it is
-    known."""
+    """Free bytes needed on each of its devices by a load that did not fit, as far as known."""
     available: list[str] = []
-    """What the source holds instead of a quant or file that is not there."""
+    """The source's quants or files, in place of a missing one."""
     nearest: str | None = None
     costs: PackedCosts | None = None
-    """What the layers of a model take that did not fit on its device, for a plan over several.
+    """The costs of the layers of a model that did not fit on its device, for a plan over several.
     ``None``: unknown."""
 
     @property
     def suggestion(self) -> str:
-        """What would mend it, where that is one thing; else empty."""
+        """The remedy, where there is a single one; else empty."""
         if self.nearest is not None:
             return f"Use {self.nearest}."
         return SUGGESTIONS.get(self.code, "")

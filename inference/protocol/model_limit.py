@@ -1,8 +1,8 @@
-"""What a model advertises: its capabilities, and how long a prompt and its answer may be together.
+"""A model's advertised limits and capabilities.
 
-Clients size themselves by the limit: they fill prompts up to ``input`` and ask for ``output``. So
-the two fit into the context together, whatever the operator bounds. A request beyond one of them
-that fits into the context all the same is served. Pure.
+Clients fill prompts up to ``input`` and request ``output``, so the two fit into the context
+together, under any limit of the operator's. A request beyond one of them that fits into the context
+all the same is served. Pure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 DEFAULT_OUTPUT_TOKENS = 8192
 """The original system's reserve for answers."""
 SHARE = 4
-"""The part of the context that answers get at most without an operator's bound, and prompts at
-least with one: a quarter."""
+"""The largest part of the context for answers without an operator's limit, and the smallest for
+prompts with one: a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ModelLimit:
 def model_limit(
     context_tokens: int, max_output_tokens: int | None, *, only_reads: bool = False
 ) -> ModelLimit:
-    """``max_output_tokens`` is the operator's bound. ``only_reads``: the model writes no tokens
+    """``max_output_tokens`` is the operator's limit. ``only_reads``: the model writes no tokens
     (embeddings, scores)."""
     if only_reads:
         return ModelLimit(context=context_tokens, input=context_tokens, output=0)
@@ -42,6 +42,6 @@ def model_limit(
 
 
 def with_text(capabilities: Sequence[str]) -> tuple[str, ...]:
-    """Puts the original's ``text`` before them where the model answers in words."""
+    """Prepends the original's ``text`` where the model answers in words."""
     answers = "chat" in capabilities or "completions" in capabilities
     return ("text", *capabilities) if answers else tuple(capabilities)

@@ -4,8 +4,8 @@
                               "<code> <key> <account>" for codes that are counted for each key
                               "<code>/<cause> <account>" where one code has several causes
 
-An hour is counted from the epoch. The counts are not billed: while Redis stalls, one may be lost or
-added twice.
+Hours count from the epoch. The counts are not billed: while Redis stalls, one may be lost or added
+twice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from inference.protocol.held import BROKE_WORKER
 HOUR_S = 3600
 KEPT_HOURS = 25
 OVERLOADED = "overloaded"
-"""The code of connections that are refused for want of file descriptors."""
+"""The code of connections refused for lack of file descriptors."""
 UNKNOWN = "-"
 COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
 class Cause(StrEnum):
-    """Which limit refuses, where the code alone does not show it: a spent cap of a window and a
+    """The limit that refuses, where the code alone does not show it: a spent cap of a window and a
     limit of a minute have the same one."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
@@ -73,7 +73,7 @@ def encode_field(refused: Refused) -> str:
 
 
 def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
-    """What does not read like a count is left out."""
+    """Skips fields that are no valid counts."""
     found: dict[Refused, int] = {}
     for one in hashes:
         for field, number in one.items():

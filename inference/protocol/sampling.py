@@ -1,5 +1,4 @@
-"""Sampling: ``SamplingOptions`` as a client sends them, ``SamplingParams`` as the engine gets
-them."""
+"""Sampling: ``SamplingOptions`` of clients, ``SamplingParams`` of the engine."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ import msgspec
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client's choices. ``None`` means "the model's default" (its generation_config, else the
-    neutral value). Names are those of the OpenAI API, extensions those of vLLM. Ranges are checked
-    by the dialect's parser, which refuses values out of range; nothing is clamped here.
-    """
+    neutral value). Names are those of the OpenAI API, extensions those of vLLM. The dialect's
+    parser refuses values out of range; nothing is clamped here."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -20,7 +18,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     min_p: float | None = None
     repetition_penalty: float | None = None
     repetition_window: int | None = None
-    """Over how many of the last tokens, prompt and output; ``None``: over all."""
+    """The number of last tokens, prompt and output, that penalties cover; ``None``: all."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
@@ -37,11 +35,11 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the output must be. ``text`` is a grammar in llguidance's JSON form (a list of lark or
-    JSON-schema grammars), equal texts being compiled once.
+    """The output's grammar. ``text`` is in llguidance's JSON form (a list of lark or JSON-schema
+    grammars); equal texts are compiled once.
 
-    ``starts_after_token_id``: tokens up to and including the first such one are free (a thinking
-    block before the answer). ``None``: the grammar holds from the first output token on.
+    ``starts_after_token_id``: tokens up to and including the first such one are unconstrained (a
+    thinking block before the answer). ``None``: the grammar holds from the first output token on.
     """
 
     text: str
@@ -69,7 +67,7 @@ DEFAULTS_OF_MODELS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""The options of which a model has defaults: an operator's, else its generation_config's."""
+"""The options that have a model's default: an operator's, else its generation_config's."""
 
 NEUTRAL_VALUES: Mapping[str, float] = {
     "top_k": 0,
@@ -80,7 +78,7 @@ NEUTRAL_VALUES: Mapping[str, float] = {
 }
 
 SMALLEST_TEMPERATURE = 1e-5
-"""Lower ones are greedy, as in vLLM: scores divided by them are no float32 numbers any more."""
+"""Lower ones are greedy, as in vLLM: scores divided by them overflow float32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,8 +86,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``temperature`` under ``SMALLEST_TEMPERATURE`` is greedy. ``top_k`` 0, ``top_p`` 1.0, ``min_p``
     0.0, ``repetition_penalty`` 1.0 and the two other penalties 0.0 are off. ``stop_token_ids``
-    already holds the model's end-of-sequence ids unless ``ignore_eos`` was asked for.
-    ``max_tokens`` counts output tokens.
+    includes the model's end-of-sequence ids unless ``ignore_eos`` was set. ``max_tokens`` counts
+    output tokens.
     """
 
     max_tokens: int
@@ -122,6 +120,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     token_id: int
     logprob: float | None
     top: list[tuple[int, float]] = []
-    """The most likely (token id, logprob), best first; as many as ``top_logprobs`` asked for."""
+    """The most likely (token id, logprob), best first; ``top_logprobs`` of them."""
     rank: int | None = None
-    """1 for the most likely token of the vocabulary; known of a prompt's tokens alone."""
+    """1 for the most likely token of the vocabulary; for prompts' tokens alone."""

@@ -1,4 +1,4 @@
-"""Timing rules that gateways and neurons share while Redis stalls, and just after it.
+"""Shared timing rules of gateways and neurons for a stalled Redis.
 
     answered … answered │ pause │ answered ── settling ──▶ settled
                                   a missing key means nothing yet
@@ -13,16 +13,16 @@ from __future__ import annotations
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
 
 KEPT_AFTER_LIMIT_S = 5.0
-"""Neurons keep events for so much longer than gateways wait, who noticed the stall later."""
+"""Neurons keep events this much longer than gateways wait, which detected the stall later."""
 SETTLING_S = 5.0
-"""Five beats: how long the others get to write their keys again."""
+"""Five beats: the time for others to write their keys again."""
 MAX_GAP_S = 1.5 * HEARTBEAT_INTERVAL_S
-"""Between two answers. A pause shorter than this lets no key of a living process expire."""
+"""Between two answers. During a shorter pause no key of a living process expires."""
 
 
 class Continuity:
-    """Whether Redis has answered without a pause for long enough to judge by missing keys. Pure:
-    times are arguments, on one clock."""
+    """Whether Redis has answered without a pause for long enough to trust missing keys. Pure: times
+    are arguments, on one clock."""
 
     def __init__(self) -> None:
         self._answered_s: float | None = None

@@ -5,6 +5,6 @@
     gateway, storage, neuron, installation   the settings, by subject
     table     all of them; checks an environment; finds misspelt names; writes the operator's page
 
-Processes that have no Django read settings too, some before anything is installed: this package
-uses the standard library only.
+Processes without Django read settings too, some before anything is installed: this package uses the
+standard library only.
 """

@@ -1,4 +1,4 @@
-"""Settings of gateways: who may ask, how much, and how long they wait."""
+"""Settings of gateways: access, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+))?(?::(?P<
 
 
 class MetricsListenError(ValueError):
-    """It is not like HOST, HOST:PORT, :PORT or off."""
+    """The text is not HOST, HOST:PORT, :PORT or off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class MetricsListen:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetting:
-    """The operator's choice of where metrics are served. ``host`` ``None``: the gateway's."""
+    """The listen address of metrics. ``host`` ``None``: the gateway's."""
 
     is_on: bool = True
     host: str | None = None
@@ -43,7 +43,7 @@ METRICS_OFF = MetricsSetting(is_on=False)
 
 
 def parse_metrics_listen(word: str | None) -> MetricsSetting:
-    """Reads where a gateway's metrics are served. Raises ``MetricsListenError``.
+    """Parses the listen address of a gateway's metrics. Raises ``MetricsListenError``.
 
     (not set)         the gateway's host, port 31314
     9100, :9100       the gateway's host, port 9100

@@ -14,7 +14,7 @@ MIB = 1024**2
 GIB = 1024**3
 MAX_COUNT = 2**31 - 1
 MAX_BYTES = 2**53 - 1
-"""What a JSON number holds exactly."""
+"""The largest exact integer of a JSON number."""
 MAX_WAIT_S = 30 * 24 * 3600
 MAX_RETENTION_DAYS = 36_500
 """A century: dates begin with the year 1."""
@@ -122,7 +122,7 @@ PYTHON_NAME = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_][\w.]{0,199}", re.ASCI
 
 @dataclass(frozen=True, slots=True)
 class PythonName:
-    """What ``pkgutil.resolve_name`` finds."""
+    """A name for ``pkgutil.resolve_name``."""
 
     rule: str = "a module and a name in it like package.module:name"
 
@@ -138,7 +138,7 @@ LOGGER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class LogLevel:
-    """What a process logs. ``default`` is ``None`` where only loggers are named."""
+    """A process' log level. ``default`` is ``None`` where only loggers are named."""
 
     default: str | None = None
     by_logger: tuple[tuple[str, str], ...] = ()
@@ -174,7 +174,7 @@ class LogLevels:
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ORIGIN = re.compile(r"(?i)[a-z][a-z0-9+.-]*://[^/\s?#]+")
-"""Scheme, host and port, as browsers send them: no path and no slash at the end."""
+"""Scheme, host and port, as browsers send them: no path and no final slash."""
 WEB_ORIGIN = re.compile(r"(?i)https?://(\*\.)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 IMAGE_HOST = re.compile(r"(\*\.)?([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 """A name or an address, with a port where it is not the usual one."""

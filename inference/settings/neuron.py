@@ -49,8 +49,8 @@ MIN_BYTES = kinds.MIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """Most bytes of each device that a neuron's models may use together. A device without a limit
-    has no entry."""
+    """The most bytes of each device for a neuron's models together. A device without a limit has no
+    entry."""
 
     by_device: tuple[tuple[str, int], ...] = ()
 
@@ -100,7 +100,7 @@ ADDRESS = re.compile(
 @dataclass(frozen=True, slots=True)
 class StageListen:
     host: str
-    """A name or an address of this host that other hosts reach it by."""
+    """A name or an address of this host for other hosts."""
     first_port: int | None = None
     last_port: int | None = None
 
@@ -114,7 +114,7 @@ class StageListen:
 
 @dataclass(frozen=True, slots=True)
 class StageAddress:
-    """Where stages for other neurons' engines listen.
+    """The listen address of stages for other neurons' engines.
 
     10.0.0.5                                  any free port there
     10.0.0.5:7400, [2001:db8::5]:7400

@@ -1,4 +1,4 @@
-"""What a setting is: one environment variable with its type, its default and its meaning."""
+"""A setting: one environment variable with its type, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXIT_MISCONFIGURED = 2
 
 
 class SettingError(ValueError):
-    """An environment variable has a value that its setting cannot have. The message is for the
-    operator and contains no secret."""
+    """An environment variable has an invalid value. The message is for the operator and contains no
+    secret."""
 
 
 class Reader(Enum):
@@ -33,7 +33,7 @@ class Reader(Enum):
 class Kind(Protocol[T_co]):
     @property
     def rule(self) -> str:
-        """What a value has to be, to be read after "is not"."""
+        """The rule for its values, to be read after "is not"."""
         ...
 
     def parse(self, word: str) -> T_co:

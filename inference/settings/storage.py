@@ -19,7 +19,7 @@ key of the API may be another helexa's."""
 
 HUGGINGFACE = "huggingface"
 RESERVED = (HUGGINGFACE, "path", "pypi", "upstream", "file", "http", "https", "none")
-"""Beginnings that mean something else in a source, a file or an address."""
+"""Beginnings with a meaning of their own in a source, a file or an address."""
 SCHEME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 DEFAULT_WORD = "default"
 
@@ -30,9 +30,9 @@ class NamedSource:
     endpoint: str
     """An http or https URL without a trailing slash."""
     token_variable: str | None = None
-    """The environment variable of its token; ``None``: it is asked without one."""
+    """The environment variable of its token; ``None``: no token is sent."""
     cache: Path | None = None
-    """The folder in which its cache is; ``None``: in the data directory."""
+    """Its cache folder; ``None``: in the data directory."""
 
 
 @dataclass(frozen=True, slots=True)
