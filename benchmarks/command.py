@@ -1,4 +1,4 @@
-"""The command line of scripts/bench: which subjects, which rows, how many rounds, in which form."""
+"""The command line of scripts/bench: subjects, rows, number of rounds, and output form."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ IMPORTABLE_PEERS = {
 }
 """Subject kind -> the modules that must be importable for it."""
 PACKAGES = {"llama_cpp": "llama-cpp-python"}
-"""Module -> what pip calls it, where that differs."""
+"""Module -> its pip package, where that differs."""
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm_cpu")
 """The kinds of subjects in the order of the report's columns; ratios are to the first one."""
 BOOKKEEPING, MASKS = "bookkeeping", "masks"
-"""The rows that have no peer."""
+"""The rows without a peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """``missing`` has why a wanted subject is not measured."""
+    """``missing`` has the reasons for unmeasured subjects."""
 
     kinds: list[str]
     missing: dict[str, str]
@@ -149,7 +149,7 @@ def _open_subject(
 
 
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
-    """Measures those rows without a peer that were chosen."""
+    """Measures the chosen rows without a peer."""
     costs: dict[str, Any] = {}
     if MASKS in selection.own_rows:
         engine = _open_subject("helexa_engine", arguments)

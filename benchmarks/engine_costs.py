@@ -1,7 +1,6 @@
-"""What the engine adds to a decode step beside the model: its own Python, timed with an executor
-that does nothing, and a grammar, with one and without in turns: greedily, where a mask is needed
-only when the likeliest token is not allowed, and drawn, where it always is.
-"""
+"""The engine's cost of a decode step beside the model: its own Python, timed with an executor that
+does nothing, and a grammar, alternately with one and without: greedily, where a mask is needed only
+when the likeliest token is not allowed, and sampled, where it always is."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from inference.protocol.sampling import Grammar, SamplingParams
 PROMPT_TOKENS = 128
 VOCAB_SIZE = 50_000
 NUM_SEQUENCES = 8
-"""How many sequences run in the steps with and without a grammar."""
+"""In the steps with and without a grammar."""
 TEMPERATURES = (0.0, 1.0)
 STEPS_PER_TURN = 40
 PROMPT = (
@@ -52,7 +51,7 @@ PERSON = {
     "required": ["name", "age", "kind", "tags", "address"],
     "additionalProperties": False,
 }
-# So many people that no sequence ends within a turn.
+# So many accounts that no sequence ends within a turn.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 50}
 GRAMMAR = Grammar(text=json.dumps({"grammars": [{"json_schema": SCHEMA}]}))
 
@@ -108,7 +107,7 @@ class GrammarCost:
     free_ms: float
     bound_ms: float
     share: float
-    """What the grammar adds, as a share of a step without one: the median of the turns' shares."""
+    """The grammar's cost, as a share of a step without one: the median of the turns' shares."""
 
 
 def grammar_costs(engine: Engine, tokenizer: LLTokenizer, num_turns: int) -> list[GrammarCost]:
@@ -139,9 +138,9 @@ def _cost(
 
 
 def _decode_step_ms(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> float:
-    """Median milliseconds of a step in which every prompt's sequence decodes, each drawn with a
-    seed of its own. Raises ``RuntimeError`` when a sequence ends early."""
-    # Prompts may take a step each, while earlier ones decode already.
+    """Median milliseconds of a step in which every prompt's sequence decodes, each with a seed of
+    its own. Raises ``RuntimeError`` when a sequence ends early."""
+    # Prompts may need a step each, while earlier ones decode already.
     length = 2 * STEPS_PER_TURN + len(prompts)
     for index, prompt in enumerate(prompts):
         own = msgspec.structs.replace(params, seed=index, max_tokens=length)

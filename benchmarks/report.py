@@ -13,11 +13,11 @@ from rich.table import Table
 from benchmarks.run import INTERPRETER_ROW, MEMORY_ROW, Results
 
 MEMORY_BOUND = 1.5
-"""What the engine may hold over its interpreter, in multiples of all that llama.cpp holds."""
+"""The engine's largest memory over its interpreter's, in multiples of all of llama.cpp's."""
 
 
 def machine() -> str:
-    """The machine in words: what a number is worth without is nothing."""
+    """The machine in words: without it a number means nothing."""
     gib = psutil.virtual_memory().total / 2**30
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
     return f"{_cpu_name()}, {cores} cores, {gib:.0f} GiB, Python {platform.python_version()}"
@@ -49,8 +49,8 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def memory_over_llama_cpp(results: Results) -> float | None:
-    """The engine's resident memory without its interpreter's, over llama.cpp's with everything;
-    ``None`` where one of them was not measured."""
+    """The engine's resident memory without its interpreter's, over all of llama.cpp's; ``None``
+    where one of them was not measured."""
     ours = results.median(MEMORY_ROW, "helexa_engine")
     interpreter = results.median(INTERPRETER_ROW, "helexa_engine")
     theirs = results.median(MEMORY_ROW, "llama_cpp")
@@ -60,7 +60,7 @@ def memory_over_llama_cpp(results: Results) -> float | None:
 
 
 def print_table(results: Results, console: Console) -> None:
-    """Medians, and beside every peer how much faster the first subject is."""
+    """Medians, and beside every peer the first subject's speed-up."""
     first, *peers = results.subjects
     table = Table(title=machine(), title_justify="left")
     table.add_column("median")

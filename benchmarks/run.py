@@ -1,7 +1,7 @@
-"""Runs every measurement on every subject in alternation, and keeps all the readings.
+"""Runs every measurement on all subjects in alternation, and keeps all readings.
 
-Alternating rounds (a, b, c, a, b, c, …) spread the machine's moods over all subjects; the report
-then quotes medians and ratios.
+Alternating rounds (a, b, c, a, b, c, …) spread the machine's variations over all subjects; the
+report has medians and ratios.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTERPRETER_ROW = "memory, interpreter"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """``name`` is what the report calls it; ``question`` what a subject is asked."""
+    """``name`` is for the report; ``question`` is sent to a subject."""
 
     name: str
     unit: str
@@ -68,7 +68,7 @@ def run(
     num_rounds: int,
     on_reading: Callable[[str, str, float], None],
 ) -> Results:
-    """Round 0 warms up and is not kept. Each (measurement, round) has its own prompts, the same
+    """Round 0 warms up and is discarded. Each (measurement, round) has its own prompts, the same
     for all subjects."""
     results = Results({subject.kind: subject.description for subject in subjects})
     for round_number in range(num_rounds + 1):

@@ -19,7 +19,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 class ServerDidNotStartError(Exception):
-    """``serve`` ended before it was ready; its own output has the reason."""
+    """``serve`` exited before it was ready; its own output has the reason."""
 
 
 class BenchServer:
@@ -42,7 +42,7 @@ class BenchServer:
         for line in self._process.stdout:
             console.print(f"serve: {line.rstrip()}", markup=False)
             if line.startswith(READY_PREFIX):
-                # Its further output must go somewhere, or a full pipe would stop it.
+                # Its further output must be read, or a full pipe would block it.
                 threading.Thread(target=self._process.stdout.read, daemon=True).start()
                 return line.removeprefix(READY_PREFIX).strip()
         raise ServerDidNotStartError(f"serve ended with exit code {self._process.wait()}")

@@ -1,7 +1,7 @@
-"""What a subject can be asked, and the process that keeps it apart from the others: both its ends.
+"""A subject's interface, and both ends of its own process.
 
-A subject runs in a child process and answers one JSON line per question, so that two subjects
-never share threads, allocators or an interpreter lock, and one that waits costs nothing:
+A subject runs in a child process and answers one JSON line per question, so that subjects never
+share threads, allocators or an interpreter lock, and an idle one costs nothing:
 
     bench ── {"measure": "decode", "concurrency": 8, "seed": 3} ──▶ child
           ◀── {"tokens_per_s": 229.1} ──
@@ -21,26 +21,26 @@ from typing import Any, Protocol
 import psutil
 
 REPOSITORY_DIR = Path(__file__).parents[1]
-"""The checkout's folder. It is not taken from the site's configuration, because an interpreter
-without its packages imports this too."""
+"""The checkout's folder, without the site's configuration, because an interpreter without its
+packages imports this too."""
 
 READY_LINE = "subject-ready"
 CLOSE_TIMEOUT_S = 60
 MEMORY = "memory"
 INTERPRETER_MEMORY = "interpreter_memory"
-"""Two questions that the child answers itself: what its process holds now, and what it held when
-it had imported the subject's libraries and no model."""
+"""Two questions that the child answers itself: its process' memory now, and after importing the
+subject's libraries without a model."""
 
 
 class Subject(Protocol):
-    """Rates are tokens per second of wall time, times are seconds, ``None`` is not measured.
+    """Rates are tokens per second of wall time, times are seconds, ``None``: not measured.
 
     Its module has ``LIBRARIES`` as well, the modules that it imports only once it is opened;
     ``None`` where the process is a client, whose memory is irrelevant.
     """
 
     def describe(self) -> str:
-        """Name, version and the settings that matter, for the report."""
+        """Name, version and relevant settings, for the report."""
         ...
 
     def decode(self, concurrency: int, seed: int) -> float:
@@ -53,18 +53,18 @@ class Subject(Protocol):
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:
         """(cold, warm) seconds to the first token of a new prompt, then of the same prompt again;
-        ``None`` where the subject keeps no prefix between requests."""
+        ``None`` for a subject without a prefix cache."""
         ...
 
     def close(self) -> None: ...
 
 
 class SubjectError(Exception):
-    """A subject's process ended or answered with an error."""
+    """A subject's process exited or answered with an error."""
 
 
 class SubjectProcess:
-    """The parent's end. ``kind`` is ``opener``'s, ``options`` are for what that returns."""
+    """The parent's end. ``kind`` is ``opener``'s, ``options`` are for its result."""
 
     def __init__(
         self,
@@ -89,15 +89,14 @@ class SubjectProcess:
     def ask(self, **question: Any) -> Any:
         """Raises ``SubjectError``."""
         assert self._process.stdin is not None
-        # A process that has ended reports it when it is read from.
+        # An exited process reports it when it is read from.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         return self._read()["answer"]
 
     def close(self) -> None:
-        """Ends the process, which may have ended before. One that does not end by itself is
-        killed."""
+        """Ends the process, which may have exited before; kills it after a timeout."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -152,7 +151,7 @@ def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float |
 
 
 def _resident_mib() -> float:
-    """What this process holds, Python and all."""
+    """This process' memory, Python included."""
     resident_bytes: int = psutil.Process().memory_info().rss
     return resident_bytes / 2**20
 

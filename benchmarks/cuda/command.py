@@ -1,7 +1,6 @@
 """The command line of scripts/bench --cuda: the rows that need a card, on weights that are made on
-the spot at real models' shapes. With --device cpu --shapes tiny it tries all of that out where no
-card is; the figures then mean nothing.
-"""
+the spot at real models' shapes. --device cpu --shapes tiny is a trial run without a card; its
+figures mean nothing."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from benchmarks.subject import REPOSITORY_DIR, SubjectError, SubjectProcess
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 LIMIT_QUESTIONS = {"copy_bytes_per_s": "B/s", "matmul_flops_per_s": "FLOP/s"}
-"""What the device is asked in every round, and the unit of its answer."""
+"""The device's own measurements in every round, and their units."""
 
 
 class Process(Protocol):
-    """``benchmarks.subject.SubjectProcess``, as far as it is used here."""
+    """The used part of ``benchmarks.subject.SubjectProcess``."""
 
     description: str
 
@@ -54,8 +53,8 @@ OpenProcess = Callable[[str, dict[str, str]], Process]
 
 
 class CardRun:
-    """``rows`` are all that the run will ever ask: their places make the prompts' seeds, so that
-    subjects of different stages are given the same ones."""
+    """``rows`` are all rows of the run: their indices make the prompts' seeds, so that subjects of
+    different stages get the same ones."""
 
     def __init__(
         self,
@@ -83,8 +82,8 @@ class CardRun:
         return Limits(copy_bytes_per_s=copies, matmul_flops_per_s=products)
 
     def run_stage(self, subjects: Sequence[PlannedSubject]) -> None:
-        """Round 0 warms up and is not kept. Raises ``SubjectError`` where the device's own process
-        breaks."""
+        """Round 0 warms up and is discarded. Raises ``SubjectError`` where the device's own process
+        fails."""
         opened: dict[str, Process] = {}
         try:
             for subject in subjects:
@@ -139,7 +138,7 @@ class CardRun:
             self.results.add(name, unit, column, value)
 
     def fail(self, label: str, error: SubjectError) -> None:
-        """``label`` is not measured, or no further."""
+        """``label`` is not measured, or not further."""
         self._report(f"{label} is not measured: {error}")
         self.failures[label] = str(error)
 
@@ -151,7 +150,7 @@ def open_subject_process(kind: str, options: dict[str, Any]) -> SubjectProcess:
 def main(
     words: Sequence[str] | None = None, open_process: OpenProcess = open_subject_process
 ) -> int:
-    """The exit code: 0 where every row was measured."""
+    """Returns the exit code: 0 where every row was measured."""
     arguments = _parser().parse_args(words)
     if problem := device_problem(arguments.device):
         return _refuse(problem)

@@ -1,5 +1,5 @@
 """Single kernels on a card beside torch's operators: paged attention beside SDPA over gathered
-blocks, whose copy counts since a step would have to make it, and the drawing of tokens.
+blocks, whose copy counts since a step would have to make it, and the sampling of tokens.
 
     python -m benchmarks.cuda.kernels attention
     python -m benchmarks.cuda.kernels drawer
@@ -34,7 +34,7 @@ PREFILLS = ((1, 4096), (8, 512))
 VOCAB_SIZE = 151_936
 NUM_ROWS = (1, 8, 32)
 SPREAD = 4.0
-"""How far scores are spread: a nucleus of 0.9 holds some hundred tokens."""
+"""The spread of scores: a nucleus of 0.9 holds some hundred tokens."""
 SAMPLINGS = {
     "likeliest": SamplingParams(max_tokens=1, temperature=0.0),
     "temperature 1": SamplingParams(max_tokens=1),
@@ -47,7 +47,7 @@ DRAWERS: dict[str, Callable[[torch.device], Drawer]] = {
 }
 Work = Callable[[], object]
 Line = tuple[str, Callable[[], str]]
-"""What is measured, and what measures it."""
+"""Label and measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Problem:
         return keys.reshape(shape), values.reshape(shape)
 
     def step(self, tokens_each: int) -> DeviceStep:
-        """The last tokens of each sequence: of one each, rows that decode."""
+        """The last tokens of each sequence; with one each, rows that decode."""
         count = self.num_sequences
         step = StepInput.of_queries(
             [0] * (count * tokens_each),
@@ -156,7 +156,7 @@ def _prefill_result(
 ) -> str:
     problem = Problem.make(*shape)
     ms = device_ms(prefill_work(problem, attention_on(CUDA)))
-    # Two products of which causality needs half.
+    # Two products, halved by causality.
     flops = 2 * problem.num_sequences * NUM_HEADS * HEAD_DIM * problem.num_tokens**2
     return f"{ms * 1e3:8.1f} us  {flops / ms / 1e9:7.0f} TFLOP/s"
 
@@ -184,7 +184,7 @@ def scores_of(num_rows: int, vocab_size: int, device: torch.device) -> torch.Ten
 def draw_work(
     drawer: Drawer, scores: torch.Tensor, params: SamplingParams
 ) -> Callable[[], torch.Tensor]:
-    """What a step does for rows that all ask for ``params``: the tokens, (num_rows,) int64."""
+    """Samples rows that all have ``params``: the tokens, (num_rows,) int64."""
     if params.temperature == 0:
         return lambda: drawer.likeliest(scores)[0]
     draws = [Draw(row, params, (row + 0.5) / len(scores)) for row in range(len(scores))]
@@ -192,7 +192,7 @@ def draw_work(
 
 
 def result_of(measure: Callable[[], str]) -> str:
-    """The figure, or why there is none."""
+    """The figure, or the reason why there is none."""
     if not torch.cuda.is_available():
         return "unmeasured: no CUDA device"
     try:

@@ -1,5 +1,5 @@
-"""What a run measures on a card: its rows, the subjects that answer them, and which of those are
-loaded at the same time. Pure: nothing is loaded or asked here.
+"""Plans a run on a card: its rows, their subjects, and which of those are loaded at the same time.
+Pure.
 
     shapes x weights x (decode, prefill)  ─▶ rows ─▶ subjects of a shape ─▶ stages
 """
@@ -31,24 +31,24 @@ BYTES_PER_WEIGHT: dict[Weights, float] = {
     "q4": BYTES_PER_GROUP["q4"] / GROUP_FEATURES,
 }
 BYTES_PER_TABLE_WEIGHT: dict[Weights, float] = BYTES_PER_WEIGHT | {"q4": BYTES_PER_WEIGHT["q8"]}
-"""Tables and heads take 8 bits where projections take 4."""
+"""Tables and heads have 8 bits where projections have 4."""
 
 CONCURRENCIES = (1, 32)
 WORKING_BYTES = 6 * 10**9
-"""What a subject's process takes beside weights and KV: the driver's own, captured steps, the
-largest step's activations."""
+"""A subject's memory beside weights and KV: the driver's own, captured steps, the largest step's
+activations."""
 DEVICE_BYTES = 10**10
-"""What measuring the device itself takes, beside the subjects."""
+"""Memory for measuring the device itself, beside the subjects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     prompt_tokens: int
-    """The prompt of a sequence whose decoding is timed."""
+    """The prompt before a timed decode."""
     output_tokens: int
-    """The decode steps that are timed."""
+    """The timed decode steps."""
     prefill_tokens: int
-    """The prompt that is timed to its first token."""
+    """The prompt whose first token is timed."""
 
     @property
     def mean_context_tokens(self) -> int:
@@ -62,7 +62,7 @@ class Workload:
 
     @property
     def kv_tokens(self) -> int:
-        """What the engine keeps for all sequences and the long prompt, and a tenth more."""
+        """Tokens of all sequences and the long prompt, and a tenth more."""
         tokens = max(CONCURRENCIES) * self.sequence_tokens + self.prefill_tokens
         return tokens + tokens // 10
 
@@ -103,7 +103,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The device that subjects run on, and what they have there."""
+    """The device of the subjects, and its resources."""
 
     device: str
     folder: Path
@@ -111,7 +111,7 @@ class Place:
     num_threads: int
     data_dir: Path
     vllm_python: str | None = None
-    """The interpreter that has vLLM for the device; ``None``: it is not measured."""
+    """An interpreter with vLLM for the device; ``None``: it is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +119,17 @@ class PlannedSubject:
     label: str
     column: Column
     kind: str
-    """As ``benchmarks.subject.opener`` takes it."""
+    """See ``benchmarks.subject.opener``."""
     options: dict[str, str]
     rows: tuple[Row, ...]
     need_bytes: int
-    """What it needs of the device's memory, about."""
+    """Estimated bytes of the device's memory."""
 
 
 def chosen_rows(
     shapes: Collection[str], weights: Collection[Weights], measures: Collection[Measure]
 ) -> list[Row]:
-    """Returns the rows in the report's order, whatever the order of the arguments."""
+    """The rows in the report's order, whatever the order of the arguments."""
     return [
         Row(shape=shape, weights=kept, measure=measure, size=size)
         for shape in ALL_SHAPES
@@ -150,7 +150,7 @@ def planned_subjects(
     shape: str, rows: Sequence[Row], columns: Collection[Column], place: Place
 ) -> list[PlannedSubject]:
     """The subjects of one shape: an engine for each kind of weights, transformers and, where there
-    is one, vLLM on the dense ones. A subject that would answer nothing is left out."""
+    is one, vLLM on the dense ones. A subject without rows is left out."""
     config, workload = ALL_SHAPES[shape], workload_of(shape)
     here = [row for row in rows if row.shape == shape]
     dense_rows = [row for row in here if row.weights == "bf16"]
@@ -217,15 +217,15 @@ def _need(held_bytes: float) -> int:
 
 
 def weight_bytes(config: ModelConfig, weights: Weights) -> float:
-    """What projections and tables take; norms are too little to count."""
+    """Bytes of projections and tables, without norms."""
     num_tables = 1 if config.tie_embeddings else 2
     tables = num_tables * table_weights(config) * BYTES_PER_TABLE_WEIGHT[weights]
     return projection_weights(config) * BYTES_PER_WEIGHT[weights] + tables
 
 
 def stages(subjects: Sequence[PlannedSubject], free_bytes: int) -> list[list[PlannedSubject]]:
-    """All together, so that their rounds alternate, where the device has room for that; else each
-    by itself."""
+    """All together, so that their rounds alternate, where the device has room; else each by
+    itself."""
     if sum(subject.need_bytes for subject in subjects) + DEVICE_BYTES <= free_bytes:
         return [list(subjects)] if subjects else []
     return [[subject] for subject in subjects]

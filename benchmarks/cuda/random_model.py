@@ -1,5 +1,5 @@
 """Model folders with random weights at a real model's shape, as a hub would publish them: config,
-safetensors in shards with their index, a tokenizer. What reads them reads them as any other.
+safetensors in shards with their index, a tokenizer.
 
     python -m benchmarks.cuda.random_model SHAPE FOLDER DEVICE
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 def model_folder(shape: str, data_dir: Path, device: str) -> Path:
     """The shape's folder under ``data_dir``; made once, in a process of its own, which leaves no
-    memory behind on the card. Raises ``NoRoomError``, ``subprocess.CalledProcessError``."""
+    memory on the card. Raises ``NoRoomError``, ``subprocess.CalledProcessError``."""
     config, folder = ALL_SHAPES[shape], data_dir / "random" / shape
     if is_made(config, folder):
         return folder
@@ -64,7 +64,7 @@ def model_folder(shape: str, data_dir: Path, device: str) -> Path:
 
 
 def is_made(config: ModelConfig, folder: Path) -> bool:
-    """Whole, and of this shape. The config is written last."""
+    """Whether it is complete, and of this shape. The config is written last."""
     try:
         found = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -82,7 +82,7 @@ def check_disk(shape: str, needed_bytes: int, place: Path, free_bytes: int) -> N
 
 
 def folder_bytes(config: ModelConfig) -> int:
-    """About what its files take."""
+    """Estimated size of its files."""
     num_tables = 1 if config.tie_embeddings else 2
     num_weights = projection_weights(config) + num_tables * table_weights(config)
     return num_weights * BYTES_PER_WEIGHT
@@ -112,7 +112,7 @@ def hub_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Names in their order, cut before the one that would pass ``shard_bytes``."""
+    """Names in their order, in shards of at most ``shard_bytes``."""
     parts: list[list[str]] = []
     held_bytes = 0
     for name, num_bytes in sizes.items():
@@ -188,7 +188,7 @@ def _fp8_tensors(name: str, weight: Any) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """A token for each byte: prompts are token ids already, and a load wants some tokenizer."""
+    """A token for each byte: prompts are token ids already, and a load requires a tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -23,10 +23,10 @@ from benchmarks.report import machine
 from benchmarks.run import Results
 
 DEVICE = "device"
-"""Whose readings are the limits."""
+"""The subject of the limits' readings."""
 DENSE_DECODE_GOAL = 0.8
 QUANTIZED_DECODE_GOAL = 0.6
-"""The goal as a share of the time that reading the weights and the context takes, for a sequence by
+"""The goal as a share of the time for reading the weights and the context, for a sequence by
 itself."""
 PREFILL_GOAL = 0.5
 """The goal as a share of the rate of a large matrix product."""
@@ -34,7 +34,7 @@ CONTINUOUS_GOAL = 1.5
 """Times transformers' continuous batching, with the most sequences at once."""
 UNMEASURED = "-"
 NARROWEST_TABLE = 130
-"""Columns of text, whatever the terminal or file that it goes to."""
+"""Columns of text, whatever the terminal or file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Line:
 
 
 def report_lines(results: Results, rows: Sequence[Row], limits: Limits | None) -> list[Line]:
-    """One for every row that was to be measured."""
+    """One for every planned row."""
     return [_line(results, row, limits) for row in rows]
 
 
@@ -136,7 +136,7 @@ def print_table(
     limits: Limits | None,
     failures: Mapping[str, str],
 ) -> None:
-    """Medians. ``failures``: who was not measured, or not to the end, and why."""
+    """Medians. ``failures``: subjects that were not measured completely, with reasons."""
     table = Table(title=f"{machine()}; {results.subjects[DEVICE]}", title_justify="left")
     table.add_column("median")
     for title in (

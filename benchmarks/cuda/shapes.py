@@ -1,5 +1,5 @@
-"""The shapes of real models, for benchmarks whose weights are made on the spot, and what a step of
-such a model must read or multiply at the least. Imports no torch."""
+"""The shapes of real models, for benchmarks with random weights, and lower bounds of a step's reads
+and arithmetic. Imports no torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TINY = ModelConfig(
     qk_norm=True,
     tie_embeddings=True,
 )
-"""No real model's: for trying a benchmark out where there is no card."""
+"""No real model's: for trials without a card."""
 
 
 def weight_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
@@ -77,14 +77,14 @@ def weight_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
 
 
 def projection_weights(config: ModelConfig) -> int:
-    """How many weights the layers' projections have: all but tables and norms."""
+    """The number of weights in the layers' projections: all but tables and norms."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     per_layer = heads * config.head_dim + 3 * config.intermediate_size
     return config.num_layers * per_layer * config.hidden_size
 
 
 def table_weights(config: ModelConfig) -> int:
-    """How many weights an embedding table has, and an output head."""
+    """The number of weights in an embedding table and an output head."""
     return config.vocab_size * config.hidden_size
 
 
@@ -96,14 +96,14 @@ def decode_floor_bytes(
     num_rows: int,
     context_tokens: int,
 ) -> float:
-    """What a decode step must read: projections, the output head, and the rows' contexts. Norms
-    and the embedding rows that are looked up are too little to count."""
+    """The least bytes that a decode step reads: projections, the output head, and the rows'
+    contexts. Norms and embedding rows are negligible."""
     projections = projection_weights(config) * bytes_per_weight
     head = table_weights(config) * bytes_per_head_weight
     return projections + head + num_rows * context_tokens * kv_bytes_per_token(config, "bf16")
 
 
 def prefill_floor_flops(config: ModelConfig, num_tokens: int) -> int:
-    """What the projections of a prompt must multiply and add. Attention and the one row of logits
-    are left out: time spent on them counts against the share."""
+    """The least arithmetic of a prompt's projections. Attention and the one row of logits are left
+    out: time spent on them counts against the share."""
     return 2 * projection_weights(config) * num_tokens

@@ -1,13 +1,13 @@
-"""What the first hour asks of the host and of an engine process on the card.
+"""The first hour's checks of the host and of an engine process on the card.
 
     python -m benchmarks.first_hour.checks doctor DEVICE
     python -m benchmarks.first_hour.checks load|wake|kill DEVICE MODEL
 
 ``doctor``: the doctor's checks of packages and cards, then torch, Triton and the card in numbers.
-``load``: the model loads, answers one prompt alike once its beginning is in the prefix cache, a
-batch and a long prompt. ``wake``: it sleeps and wakes, its decode steps are captured again, and it
-answers the same. ``kill``: the process is killed in mid-step; the card's memory comes back and a
-new process answers the same.
+``load``: the model loads and answers; the same prompt has the same answer with a prefix hit, in a
+batch and after a long prompt. ``wake``: it sleeps and wakes, its decode steps are captured again,
+and it answers the same. ``kill``: the process is killed in mid-step; the card's memory comes back
+and a new process answers the same.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PROMPT_TOKENS, LONG_PROMPT_TOKENS = 64, 1024
 KV_BYTES = 2 * 10**9
 CPU_KV_BYTES = 64 * 10**6
 KILLED_TOKENS = 256
-"""The answers that are still running when the process is killed."""
+"""The answers still running when the process is killed."""
 FREED_TIMEOUT_S = 30.0
 FREED_SLACK_BYTES = 256 * 10**6
-"""What else on the host may have taken of the card meanwhile."""
+"""Memory that other processes of the host may have allocated meanwhile."""
 
 
 def main() -> int:
@@ -98,7 +98,7 @@ def prompt_of(seed: int, num_tokens: int) -> list[int]:
 
 
 def check_load(spec: LoadSpec) -> bool:
-    """False where the same prompt, its beginning in the prefix cache, is answered in two ways."""
+    """``False`` where the same prompt has two answers, with and without a prefix hit."""
     engine = EngineUnderTest(spec)
     try:
         describe(engine.report)
@@ -171,7 +171,7 @@ def check_wake(spec: LoadSpec) -> bool:
 
 
 def check_kill(spec: LoadSpec) -> bool:
-    """False where memory stays taken, or a new process answers otherwise."""
+    """``False`` where memory is not freed, or a new process answers otherwise."""
     (device,) = spec.devices
     free_before_bytes = 0 if device == "cpu" else free_bytes(device)
     engine = EngineUnderTest(spec)
@@ -200,7 +200,7 @@ def check_kill(spec: LoadSpec) -> bool:
 
 def _wait_freed(device: str, free_before_bytes: int) -> float | None:
     """Seconds until the device has as much free as before; ``None``: not in ``FREED_TIMEOUT_S``.
-    The host's memory is shared with all that runs there, so it is not compared."""
+    The host's memory is shared with other processes, so it is not compared."""
     if device == "cpu":
         return 0.0
     began_s = time.perf_counter()
@@ -211,7 +211,7 @@ def _wait_freed(device: str, free_before_bytes: int) -> float | None:
 
 
 def free_bytes(device: str) -> int:
-    """Asked by a process of its own, which leaves nothing on the card."""
+    """Read by a process of its own, which leaves nothing on the card."""
     code = (
         "import sys, torch; from inference.loading.devices import free_memory_bytes; "
         "print(free_memory_bytes(torch.device(sys.argv[1])))"

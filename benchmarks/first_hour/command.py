@@ -1,8 +1,7 @@
 """The first hour on a card: doctor, the tests marked gpu, loads of every kind of file, figures
 beside the peers, sleep and wake, a kill in mid-step. Each part has at most eight minutes and keeps
-its logs; a run resumes after the last part that ended. Nothing is downloaded. --device cpu --shapes
-tiny tries it all out where no card is.
-"""
+its logs; a run resumes after the last finished part. Nothing is downloaded. --device cpu --shapes
+tiny is a trial run without a card."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ INTERRUPTED = 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit code: 0 where every part that this host has room for has passed."""
+    """Returns the exit code: 0 where every part that this host has room for has passed."""
     arguments = _parser().parse_args(words)
     if problem := device_problem(arguments.device) or _shapes_problem(arguments.shapes):
         return _refuse(problem)
@@ -117,13 +116,13 @@ def _setup(arguments: argparse.Namespace) -> Setup:
 
 
 def _own_vllm(device: str) -> str | None:
-    """This interpreter, where it has vLLM. Its builds for CPUs are measured by scripts/bench."""
+    """This interpreter, where it has vLLM. scripts/bench measures its builds for CPUs."""
     has_vllm = device != "cpu" and importlib.util.find_spec("vllm") is not None
     return sys.executable if has_vllm else None
 
 
 def _default_folder(setup: Setup) -> Path:
-    """One for each device and choice of shapes: their results are no results of each other."""
+    """One for each device and choice of shapes, whose results do not mix."""
     name = "_".join([setup.device.replace(":", ""), *setup.shapes])
     return REPOSITORY_DIR / "var" / "first-hour" / name
 
@@ -135,7 +134,7 @@ def _shapes_problem(shapes: Sequence[str]) -> str | None:
 
 
 def _commit() -> str:
-    """Returns this checkout's commit; an empty string outside a checkout."""
+    """This checkout's commit; an empty string outside a checkout."""
     words = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(words, cwd=REPOSITORY_DIR, capture_output=True, text=True)

@@ -26,8 +26,8 @@ from inference.protocol.sampling import SamplingParams
 
 
 class EngineUnderTest:
-    """Greedy sequences that no token ends. Every method raises ``RuntimeError`` where the process
-    ends or a sequence fails."""
+    """Runs greedy sequences that no token ends. Every method raises ``RuntimeError`` where the
+    process exits or a sequence fails."""
 
     report: LoadReport
 
@@ -56,7 +56,7 @@ class EngineUnderTest:
         return [found[name] for name in names]
 
     def submit(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[str]:
-        """The sequences' ids."""
+        """Returns the sequences' ids."""
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
         names = []
         for prompt in prompts:
@@ -68,7 +68,7 @@ class EngineUnderTest:
         return names
 
     def next_tokens(self) -> Mapping[str, list[int]]:
-        """What the next message with tokens has, by the sequences' ids."""
+        """The tokens of the next message with any, by the sequences' ids."""
         found: dict[str, list[int]] = {}
         for message in self._messages:
             if not isinstance(message, StepOutputs):
@@ -87,7 +87,7 @@ class EngineUnderTest:
         return token
 
     def sleep(self) -> tuple[float, FellAsleep]:
-        """How many seconds it took, and what it holds asleep."""
+        """Returns the seconds it took, and the memory while asleep."""
         began_s = time.perf_counter()
         self._engine.send(Sleep())
         fell = next((one for one in self._messages if isinstance(one, FellAsleep)), None)
@@ -103,7 +103,7 @@ class EngineUnderTest:
         return awake
 
     def kill(self) -> None:
-        """SIGKILL in whatever it does; it is gone when this returns."""
+        """SIGKILL; the process has exited when this returns."""
         self._engine.kill()
         self._engine.reap()
 

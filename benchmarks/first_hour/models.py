@@ -1,10 +1,10 @@
 """The models that the first hour loads: random weights at real models' shapes, one of each kind of
-file. Which of a kind's sizes a card gets is decided here; imports no torch.
+file, in sizes that fit the card. Imports no torch.
 
     python -m benchmarks.first_hour.models KIND SIZE DATA_DIR DEVICE
 
-makes one, where it is not there yet. A tenth more than its weights is what a load needs of a card
-beside keys, values and the process itself.
+makes a missing one. A load needs a tenth more than its weights of a card beside keys, values and
+the process itself.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ TINY_SIZES: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """``size`` of a kind, or in words why none of them is loaded."""
+    """``size`` of a kind, or the reason in words why none of them is loaded."""
 
     kind: Kind
     size: str | None
@@ -157,7 +157,7 @@ def chosen(kind: Kind, *, is_tiny: bool, card_bytes: int, disk_bytes: int) -> Ch
 
 
 def weight_bytes(kind: Kind, size: str) -> int:
-    """What its files take, and what a card holds of them."""
+    """Bytes of its files, and on a card."""
     if size in GGUF_SHAPES:
         return file_bytes(GGUF_SHAPES[size])
     dense_bytes = folder_bytes(ALL_SHAPES[size])

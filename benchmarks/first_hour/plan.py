@@ -1,7 +1,7 @@
-"""The parts of the first hour, in the order in which an answer is worth most. Pure.
+"""The parts of the first hour, the most important results first. Pure.
 
-A kernel that computes wrongly makes all that follows worthless, so tests come before loads, and
-loads before figures. Weights are made by parts of their own: no part needs more than eight minutes.
+A wrong kernel makes later results worthless, so tests come before loads, and loads before figures.
+Weights are made by parts of their own: no part needs more than eight minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.first_hour.models import Chosen, model_path
 
 PART_LIMIT_S = 480
 Summary = Literal["facts", "pytest", "bench", "lines"]
-"""How the table's words are read from what a part wrote."""
+"""How a part's output becomes the table's words."""
 
 CUDA_TESTS = "tests/inference/models/cuda"
 TESTS: Mapping[str, tuple[str, ...]] = {

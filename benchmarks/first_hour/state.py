@@ -1,5 +1,5 @@
-"""Runs a part in a process group of its own, says in words what it found, and keeps that on disk
-after every part, so that a later run resumes there.
+"""Runs a part in a process group of its own, summarizes its output, and saves that after every
+part, so that a later run resumes there.
 
 FOLDER/state.json     how each part ended
 FOLDER/logs/PART.N.out, .err     what its Nth run wrote; none is ever overwritten
@@ -26,7 +26,7 @@ from benchmarks.subject import REPOSITORY_DIR
 
 Outcome = Literal["passed", "failed", "timed out"]
 END_TIMEOUT_S = 10.0
-"""What a part that is over its limit gets to end its own processes, before all are killed."""
+"""The time for an overdue part to end its own processes, before all are killed."""
 MARK = "FACTS "
 """Begins the line of JSON in which a part reports."""
 OPEN, LEFT_OUT = "not run", "left out"
@@ -49,7 +49,7 @@ class Result:
 
 
 class State:
-    """``results`` by the parts' names. Whatever ran last counts."""
+    """``results`` by the parts' names; the latest counts."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ``StateError``."""
@@ -67,15 +67,14 @@ class State:
     def keep(self, part: Part, result: Result) -> None:
         self.results[part.name] = result
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: the machine may go at any moment.
+        # Atomic: the machine may die at any moment.
         unfinished = self._file.with_suffix(".unfinished")
         kept = {name: asdict(result) for name, result in self.results.items()}
         unfinished.write_text(json.dumps(kept, indent=2))
         unfinished.replace(self._file)
 
     def next_log(self, part: Part) -> Path:
-        """Returns the path of the part's next log, without its extension. No earlier run has used
-        it."""
+        """The path of the part's next log, without its extension, unused by earlier runs."""
         logs = self._folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", part.name)
@@ -90,7 +89,7 @@ def open_parts(
     only: Collection[str],
     again: Collection[str],
 ) -> list[Part]:
-    """Returns the parts to run: those without a result or in ``again``; of ``only``, if any."""
+    """The parts to run: those without a result or in ``again``; of ``only``, if any."""
     return [
         part
         for part in parts
@@ -101,7 +100,7 @@ def open_parts(
 
 
 def run_part(part: Part, log: Path, environment: Mapping[str, str], commit: str) -> Result:
-    """Writes ``log`` with the endings .out and .err. Whatever interrupts the run ends the part's
+    """Writes ``log`` with the endings .out and .err. An interruption of the run ends the part's
     processes as well."""
     began_s = time.monotonic()
     out, err = log.with_name(f"{log.name}.out"), log.with_name(f"{log.name}.err")
@@ -131,14 +130,14 @@ def run_part(part: Part, log: Path, environment: Mapping[str, str], commit: str)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process group, also what the part has left behind. Engines are in sessions of their
-    own and end with the process that holds their socket."""
+    """Ends the process group, with the part's remaining processes. Engines are in sessions of their
+    own and exit with the process that holds their socket."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_TIMEOUT_S)
-            # The leader is gone; others of its group get the second signal.
+            # The leader has exited; others of its group get the second signal.
     process.wait()
 
 
@@ -151,7 +150,7 @@ def print_facts(**facts: object) -> None:
 
 
 def read_facts(output: str) -> Mapping[str, object]:
-    """Returns the facts of the last line that has any; none without such a line."""
+    """The facts of the last line that has any."""
     for line in reversed(output.splitlines()):
         if line.startswith(MARK):
             facts: Mapping[str, object] = json.loads(line.removeprefix(MARK))
@@ -160,7 +159,7 @@ def read_facts(output: str) -> Mapping[str, object]:
 
 
 def summary_of(kind: Summary, output: str, errors: str) -> str:
-    """Summarizes in a few words what the part wrote to standard output and to standard error."""
+    """Summarizes in a few words the part's standard output and standard error."""
     match kind:
         case "facts":
             found = _in_words(read_facts(output))
@@ -186,7 +185,7 @@ def _value(value: object) -> str:
 
 
 def _json_object(output: str) -> Mapping[str, object]:
-    """Returns the JSON object's fields; none if the output is not one JSON object."""
+    """The JSON object's fields; none if the output is not one JSON object."""
     try:
         found = json.loads(output)
     except ValueError:
@@ -234,7 +233,7 @@ def table_of(parts: Sequence[Part], results: Mapping[str, Result], title: str) -
 
 
 def row_of(part: Part, result: Result | None) -> tuple[str, str, str, str, str]:
-    """The table's cells. What a part found earlier stays in the table where it is left out now."""
+    """The table's cells. Earlier findings of a part stay in the table where it is left out now."""
     if result is None:
         outcome = LEFT_OUT if part.left_out else OPEN
         return part.name, outcome, "", part.left_out, ""

@@ -1,1 +1,1 @@
-"""The gateway by itself: what a request costs it, how steady its streams are, what it keeps."""
+"""Benchmarks of the gateway alone: cost of a request, steadiness of streams, memory."""

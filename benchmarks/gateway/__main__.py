@@ -1,8 +1,8 @@
 """scripts/bench-gateway: requests a second, latency, and the gateway's CPU time for a request.
 
-Clients in a closed loop ask for short answers of a neuron without a model: all that is measured is
-the gateway. Servers take turns in rounds; figures are medians of the rounds. With ``--upstream``
-each gateway is also asked for a model that an upstream serves.
+Clients in a closed loop request short answers of a neuron without a model, so only the gateway is
+measured. Servers alternate in rounds; figures are medians of the rounds. ``--upstream`` adds a
+model that an upstream serves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Results = dict[tuple[str, Cell], list[Reading]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One row of the report: a server, and the model that its clients ask for."""
+    """One row of the report: a server, and its clients' model."""
 
     name: str
     server: RunningProcess
@@ -94,7 +94,7 @@ def _main(arguments: list[str] | None) -> None:
 def _servers(
     options: argparse.Namespace, parser: argparse.ArgumentParser, console: Console
 ) -> list[str]:
-    """The servers that were named, else all installed ones: only tests need uvicorn."""
+    """The named servers, else all installed ones: only tests need uvicorn."""
     missing = {kind for kind in SERVERS if importlib.util.find_spec(kind) is None}
     if options.servers is not None:
         if named := missing & set(options.servers):

@@ -1,6 +1,6 @@
-"""LiteLLM's proxy as a peer: without its database, before the smallest upstream there can be.
+"""LiteLLM's proxy as a peer: without its database, before the smallest possible upstream.
 
-It pins other versions of what we have ourselves, so it lives in an environment of its own:
+It pins other versions of our requirements, so it has an environment of its own:
 
     python3 -m venv VENV && VENV/bin/pip install 'litellm[proxy]'
     scripts/bench-gateway --litellm VENV/bin/python
@@ -21,13 +21,13 @@ AUTHORIZATION = f"Bearer {MASTER_KEY}"
 
 
 def start(python: Path, processes: Processes, *, model: str, upstream_port: int) -> RunningProcess:
-    """Listening. Raises ``ProcessFailedError``."""
+    """Returns the listening proxy. Raises ``ProcessFailedError``."""
     port = free_port()
     configuration = processes.folder / "litellm.yaml"
     configuration.write_text(_configuration(model, upstream_port))
     command = [str(python.parent / "litellm"), "--config", str(configuration)]
     command += ["--host", HOST, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
-    # Its own prices instead of fetched ones, and no line in its log for each request.
+    # Its own prices instead of fetched ones, and no log line for each request.
     env = {
         "PATH": os.environ["PATH"],
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -40,7 +40,7 @@ def start(python: Path, processes: Processes, *, model: str, upstream_port: int)
 
 
 def _configuration(model: str, upstream_port: int) -> str:
-    """YAML, as far as JSON is."""
+    """YAML, of its JSON subset."""
     entry = {
         "model_name": model,
         "litellm_params": {

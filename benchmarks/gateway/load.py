@@ -1,9 +1,9 @@
 """Clients in a closed loop, as a process of their own: each sends its next request when the last
 answer is whole.
 
-They share the machine with what they measure, so they do as little as they can: a socket per
-client, requests written as prepared bytes, answers read as bytes and their tokens counted. An
-unexpected answer ends the run.
+They share the machine with the server, so they do as little as possible: a socket per client,
+requests written as prepared bytes, answers read as bytes and their tokens counted. An unexpected
+answer ends the run.
 
     begin                     warm-up is over
     end                       the time is up
@@ -35,12 +35,12 @@ clients' first answers, which come together, would determine the rate."""
 
 
 class UnexpectedAnswerError(Exception):
-    """An answer that a client got is not the one it asked for."""
+    """A client got another answer than it requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``request`` is a whole HTTP request; ``seconds`` is how long to measure at the least."""
+    """``request`` is a whole HTTP request; ``seconds`` is the shortest time to measure."""
 
     host: str
     port: int

@@ -49,7 +49,7 @@ def measure(
     warm_up_s: float,
     seconds: float,
 ) -> Reading:
-    """Raises ``ProcessFailedError`` when the clients got anything but whole answers."""
+    """Raises ``ProcessFailedError`` when a client got an incomplete answer."""
     load = {
         "host": HOST,
         "port": server.port,
@@ -107,7 +107,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def median_of(readings: list[Reading]) -> Reading:
-    """Field by field, of all their requests."""
+    """Field by field, over all their requests."""
     return Reading(
         num_requests=sum(reading.num_requests for reading in readings),
         requests_per_s=median(reading.requests_per_s for reading in readings),

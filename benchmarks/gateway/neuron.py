@@ -1,10 +1,10 @@
-"""A neuron without a model, as a process: what a gateway sees of a real one, at a known pace.
+"""A neuron without a model, as a process: like a real one to the gateway, at a known pace.
 
     inbox ─▶ Accepted at once ─▶ one token per request and step ─▶ ChoiceFinished, Finished
 
 It speaks the real protocol over the real Redis: heartbeats with a ready replica, the inbox and its
-doorbell, and one event batch per gateway and step for all requests in flight, as an engine's
-messages become. A request gets as many tokens as it asked for.
+doorbell, and one event batch per gateway and step for all requests in flight, as for an engine's
+messages. A request gets as many tokens as it requests.
 
     REDIS_URL=... python -m benchmarks.gateway.neuron --model NAME --step-ms 2
 """
@@ -65,7 +65,7 @@ IDLE_WAIT_S = 0.5
 MEMORY_BYTES = 64 << 30
 NUM_BLOCKS = 100_000
 NUM_REMEMBERED = 100_000
-"""How many ended requests it remembers, to drop a frame that comes again."""
+"""Ended requests that it remembers, to drop duplicate frames."""
 
 
 REPORT = LoadReport(
@@ -180,8 +180,8 @@ class SteppingNeuron:
             del self._ended[next(iter(self._ended))]
 
     def _publish(self, events: list[tuple[str, Event]]) -> list[bytes]:
-        """One batch per gateway, and the frames that have come in the meantime. Those that were
-        given before have been handled."""
+        """Publishes one batch per gateway, and returns the frames that have come meanwhile, when
+        those returned before have been handled."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)

@@ -1,4 +1,4 @@
-"""Processes of a measurement: started with a log each, ended together, and gone when we are."""
+"""Processes of a measurement: started with a log each, ended together, and killed when we exit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LOG_TAIL_CHARACTERS = 2000
 
 
 class ProcessFailedError(Exception):
-    """A process of the measurement ended or does not answer; its log's end is in the message."""
+    """A process of the measurement exited or does not answer; its log's end is in the message."""
 
 
 class RunningProcess:
-    """``port`` is where it listens, 0 for one that does not."""
+    """``port``: its listening port, 0 for none."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class RunningProcess:
                 time.sleep(0.05)
 
     def check(self) -> None:
-        """Raises ``ProcessFailedError`` when it has ended."""
+        """Raises ``ProcessFailedError`` when it has exited."""
         if (code := self._process.poll()) is not None:
             raise self._failed(f"ended with exit code {code}")
 
@@ -79,7 +79,7 @@ class RunningProcess:
 
 
 class Processes:
-    """Ends what it started, the last one first. ``folder`` gets a log of each."""
+    """Ends its processes, the last one first. ``folder`` gets a log of each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class Processes:
         port: int = 0,
         folder: Path = REPOSITORY_DIR,
     ) -> RunningProcess:
-        """``port`` is where it will listen, ``folder`` where it is started."""
+        """``port``: its listening port, ``folder``: its working directory."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(

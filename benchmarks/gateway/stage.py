@@ -1,5 +1,5 @@
-"""What a gateway needs around it, real and private: Redis, a database, a key, and a neuron without
-a model. Everything is under one temporary folder and ends with the ``with``."""
+"""A gateway's real, private environment: Redis, a database, a key, and a neuron without a model.
+Everything is under one temporary folder and ends with the ``with``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UPSTREAM_MODEL = "far"
 """The model that ``offer_upstream`` makes."""
 ACCOUNT = "bench"
 CAP_TOKENS = 10**15
-"""The accounts' cap, more than any run uses: the benchmark measures counting, not refusing."""
+"""More than any run uses: the benchmark measures counting, not refusing."""
 PREPARE = """
 import sys
 import django; django.setup()
@@ -40,13 +40,13 @@ MAKE_KEY = f"""
 call_command("accounts", "create", "{ACCOUNT}", stdout=sys.stderr)
 call_command("keys", "create", "{ACCOUNT}", "--cap-tokens", "{CAP_TOKENS}", "--json")
 """
-"""A new account's key with a cap, so that budgets are at work. Runs in the process of PREPARE:
+"""A new account's key with a cap, so that budgets are in use. Runs in the process of PREPARE:
 another one would import Django again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """What the gateways have to do beside answering."""
+    """Options of the gateways."""
 
     step_ms: float = 2.0
     with_key: bool = True
@@ -57,8 +57,8 @@ class StageOptions:
 
 
 class Stage:
-    """``authorization`` is the bearer that clients send, empty without a key. ``checkout`` has the
-    code of all its processes."""
+    """``authorization`` is the clients' bearer, empty without a key. ``checkout`` has the code of
+    all its processes."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Stage:
         self._checkout = checkout
 
     def offer_upstream(self, port: int) -> None:
-        """Puts a model that the upstream at ``port`` serves into the catalogue."""
+        """Adds a model of the upstream at ``port`` to the catalogue."""
         url = f"http://{HOST}:{port}/v1"
         code = (
             "import django, sys; django.setup()\n"
@@ -88,7 +88,7 @@ class Stage:
         subprocess.run(command, cwd=self._checkout, env=self._env, check=True)
 
     def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
-        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free."""
+        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any free one."""
         port, checkout = free_port(), self._checkout
         metrics = f"{HOST}:{metrics_port or free_port()}" if self.options.with_metrics else "off"
         env = self._env | {"HELEXA_METRICS_LISTEN": metrics}
@@ -150,7 +150,7 @@ def _command(kind: str, port: int, checkout: Path) -> Sequence[str]:
 
 
 def _prepare(env: dict[str, str], checkout: Path, *, with_key: bool) -> str:
-    """The bearer that clients send."""
+    """Returns the clients' bearer."""
     done = subprocess.run(
         [sys.executable, "-c", PREPARE + MAKE_KEY if with_key else PREPARE],
         cwd=checkout,

@@ -1,6 +1,5 @@
-"""The smallest OpenAI-compatible server, for a proxy to stand before: every chat gets as many
-tokens as it asks for, one for each step, as the neuron without a model gives them, and the usage
-where it asks for it.
+"""The smallest OpenAI-compatible server, as a proxy's upstream: every chat gets as many tokens as
+it requests, one for each step, like the neuron without a model's, and the usage on request.
 
     python -m benchmarks.gateway.upstream --port 8000 --step-ms 2
 """
@@ -22,7 +21,7 @@ HEAD_END = b"\r\n\r\n"
 
 
 def start(processes: Processes, *, step_ms: float) -> RunningProcess:
-    """Listening. Raises ``ProcessFailedError``."""
+    """Returns it listening. Raises ``ProcessFailedError``."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.gateway.upstream"]
     command += ["--port", str(port), "--step-ms", str(step_ms)]

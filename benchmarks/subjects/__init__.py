@@ -1,1 +1,1 @@
-"""Who is measured: one file per subject, each run in a process of its own."""
+"""The subjects: one file each, run in a process of its own."""

@@ -1,5 +1,5 @@
-"""No engine but the device itself: what it copies and multiplies at best, measured beside the
-others, so that their shares of it are of the same minutes."""
+"""The device itself, without an engine: its best rates of copying and multiplying, measured beside
+the subjects, so that their shares of it are of the same minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CARD_MATMUL_SIDE, CPU_MATMUL_SIDE = 8192, 512
 
 
 class DeviceLimits:
-    """Answers questions of its own instead of a ``Subject``'s; holds no memory between them."""
+    """Answers questions of its own instead of a ``Subject``'s; keeps no memory between them."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -43,7 +43,7 @@ class DeviceLimits:
         return
 
     def _released(self, rate: float) -> float:
-        """``rate``, once the memory that measuring it took is the others' again."""
+        """``rate``, after releasing the measurement's memory."""
         if self._on_card:
             torch.cuda.empty_cache()
         return rate

@@ -39,7 +39,7 @@ class HelexaEngine:
         prompt_tokens: int = DECODE_PROMPT_TOKENS,
         output_tokens: int = DECODE_OUTPUT_TOKENS,
     ) -> float:
-        """Clock starts when every sequence has its first token."""
+        """The clock starts when every sequence has its first token."""
         prompts = PromptMaker(seed)
         for _ in range(concurrency):
             self._submit(prompts.prompt(prompt_tokens), 2 * output_tokens)
@@ -107,8 +107,8 @@ def open_folder(
     folder: str, device: str, quantization: str, kv_bytes: str, num_threads: str, data_dir: str
 ) -> HelexaEngine:
     """The engine on dense weights, quantised while they load or not. Keys and values are bfloat16
-    in ``kv_bytes`` of memory: the card's floors count with the one, and the other subjects there
-    need the rest."""
+    in ``kv_bytes`` of memory: the card's lower bounds assume the one, and other subjects need the
+    rest."""
     spec = LoadSpec(
         job_id="bench",
         model="bench",

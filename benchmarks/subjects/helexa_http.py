@@ -1,6 +1,6 @@
-"""helexa as clients see it: concurrent streams through the HTTP API of a running server, each read
-by a thread of its own. They share the machine with what they measure, so they do as little as they
-can: a client library's objects for each event cost as much as the event cost the server."""
+"""helexa for its clients: concurrent streams through the HTTP API of a running server, each read by
+a thread of its own. They share the machine with the server, so they do as little as possible: a
+client library's objects for each event cost as much as the event cost the server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class HelexaHttp:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:
-    """Clock readings and events, unread: there is time for that afterwards."""
+    """Clock readings and raw events, which are parsed afterwards."""
     if response.status != http.client.OK:
         raise RuntimeError(f"HTTP {response.status}: {response.read(1000)!r}")
     while line := response.readline():
@@ -99,7 +99,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]
 
 
 def _num_tokens(event: bytes) -> int:
-    """How many the answer had when this came."""
+    """The answer's number of tokens at this event."""
     chunk: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
     if "error" in chunk:
         raise RuntimeError(chunk["error"]["message"])

@@ -16,7 +16,7 @@ from benchmarks.workload import (
 LIBRARIES = ("llama_cpp", "numpy")
 MAX_SEQUENCES = 32
 UBATCH_TOKENS = 512
-"""llama.cpp's own default for how many prompt tokens one forward pass takes."""
+"""llama.cpp's own default number of prompt tokens in one forward pass."""
 
 
 class LlamaCpp:
@@ -68,7 +68,7 @@ class LlamaCpp:
         return num_tokens / (time.perf_counter() - started)
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
-        """Warm as its server's slot does it: all but the last token's cells are kept."""
+        """Warm like its server's slot: all but the last token's cells are kept."""
         cold_s = num_tokens / self.prefill(num_tokens, seed)
         last_token = PromptMaker(seed).prompt(num_tokens)[-1]
         started = time.perf_counter()

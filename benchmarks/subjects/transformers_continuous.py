@@ -21,14 +21,14 @@ from benchmarks.workload import (
 
 LIBRARIES = ("torch", "transformers")
 CARD_PAGE_TOKENS = 256
-"""transformers' own choice, and what its flash attention wants."""
+"""transformers' own choice, which its flash attention requires."""
 SPARE_PAGES = 32
 RESULT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """What the manager's cache must have room for."""
+    """The required size of the manager's cache."""
 
     num_sequences: int
     sequence_tokens: int
@@ -53,9 +53,9 @@ WORKLOAD_CACHE = CacheSize(
 class TransformersContinuous:
     """Decoding only: a prompt takes the same path as ``generate``'s.
 
-    Left alone the cache takes nine tenths of the machine's memory and zeroes it; this one has
-    room for the workload. Attention is what transformers itself chooses: flash attention where that
-    is installed, else SDPA over pages, as on every CPU. ``torch.compile`` runs into its recompile
+    By default the cache allocates nine tenths of the machine's memory and zeroes it; this one has
+    room for the workload. Attention is transformers' own choice: flash attention where that is
+    installed, else SDPA over pages, as on every CPU. ``torch.compile`` runs into its recompile
     limit, since paged attention differs by layer.
     """
 
@@ -107,7 +107,7 @@ class TransformersContinuous:
         self._manager.destroy()
 
     def _next_timestamps(self) -> list[float]:
-        """The timestamps of a request that is done: without streaming, the manager delivers nothing
+        """The timestamps of a finished request: without streaming, the manager delivers nothing
         else."""
         while (result := self._manager.get_result(timeout=RESULT_TIMEOUT_S)) is None:
             if not self._manager.is_running():
@@ -119,7 +119,7 @@ class TransformersContinuous:
 
 
 def _cache_config(transformers: Any, cache: CacheSize) -> Any:
-    """Nothing is shared between the workload's prompts, and sharing costs hashing."""
+    """The workload's prompts share nothing, and sharing costs hashing."""
     return transformers.ContinuousBatchingConfig(
         page_size=cache.page_tokens,
         num_blocks=cache.num_pages,
@@ -145,7 +145,8 @@ def open_folder(
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # Read to the host first: straight to a device takes a package that nothing else here needs.
+    # Read to the host first: reading straight to a device needs a package that nothing else here
+    # uses.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     cache = CacheSize(
         num_sequences=int(num_sequences),

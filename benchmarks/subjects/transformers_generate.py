@@ -40,7 +40,7 @@ class TransformersGenerate:
         return num_tokens / self._generate_s([PromptMaker(seed).prompt(num_tokens)], 1)
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> None:
-        """``generate`` keeps nothing between calls, so there is no warm time to report."""
+        """``generate`` keeps nothing between calls, so there is no warm time."""
         return
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """vLLM on the same weights, dequantised: its CPU build, or on a card. Runs in vLLM's interpreter.
 
-That interpreter has vLLM's packages and not ours, so this module imports only what needs none.
-See ``benchmarks.vllm_interpreter``.
+That interpreter has vLLM's packages and not ours, so this module imports none of ours. See
+``benchmarks.vllm_interpreter``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def open_subject(folder: str, num_threads: str) -> VllmEngine:
 
 
 def open_folder(folder: str, device: str, kv_bytes: str, sequence_tokens: str) -> VllmEngine:
-    """On a card. ``kv_bytes`` of keys and values: the rest of it is for the other subjects."""
+    """On a card. ``kv_bytes`` of keys and values: the rest is for the other subjects."""
     import torch
 
     torch.cuda.set_device(torch.device(device))
@@ -107,6 +107,6 @@ def open_folder(folder: str, device: str, kv_bytes: str, sequence_tokens: str) -
         f"on {torch.cuda.get_device_name(device)}",
         kv_cache_memory_bytes=int(kv_bytes),
         max_model_len=int(sequence_tokens),
-        # Beside others on the card: it only checks that so much is free when it starts.
+        # Beside others on the card: it only checks that this much is free when it starts.
         gpu_memory_utilization=0.1,
     )

@@ -1,1 +1,1 @@
-"""Files of weights: their formats, what each costs and loses, and files that are made for this."""
+"""Files of weights for benchmarks, published and random."""

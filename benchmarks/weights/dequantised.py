@@ -1,4 +1,4 @@
-"""The GGUF as transformers dequantises it: in memory for its own rows, as a folder for vLLM's.
+"""The GGUF dequantised by transformers: in memory for its own rows, as a folder for vLLM's.
 
 ``python -m benchmarks.weights.dequantised MODEL.gguf FOLDER`` writes the folder.
 """
@@ -31,7 +31,7 @@ def dequantised_folder(gguf: Path, data_dir: Path) -> Path:
 
 
 def fastest_dtype() -> Any:
-    """bfloat16 where the processor multiplies it: there it is ahead of float32 in every row."""
+    """bfloat16 where the processor multiplies it: there it is faster than float32 in every row."""
     import torch
 
     capabilities = torch.cpu.get_capabilities()
@@ -62,7 +62,7 @@ def _save(gguf: Path, folder: Path) -> None:
         weights.pop("lm_head.weight")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, default=str))
-    # Under its own name only when it is whole, which is what the next run looks for.
+    # Renamed only when it is complete, which the next run checks.
     unfinished = folder / "unfinished.safetensors"
     save_file(weights, unfinished, metadata={"format": "pt"})
     unfinished.rename(folder / WEIGHTS_FILE)

