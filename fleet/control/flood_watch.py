@@ -64,7 +64,7 @@ class FloodWatch:
         """Whether any host is invited: its user is in Redis. Raises ``redis.RedisError``."""
         return bool(invited_names(self._client))
 
-    def _look_for(self, duration_s: float) -> None:
+    def _watch_for(self, duration_s: float) -> None:
         for _ in range(round(duration_s / INTERVAL_S)):
             self.look()
             if self._ended.wait(INTERVAL_S):
@@ -77,7 +77,7 @@ class FloodWatch:
         while not self._ended.is_set():
             try:
                 if self.is_needed():
-                    self._look_for(PAUSE_S)
+                    self._watch_for(PAUSE_S)
                 else:
                     self._pause()
             except redis.ResponseError as error:

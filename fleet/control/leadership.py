@@ -88,7 +88,7 @@ class Leadership:
             return self._leads
         self._renewed_s = now_s
         if reply == 0:
-            self._stand_back("another control leads")
+            self._step_down("another control leads")
         elif reply == 2 or not self._leads:
             self._begin_term()
         return self._leads
@@ -139,10 +139,10 @@ class Leadership:
             )
         current = ControlTerm.objects.get(pk=1)
         if current.number != term:
-            self._stand_back("its term is over")
+            self._step_down("its term is over")
             raise DeposedError(f"control {current.control_id} leads since term {current.number}")
 
-    def _stand_back(self, why: str) -> None:
+    def _step_down(self, why: str) -> None:
         if self._leads:
             logger.warning("this control leads no more: %s", why)
         self._leads = False

@@ -43,7 +43,7 @@ class FleetWatch:
     def look(
         self, snapshot: FleetSnapshot, reports: Mapping[str, WaitingReport], now_s: float
     ) -> Watched:
-        gone = self._gone_gateways(reports, now_s)
+        gone = self._dead_gateways(reports, now_s)
         living = [report for name, report in reports.items() if name not in gone]
         observed = Observed(
             waiting=_waiting(living), queue_long_s=self._queue_long_s(snapshot, now_s)
@@ -68,7 +68,7 @@ class FleetWatch:
             time_slice: known.get(time_slice, now_s - age_s) for time_slice, age_s in ageless
         }
 
-    def _gone_gateways(self, reports: Mapping[str, WaitingReport], now_s: float) -> tuple[str, ...]:
+    def _dead_gateways(self, reports: Mapping[str, WaitingReport], now_s: float) -> tuple[str, ...]:
         gone = []
         for name, report in reports.items():
             beat, since_s = self._beats.get(name, (None, now_s))

@@ -237,7 +237,7 @@ class _Entry:
         self._read_ranks()
         self._read_source()
         self._read_quant()
-        self._note_what_is_not_honoured()
+        self._note_ignored()
         for name, value in self._values.items():
             if problem := SETTINGS[name].kind.problem(value):
                 self.problems.append((toml.KEY_OF_SETTING[name], problem))
@@ -327,7 +327,7 @@ class _Entry:
         if problem is not None:
             self.problems.append(("quant", problem))
 
-    def _note_what_is_not_honoured(self) -> None:
+    def _note_ignored(self) -> None:
         harness = self._flat.get("harness", toml.OUR_HARNESS)
         if harness != toml.OUR_HARNESS:
             message = f"{harness} is not honoured: helexa's own engine serves it"

@@ -122,7 +122,7 @@ def next_step(
         if (failure := _failure(load, stage, held.get(index), snapshot)) is not None:
             return failure
     if snapshot.neuron(load.neuron) is None:
-        return _away(load.neuron, "has the engine")
+        return _offline_failure(load.neuron, "has the engine")
     if all(index in held and held[index].stage.status in HAS_LINKS for index in far):
         return StagesListen({index: held[index].stage.address for index in far})
     return StagesLoading(_progress(far, held))
@@ -155,7 +155,7 @@ def _failure(
     load: StageLoad, stage: StageSpec, held: HeldStageView | None, snapshot: FleetSnapshot
 ) -> LoadFailure | None:
     if snapshot.neuron(stage.neuron) is None:
-        return _away(stage.neuron, f"was to hold {_where(stage)}")
+        return _offline_failure(stage.neuron, f"was to hold {_where(stage)}")
     if held is None:
         message = f"{stage.neuron} did not take up its order to hold {_where(stage)}"
         return LoadFailure(code="not_picked_up", message=message) if load.is_late else None
@@ -167,7 +167,7 @@ def _failure(
     return msgspec.structs.replace(failure, message=message, needed_bytes=None, costs=None)
 
 
-def _away(neuron: str, what: str) -> LoadFailure:
+def _offline_failure(neuron: str, what: str) -> LoadFailure:
     message = f"{neuron}, which {what}, went away during the load"
     return LoadFailure(code="neuron_away", message=message)
 

@@ -122,8 +122,8 @@ class _Tick:
                 self._load(entry)
         restored = self._restore_drained()
         for model, replicas in list(self._snapshot.by_model.items()):
-            self._look_at(model, replicas)
-        self._move_what_leaves()
+            self._reconcile_model(model, replicas)
+        self._move_leaving()
         self._give_time_slices(wanted)
         return Plan(
             actions=tuple(self._actions), time_slices=self._snapshot.time_slices, restored=restored
@@ -164,7 +164,7 @@ class _Tick:
         self._begin_load(entry, room.candidate)
         return False
 
-    def _look_at(self, model: str, replicas: Sequence[ReplicaView]) -> None:
+    def _reconcile_model(self, model: str, replicas: Sequence[ReplicaView]) -> None:
         entry = self._catalogue.get(model)
         if entry is None:
             for replica in replicas:
@@ -190,7 +190,7 @@ class _Tick:
         if len(held) < assignment.max_replicas and not is_under_way:
             self._load(entry, may_evict=False)
 
-    def _move_what_leaves(self) -> None:
+    def _move_leaving(self) -> None:
         for neuron in self._snapshot.neurons:
             for replica in neuron.replicas if neuron.may_serve else ():
                 entry = self._catalogue.get(replica.model)

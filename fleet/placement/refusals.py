@@ -179,7 +179,7 @@ def _short_divided(entry: CatalogueEntry, division: Division) -> Reject:
     if isinstance(in_all, StageRefusal):
         return Reject(
             code="exceeds_device",
-            message=f"{entry.name} fits no device, nor, divided, {_of_whom(division)}: "
+            message=f"{entry.name} fits no device, nor, divided, {_devices_of(division)}: "
             f"{in_all.words}",
             retry_after_s=None,
             model_id=_model_id(entry),
@@ -199,7 +199,7 @@ def _short_divided(entry: CatalogueEntry, division: Division) -> Reject:
     )
 
 
-def _of_whom(division: Division) -> str:
+def _devices_of(division: Division) -> str:
     if division.spread == "fleet":
         return f"the devices of all hosts with {STAGE_LISTEN.name}"
     return "the devices of one host"

@@ -60,7 +60,7 @@ def pack(folder: Path, manifest: Manifest, target: Path) -> None:
         tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar,
     ):
         for name in (MANIFEST, *files):
-            tar.add(folder / name, arcname=name, filter=_nobodys)
+            tar.add(folder / name, arcname=name, filter=_without_owner)
 
 
 def extract(tar: tarfile.TarFile, folder: Path) -> None:
@@ -113,7 +113,7 @@ def _without_retired(manifest: Manifest) -> Manifest:
     )
 
 
-def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o600

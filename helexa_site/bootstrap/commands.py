@@ -97,13 +97,13 @@ def run(arguments: list[str]) -> int:
         complain(str(error))
         return FAILURE
     except BrokenPipeError:
-        _leave_output()
+        _discard_output()
         return OUTPUT_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _leave_output() -> None:
+def _discard_output() -> None:
     """Python would retry the write at its exit."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

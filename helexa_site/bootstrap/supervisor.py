@@ -69,7 +69,7 @@ class Child:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._last_words = ""
+        self._last_line = ""
         """The last line of its output, unless the console has shown it."""
         self._keeper = SupervisedThread(self._keep, name=f"keep-{spec.name}")
 
@@ -114,7 +114,7 @@ class Child:
             print_step(
                 self.spec.name,
                 f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}"
-                + (f"; it ends with: {self._last_words}" if self._last_words else ""),
+                + (f"; it ends with: {self._last_line}" if self._last_line else ""),
             )
             self._stopping.wait(delay_s)
 
@@ -160,15 +160,15 @@ class Child:
             return self._process
 
     def _pump(self, output: IO[bytes]) -> None:
-        self._last_words = ""
+        self._last_line = ""
         for line in output:
             text = line.decode(errors="replace").rstrip()
             self._log.write(text)
             if self.spec.shown is not None and self.spec.shown.search(text):
                 relay(self.spec.name, text)
-                self._last_words = ""
+                self._last_line = ""
             elif text:
-                self._last_words = text[:MAX_LAST_WORDS_CHARACTERS]
+                self._last_line = text[:MAX_LAST_WORDS_CHARACTERS]
         output.close()
 
 

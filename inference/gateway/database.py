@@ -111,7 +111,7 @@ class DatabaseCatalogue:
         expired."""
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
-        self._away: tuple[float, ServiceUnavailableError] | None = None
+        self._outage: tuple[float, ServiceUnavailableError] | None = None
         """Since when the database is offline, with the error; ``None``: it answers. Retried once in
         ``CACHE_S``."""
 
@@ -144,8 +144,8 @@ class DatabaseCatalogue:
         if (kept := selectors.catalogue_cache.kept()) is not None:
             self._last = kept
             return kept
-        if self._away is not None and self._clock() - self._away[0] < CACHE_S:
-            raise self._away[1].with_traceback(None)
+        if self._outage is not None and self._clock() - self._outage[0] < CACHE_S:
+            raise self._outage[1].with_traceback(None)
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
             self._reading_since_s = time.monotonic()
@@ -161,9 +161,9 @@ class DatabaseCatalogue:
         try:
             self._last = await self._database.query(selectors.catalogue_cache.current)
         except ServiceUnavailableError as error:
-            self._away = (self._clock(), error)
+            self._outage = (self._clock(), error)
             raise
-        self._away = None
+        self._outage = None
         return self._last
 
     def _has_read(self, reading: asyncio.Task[OfferedModels]) -> None:

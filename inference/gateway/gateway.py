@@ -127,7 +127,7 @@ class Gateway:
         self._drain_ended = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops = BackgroundLoops()
-        self._beginnings: list[Callable[[], None]] = []
+        self._on_start: list[Callable[[], None]] = []
 
     def ensure_started(self) -> None:
         """Call on the event loop that will serve."""
@@ -183,13 +183,13 @@ class Gateway:
             ("standstills", partial(repeat, standstills.look, STANDSTILL_INTERVAL_S)),
             ("alive", self.liveness.run_alive),
             ("watch", self.liveness.run_watch),
-            ("held requests", partial(repeat, self._look_at_held, LOOK_INTERVAL_S)),
+            ("held requests", partial(repeat, self._poll_held, LOOK_INTERVAL_S)),
             ("leases", limiter.run_renewals),
             ("waiting", partial(repeat, self._publish_waiting, WAITING_INTERVAL_S)),
             ("refusals", partial(repeat, self._count_refusals, REFUSALS_INTERVAL_S)),
         ):
             self._loops.begin(name, loop)
-        for begin in self._beginnings:
+        for begin in self._on_start:
             begin()
 
     def open_call(
@@ -235,7 +235,7 @@ class Gateway:
 
     def when_started(self, begin: Callable[[], None]) -> None:
         """Calls ``begin`` on the event loop that serves, once it runs."""
-        self._beginnings.append(begin)
+        self._on_start.append(begin)
 
     def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
         return self._loops.begin(name, work)
@@ -302,7 +302,7 @@ class Gateway:
         await self._frames_link.aclose()
         await self._limits_link.aclose()
 
-    async def _look_at_held(self) -> None:
+    async def _poll_held(self) -> None:
         await self.held.look(self.liveness.neuron_names())
 
     async def _publish_waiting(self) -> None:

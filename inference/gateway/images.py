@@ -326,7 +326,7 @@ class ImageSender:
     def __init__(self, client: redis.asyncio.Redis, *, stall_limit_s: float) -> None:
         self._client = client
         self._stall_limit_s = stall_limit_s
-        self._forgetting: set[asyncio.Task[None]] = set()
+        self._deleting: set[asyncio.Task[None]] = set()
 
     async def put(
         self, neuron: str, request_id: str, files: Sequence[ImageFile], *, timeout_s: float
@@ -367,8 +367,8 @@ class ImageSender:
 
     def forget_soon(self, neuron: str, request_id: str) -> None:
         task = asyncio.create_task(self._forget(images_key(neuron, request_id)))
-        self._forgetting.add(task)
-        task.add_done_callback(self._forgetting.discard)
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
 
     async def _forget(self, key: str) -> None:
         try:

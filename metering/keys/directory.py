@@ -81,7 +81,7 @@ class KeyDirectory:
         self._imported: frozenset[str] = frozenset()
         """The prefixes of imported keys: keys of another form need no query."""
         self._revision: int | None = None
-        self._is_away = False
+        self._is_offline = False
         self._next = _Round()
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -147,18 +147,18 @@ class KeyDirectory:
     async def _look_up_key(self, prefix: str) -> KeyRecord:
         if self._unknown_until.get(prefix, 0.0) <= self._clock():
             self._unknown_until.pop(prefix, None)
-            await self._round_over(prefix)
+            await self._await_round(prefix)
         if record := self._keys.get(prefix):
             return record
         if prefix in self._unknown_until:
             raise InvalidKeyError("The API key is not valid.")
         raise _unavailable()
 
-    async def _round_over(self, prefix: str) -> None:
+    async def _await_round(self, prefix: str) -> None:
         """Waits for the round that reads this prefix. Raises ``DirectoryUnavailableError``."""
         assert self._task is not None, "the directory was not started"
         following = self._next
-        if self._is_away or following.is_full:
+        if self._is_offline or following.is_full:
             raise _unavailable()
         following.prefixes.add(prefix)
         self._wanted.set()
@@ -175,10 +175,10 @@ class KeyDirectory:
             try:
                 await self._read(this)
             except DirectoryUnavailableError as error:
-                self._lose(error)
+                self._forget_unknown(error)
             except Exception:
                 logger.exception("keys were not read")
-                self._lose(None)
+                self._forget_unknown(None)
             finally:
                 this.over.set()
             await self._pause()
@@ -204,13 +204,13 @@ class KeyDirectory:
             self._accounts = dict(accounts)
             self._imported = imported
             self._unknown_until.clear()
-        self._remember_keys(prefixes, keys)
+        self._cache_keys(prefixes, keys)
         self._revision = revision
-        if self._is_away:
+        if self._is_offline:
             logger.info("API keys can be looked up again")
-            self._is_away = False
+            self._is_offline = False
 
-    def _remember_keys(self, asked: set[str], found: Mapping[str, KeyRecord]) -> None:
+    def _cache_keys(self, asked: set[str], found: Mapping[str, KeyRecord]) -> None:
         until_s = self._clock() + UNKNOWN_FOR_S
         for prefix in asked:
             if prefix in found:
@@ -219,13 +219,13 @@ class KeyDirectory:
                 self._keys.pop(prefix, None)
                 _put(self._unknown_until, prefix, until_s)
 
-    def _lose(self, error: DirectoryUnavailableError | None) -> None:
+    def _forget_unknown(self, error: DirectoryUnavailableError | None) -> None:
         """Forgets unknown keys: one may have been created since, and the database could not confirm
         it."""
         self._unknown_until.clear()
-        if not self._is_away:
+        if not self._is_offline:
             logger.warning("API keys are those remembered: %s", error or "see above")
-            self._is_away = True
+            self._is_offline = True
 
     async def _in_thread(self, query: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, query)

@@ -190,7 +190,7 @@ class LedgerWriter:
             try:
                 self._pending.write()
             except Error as error:
-                self._take_all()
+                self._pop_all()
                 self._pending.recover(error)
                 num_failures += 1
                 time.sleep(BACKOFF.wait_s(num_failures))
@@ -201,7 +201,7 @@ class LedgerWriter:
     def _await_work(self) -> None:
         """Returns the queue, when something is worth writing."""
         while not self._is_stopping:
-            self._take_all()
+            self._pop_all()
             waits_s = self._pending.due_s(DELAYS_S) - time.monotonic()
             if waits_s <= 0:
                 return
@@ -212,7 +212,7 @@ class LedgerWriter:
             if write is not None:
                 self._pending.add(write)
 
-    def _take_all(self) -> None:
+    def _pop_all(self) -> None:
         try:
             while True:
                 write = self._queue.get_nowait()

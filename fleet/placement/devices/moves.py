@@ -37,7 +37,7 @@ def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tupl
         if moved is None or neuron is None or not _is_worth_moving(moved, neuron, expected):
             continue
         move = _elsewhere(moved, expected, catalogue)
-        if move is not None and not _is_where_it_leaves(move, neuron_name, load):
+        if move is not None and not _is_on_load_device(move, neuron_name, load):
             moves.append(move)
             expected = with_load(expected, move, moved)
     return tuple(moves)
@@ -54,7 +54,7 @@ def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetS
     return not is_elsewhere and not may_sleep(replica, neuron)
 
 
-def _is_where_it_leaves(move: Load, neuron: str, load: Load) -> bool:
+def _is_on_load_device(move: Load, neuron: str, load: Load) -> bool:
     """Whether the move, away from ``neuron``, goes to a device there of ``load``, as one of unknown
     size would."""
     if move.neuron != neuron:

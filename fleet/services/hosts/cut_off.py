@@ -161,7 +161,7 @@ def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
         return f"it has written over {MAX_NEURON_KEYS} keys"
     events = [name for name in names if is_events_key(name)]
     state_bytes = _num_bytes(client, [name for name in names if not is_events_key(name)])
-    gone = _of_gone_gateways(client, events)
+    gone = _of_dead_gateways(client, events)
     abandoned_bytes = _num_bytes(client, gone)
     stream_bytes = [_num_bytes(client, [name]) for name in events if name not in gone]
     num_bytes = state_bytes + abandoned_bytes + sum(stream_bytes)
@@ -176,7 +176,7 @@ def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
     return ""
 
 
-def _of_gone_gateways(client: redis.Redis, events: Sequence[bytes]) -> list[bytes]:
+def _of_dead_gateways(client: redis.Redis, events: Sequence[bytes]) -> list[bytes]:
     pipeline = client.pipeline(transaction=False)
     for key in events:
         pipeline.exists(gateway_alive_key(gateway_of_events_key(key)))

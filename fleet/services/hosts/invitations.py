@@ -168,7 +168,7 @@ def _redis_url(policy: FleetPolicy, address: str | None, user: str, secret: str)
     is_tls, database = policy.share_is_tls, ""
     if policy.share_address:
         address = address or policy.share_address
-    elif given.scheme in ("redis", "rediss") and (address or not _is_here(given.hostname)):
+    elif given.scheme in ("redis", "rediss") and (address or not _is_this_machine(given.hostname)):
         is_tls = given.scheme == "rediss"
         address = address or f"{given.netloc.rpartition('@')[2]}"
         database = given.path.strip("/")
@@ -179,7 +179,7 @@ def _redis_url(policy: FleetPolicy, address: str | None, user: str, secret: str)
     return f"{scheme}://{user}:{secret}@{address}/{database or 0}"
 
 
-def _is_here(host: str | None) -> bool:
+def _is_this_machine(host: str | None) -> bool:
     return host in (None, "", "localhost", "::1") or str(host).startswith("127.")
 
 

@@ -110,7 +110,7 @@ def _models_to_restore(neuron_name: str) -> list[str]:
     """The models loaded there now, without substitutes for another neuron, and those still missing
     there since the last drain."""
     loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
-    loaded = loaded.exclude(model_name__in=_at_home_elsewhere(neuron_name))
+    loaded = loaded.exclude(model_name__in=_restored_elsewhere(neuron_name))
     by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
     names = list(by_use.values_list("model_name", flat=True))
     desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
@@ -118,7 +118,7 @@ def _models_to_restore(neuron_name: str) -> list[str]:
     return [*names, *(name for name in missing if name not in names)]
 
 
-def _at_home_elsewhere(neuron_name: str) -> set[str]:
+def _restored_elsewhere(neuron_name: str) -> set[str]:
     online = Neuron.objects.filter(status=NeuronStatus.ONLINE).exclude(name=neuron_name)
     homes = {*online.values_list("name", flat=True)}
     return {one for name, models in models_to_restore().items() if name in homes for one in models}

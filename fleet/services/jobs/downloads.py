@@ -96,7 +96,7 @@ def download_start(
     snapshot = live.read_snapshot_sync(live.redis_client())
     if neuron_name is not None:
         reporting_neuron(neuron_name, snapshot)
-    neuron = selectors.neuron_known(neuron_name or _somewhere(source, snapshot, pinned_on))
+    neuron = selectors.neuron_known(neuron_name or _chosen_neuron(source, snapshot, pinned_on))
     while True:
         pulls = selectors.downloads_active().filter(kind=DownloadKind.PULL, neuron=neuron, **files)
         if (active := pulls.first()) is not None:
@@ -198,7 +198,7 @@ def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
         raise
 
 
-def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:
+def _chosen_neuron(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:
     reports = read_cache_reports(live.redis_client(), [neuron.name for neuron in snapshot.neurons])
     name = download_neuron(source, snapshot, reports, pinned_on)
     if name is None:

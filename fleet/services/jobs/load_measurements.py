@@ -97,7 +97,7 @@ def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> No
     live = {state.model: state for state in states if _has_average(state)}
     rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
     for row in rows.select_related("model"):
-        if _is_news(row, live[row.model.name]):
+        if _has_changed(row, live[row.model.name]):
             _write_speed(row, live[row.model.name])
 
 
@@ -126,7 +126,7 @@ def _has_average(state: ReplicaState) -> bool:
     )
 
 
-def _is_news(row: LoadMeasurement, state: ReplicaState) -> bool:
+def _has_changed(row: LoadMeasurement, state: ReplicaState) -> bool:
     """Whether the average differs from the stored one, or, while none is stored, from the load's
     own measurement, where the average started."""
     assert state.report is not None and state.stats is not None

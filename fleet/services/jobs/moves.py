@@ -88,7 +88,7 @@ def _load_advance(
 ) -> None:
     is_own = state.job_id == str(job.pk)
     if state.status is ReplicaStatus.READY:
-        if is_own or _is_what_was_asked_for(job, state):
+        if is_own or _is_by_same_spec(job, state):
             _load_succeeded(job, state, is_own=is_own)
     elif not is_own:
         return
@@ -101,7 +101,7 @@ def _load_advance(
         if failure.costs is not None and _load_divide(job, failure.costs, snapshot, now):
             return
         if job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
-            _need_learnt(job, state, failure)
+            _record_need(job, state, failure)
     elif state.status is ReplicaStatus.DRAINING:
         job_end(job=job, status=LoadJobStatus.CANCELLED)
     else:
@@ -140,7 +140,7 @@ def _load_divide(
     return True
 
 
-def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> None:
+def _record_need(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> None:
     if job.model is None or job.stages:
         return  # one stage's need is not that of the whole model
     if failure.costs is not None and job.spec_digest == job.model.entry().spec_digest():
@@ -155,7 +155,7 @@ def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> Non
     )
 
 
-def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:
+def _is_by_same_spec(job: LoadJob, state: ReplicaState) -> bool:
     """Another job loaded it, by this job's spec. Not while it is being unloaded, and never for a
     reload."""
     return (
@@ -192,7 +192,7 @@ def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
 
 
 def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
-    if state is None or _was_asked_for_later(job, state.job_id):
+    if state is None or _is_older(job, state.job_id):
         overtaken = [one for one in _loads_before(job) if one.pk != job.pk]
         # A heartbeat lacks a load that the neuron has not received yet, or that is newer than the
         # heartbeat.
@@ -212,7 +212,7 @@ def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> N
             code="unloaded", message="Its engine ended before it was asleep: it is not loaded"
         )
         job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
-    elif _was_asked_for_later(job, state.job_id):
+    elif _is_older(job, state.job_id):
         job_end(job=job, status=LoadJobStatus.CANCELLED)
     elif state.status is ReplicaStatus.ASLEEP:
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
@@ -243,7 +243,7 @@ def _replacing_advance(
         job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
     elif replacement.kind == LoadJobKind.RELOAD:
         _reload_in_turn(job, now)
-    elif state is None or _was_asked_for_later(job, state.job_id):
+    elif state is None or _is_older(job, state.job_id):
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif job.status == LoadJobStatus.PENDING:
         _replaced_unload(job, now)
@@ -270,7 +270,7 @@ def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
     return f"waiting for {num_requests} requests" if num_requests else then
 
 
-def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
+def _is_older(job: LoadJob, job_id: str) -> bool:
     try:
         pk = uuid.UUID(job_id)
     except ValueError:

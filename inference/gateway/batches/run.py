@@ -312,7 +312,7 @@ class BatchRow:
         written = spooled_file()
         try:
             async with run_request(
-                self._gateway, call, _inside(parsed), abort=_nobody_to_abort
+                self._gateway, call, _inside(parsed), abort=_nothing_to_abort
             ) as stream:
                 encoder = parsed.body_encoder(request_id=self.request_id, clock=unix_time_s)
                 has_ended = False
@@ -380,5 +380,5 @@ def _inside(parsed: Any) -> Any:
     return parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
 
 
-def _nobody_to_abort() -> None:
+def _nothing_to_abort() -> None:
     """The stream fails by itself when its events are not read."""

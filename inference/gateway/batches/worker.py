@@ -35,9 +35,9 @@ class BatchWorker:
         """Checks for a batch or an expired file at once, also one of a previous instance."""
         self._wanted.set()
         if self._loop is None or self._loop.done():
-            self._loop = self._gateway.run_beside("batches", self._look)
+            self._loop = self._gateway.run_beside("batches", self._poll)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             self._wanted.clear()
             with contextlib.suppress(ServiceUnavailableError):

@@ -64,7 +64,7 @@ HEAD = "HEAD"
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
     def __init__(self) -> None:
         self._exchange: asyncio.Task[None] | None = None
-        self._given_up = False
+        self._is_aborted = False
 
     def stop_working(self) -> None:
         raise NotImplementedError
@@ -79,14 +79,14 @@ class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
         except StopConsumer:
             pass
         except asyncio.CancelledError:
-            if not self._given_up:
+            if not self._is_aborted:
                 raise
         finally:
             self.stop_working()
 
     def abort(self) -> None:
         """Disconnects the client: servers close a connection whose application has ended early."""
-        self._given_up = True
+        self._is_aborted = True
         if self._exchange is not None:
             self._exchange.cancel()
 

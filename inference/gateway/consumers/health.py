@@ -68,12 +68,12 @@ class HealthConsumer(ApiConsumer):
         left_out = self.gateway.upstreams.left_out()
         reasons += upstream_reasons(entries or (), left_out)
         serves = snapshot is not None and can_serve(entries, snapshot, left_out)
-        knows = await self._may_know()
+        knows = await self._may_see_causes()
         found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
         instance = instance_header(self.gateway.config.data_dir)
         await self.respond(200 if serves else 503, found, instance)
 
-    async def _may_know(self) -> bool:
+    async def _may_see_causes(self) -> bool:
         try:
             await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.FLEET_READ)
         except ApiError:

@@ -127,7 +127,7 @@ class Metrics(Collector):
         self._times = _Series(histograms, MAX_NAMES)
         self._spend = self._counters(SPEND_COUNTERS, ("account", "key"))
         self._rejections = self._counters(REJECTIONS, ("model", "node", "reason"))
-        self._endings = self._counters(ENDINGS, ("status", "code"), MAX_CODES)
+        self._by_status = self._counters(ENDINGS, ("status", "code"), MAX_CODES)
         self._totals: list[tuple[str, str, Callable[[], int]]] = []
         self.registry.register(self)
 
@@ -151,7 +151,7 @@ class Metrics(Collector):
     def observe(self, ended: RequestOutcome) -> None:
         settle = ended.settle
         code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
-        self._endings.of(str(ended.status), code)["requests"].inc()
+        self._by_status.of(str(ended.status), code)["requests"].inc()
         tokens = settle.prompt_tokens + settle.completion_tokens
         if settle.account and tokens:
             spend = self._spend.of(settle.account, settle.key)

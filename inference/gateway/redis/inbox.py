@@ -137,7 +137,7 @@ class Dispatcher:
         give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
         try:
             for entries in _pushes(batch):
-                await self._push_until_taken(neuron, entries, give_up_s)
+                await self._push_until_acknowledged(neuron, entries, give_up_s)
         except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
             self._fail(neuron, batch, error)
             return
@@ -145,7 +145,7 @@ class Dispatcher:
             if not outgoing.delivered.done():
                 outgoing.delivered.set_result(None)
 
-    async def _push_until_taken(
+    async def _push_until_acknowledged(
         self, neuron: str, entries: Sequence[Entry], give_up_s: float
     ) -> None:
         loop = asyncio.get_running_loop()

@@ -89,7 +89,7 @@ class HeldRequestsWatch:
         self._dispatcher = dispatcher
         self._readers = readers
         self._last_seen: dict[str, tuple[str, int]] = {}
-        self._looked_s = deque([0.0, 0.0], maxlen=2)
+        self._polled_s = deque([0.0, 0.0], maxlen=2)
         self._in_use_s = float("-inf")
         self._num_sightings: Counter[tuple[str, str]] = Counter()
         self._log = ThrottledLog(logger, logging.WARNING)
@@ -101,19 +101,19 @@ class HeldRequestsWatch:
         if len(self._streams) or self._num_sightings:
             self._in_use_s = now_s
         is_idle = now_s - self._in_use_s >= IDLE_AFTER_S
-        if is_idle and now_s - self._looked_s[-1] < IDLE_LOOK_INTERVAL_S:
+        if is_idle and now_s - self._polled_s[-1] < IDLE_LOOK_INTERVAL_S:
             return
         names = sorted({*neurons, *(stream.neuron for stream in self._streams)})
         lists = await self._read(names)
-        looked_s = self._looked_s[0]
-        self._looked_s.append(asyncio.get_running_loop().time())
+        polled_s = self._polled_s[0]
+        self._polled_s.append(asyncio.get_running_loop().time())
         sightings: Counter[tuple[str, str]] = Counter()
         for neuron in names:
             held = lists[neuron]
             if held is None or self._last_seen.get(neuron) == (held.epoch, held.beat):
                 continue
             self._last_seen[neuron] = (held.epoch, held.beat)
-            has_caught_up = self._readers.caught_up_s(neuron) > looked_s
+            has_caught_up = self._readers.caught_up_s(neuron) > polled_s
             self._fail_the_missing(neuron, held, has_caught_up)
             sightings += self._sightings(neuron, held)
         self._num_sightings = sightings
@@ -295,13 +295,13 @@ class Liveness:
         now_s = asyncio.get_running_loop().time()
         self._is_answering = True
         self._continuity.answered(now_s)
-        silenced = [] if self._snapshot is None else _silenced(snapshot, self._snapshot)
-        if silenced and self._continuity.is_settled(now_s):
+        newly_silent = [] if self._snapshot is None else _newly_silent(snapshot, self._snapshot)
+        if newly_silent and self._continuity.is_settled(now_s):
             # Redis may have restarted empty within a moment: this gateway's marker shows it.
             await self._announcing.join()
             self._continuity.answered(now_s)
         if not self._continuity.is_settled(now_s):
-            snapshot = _with(snapshot, silenced)
+            snapshot = _with(snapshot, newly_silent)
         snapshot = self._absences.noted(snapshot, now_s)
         self._snapshot = snapshot
         self._snapshot_read_s = now_s
@@ -318,12 +318,12 @@ class Liveness:
                 stream.lose(neuron_lost(stream.neuron))
 
 
-def _silenced(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:
+def _newly_silent(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:
     return [view for view in before.neurons if snapshot.neuron(view.name) is None]
 
 
-def _with(snapshot: FleetSnapshot, silenced: list[NeuronView]) -> FleetSnapshot:
-    neurons = sorted([*snapshot.neurons, *silenced], key=lambda view: view.name)
+def _with(snapshot: FleetSnapshot, newly_silent: list[NeuronView]) -> FleetSnapshot:
+    neurons = sorted([*snapshot.neurons, *newly_silent], key=lambda view: view.name)
     return replace(snapshot, neurons=tuple(neurons))
 
 

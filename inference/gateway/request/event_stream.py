@@ -99,7 +99,7 @@ class RequestStream:
         self._abort = abort
         self._check = check
         self._deadline: asyncio.TimerHandle | None = loop.call_later(
-            max(0.0, first_token_timeout_s), self._give_up
+            max(0.0, first_token_timeout_s), self._time_out
         )
 
     def follow(self, submission: asyncio.Future[None]) -> None:
@@ -250,7 +250,7 @@ class RequestStream:
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self.fail(
             ServiceUnavailableError(
                 "deadline_exceeded", f"{self.model} gave no token within the time allowed."
@@ -295,11 +295,11 @@ class StandstillWatch:
     ) -> None:
         self._streams = streams
         self._clock = clock
-        self._looked_s = clock()
+        self._checked_s = clock()
 
     async def look(self) -> None:
-        before_s, self._looked_s = self._looked_s, self._clock()
-        paused_s = self._looked_s - before_s
+        before_s, self._checked_s = self._checked_s, self._clock()
+        paused_s = self._checked_s - before_s
         if paused_s <= GATEWAY_ALIVE_EXPIRY_S:
             return
         logger.error("this gateway stood still for %.0f s", paused_s)

@@ -160,7 +160,7 @@ class Call:
     charged: TokenBounds | None = None
     """The tokens that a limit was charged: ``prompt_tokens``, and ``default_output_tokens`` for the
     answer. ``None``: no limit counts its tokens."""
-    _not_let_in: tuple[str, str] = ("", "")
+    _refused_sender: tuple[str, str] = ("", "")
     """Account and key of a refused sender, who is no principal."""
     _started_s: float = field(default_factory=time.monotonic)
     _is_closed: bool = False
@@ -201,7 +201,7 @@ class Call:
         self.error_message = error.message
         self.error_cause = error.cause
         self.error_status = error.status
-        self._not_let_in = (error.account, error.key)
+        self._refused_sender = (error.account, error.key)
 
     def hand_over(self) -> Call:
         self._is_closed = True
@@ -262,7 +262,7 @@ class Call:
         self, usage: Usage, *, code: str, kind: Outcome, message: str, metered: Metered
     ) -> RequestOutcome:
         counter, principal = self.usage_counter, self.principal
-        account, key = (principal.account, principal.key) if principal else self._not_let_in
+        account, key = (principal.account, principal.key) if principal else self._refused_sender
         first_s = None if counter is None else counter.first_token_s
         begun_s = None if counter is None else counter.begun_s
         settle = Settle(

@@ -147,9 +147,9 @@ class Placer:
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 raise _still_waiting(decision)
-            await self._waiting.wait(entry.name, partial(self._look, entry), timeout_s=left_s)
+            await self._waiting.wait(entry.name, partial(self._poll, entry), timeout_s=left_s)
 
-    async def _look(self, entry: CatalogueEntry) -> bool:
+    async def _poll(self, entry: CatalogueEntry) -> bool:
         decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
         if isinstance(decision, Load):
             await self._start_load(decision, current)

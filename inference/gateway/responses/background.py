@@ -97,7 +97,7 @@ class BackgroundRun:
 
     async def _answer(self) -> None:
         async with run_request(
-            self._gateway, self.call, self._request.generation, abort=_nobody_to_abort
+            self._gateway, self.call, self._request.generation, abort=_nothing_to_abort
         ) as stream:
             async for event in _events(stream):
                 if isinstance(event, Finished) and not await self._keep(event):
@@ -226,7 +226,7 @@ async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
                 return
 
 
-def _nobody_to_abort() -> None:
+def _nothing_to_abort() -> None:
     """The stream fails by itself when its events are not read."""
 
 

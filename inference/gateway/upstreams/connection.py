@@ -378,9 +378,9 @@ class UpstreamConnection(asyncio.Protocol):
     def _set_timer(self, when_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(when_s, self._look)
+        self._timer = self._loop.call_at(when_s, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         """Ends a wait that has timed out. The timer is not moved for each wait or request: it is
         set again here for a longer wait."""
         self._timer = None

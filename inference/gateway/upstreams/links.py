@@ -95,7 +95,7 @@ class UpstreamLink:
         self._probing: asyncio.Task[None] | None = None
         self.is_left_out = False
         self._num_failures = 0
-        self._is_sick = False
+        self._was_left_out = False
         """It was left out, and has answered no request since."""
 
     def __repr__(self) -> str:
@@ -172,18 +172,18 @@ class UpstreamLink:
         return Watch(self)
 
     def has_answered(self) -> None:
-        if self._is_sick:
+        if self._was_left_out:
             logger.info("the upstream %s answers again", self.entry.name)
-        self.is_left_out = self._is_sick = False
+        self.is_left_out = self._was_left_out = False
         self._num_failures = 0
 
     def was_unavailable(self, why: str) -> None:
         self._num_failures += 1
         if self.is_left_out or self._num_failures < MAX_FAILURES:
             return
-        if not self._is_sick:
+        if not self._was_left_out:
             logger.warning("the upstream %s is left out: %s", self.entry.name, why)
-        self.is_left_out = self._is_sick = True
+        self.is_left_out = self._was_left_out = True
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
 
