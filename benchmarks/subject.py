@@ -151,7 +151,6 @@ def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float |
 
 
 def _resident_mib() -> float:
-    """This process' memory, Python included."""
     resident_bytes: int = psutil.Process().memory_info().rss
     return resident_bytes / 2**20
 

@@ -91,7 +91,6 @@ def upstream_known(name: str) -> Upstream:
 
 
 def is_invited(neuron_name: str) -> bool:
-    """Whether it has an invitation that is not revoked."""
     return Invitation.objects.filter(neuron_name=neuron_name).exists()
 
 
@@ -115,7 +114,6 @@ def unload_job_is_active(model_name: str, neuron: Neuron) -> bool:
 
 
 def load_jobs_by_status() -> dict[str, int]:
-    """The number of load jobs with each status."""
     counted = LoadJob.objects.values_list("status").annotate(Count("pk")).order_by()
     return dict.fromkeys(LoadJobStatus.values, 0) | dict(counted)
 

@@ -104,7 +104,6 @@ class TickScheduler(Scheduler):  # type: ignore[misc]
 
 @contextmanager
 def _contained(task: str) -> Iterator[None]:
-    """Logs the task's exceptions, and keeps no connection that the database has closed."""
     close_old_connections()
     try:
         yield

@@ -208,7 +208,6 @@ def _attempts_of(username: str, address: str) -> QuerySet[LoginAttempt]:
 
 
 def _count(username: str, address: str, now: datetime) -> None:
-    """Adds one attempt, concurrently with others."""
     if _count_again(username, address, now):
         return
     try:

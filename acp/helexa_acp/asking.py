@@ -198,7 +198,6 @@ class Asker:
     async def _request(
         self, tools: dict[str, Tool], has_api_tools: bool
     ) -> tuple[Projection, ModelRequest]:
-        """The projection of the history that fits into the context, and its request."""
         selector, history = self.session.selector, answered(self.session.history)
         if not self.endpoints.learnt(selector).reads_images:
             history = without_images(history)

@@ -61,7 +61,6 @@ def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
 
 
 def window_for(budget: int, max_tokens: int | None) -> int:
-    """The context window of which a prompt may use ``budget``."""
     return min(budget + _answer_tokens(max_tokens), budget * SMALLEST_SHARE)
 
 

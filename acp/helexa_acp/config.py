@@ -41,7 +41,6 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
 
     def __repr__(self) -> str:
-        """Without the key."""
         return f"Endpoint({self.name!r}, {self.base_url!r}, {self.wire_api!r})"
 
     def resolved(self, environ: Mapping[str, str]) -> Endpoint:
@@ -99,7 +98,6 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def data_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of sessions and plans."""
     return _xdg(environ, "XDG_DATA_HOME", ".local/share") / "helexa-acp"
 
 

@@ -254,7 +254,6 @@ async def _whole(response: httpx2.Response) -> AsyncIterator[str]:
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[str]:
-    """The data of each server-sent event."""
     data: list[str] = []
     async for line in response.aiter_lines():
         if line.startswith("data:"):

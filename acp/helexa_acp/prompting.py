@@ -196,7 +196,7 @@ class Prompter:
         await self.port.update(updates.options_changed(self.config, self.endpoints, self.session))
 
     async def _outcome(self, turn: asyncio.Task[StopReason]) -> StopReason:
-        """The turn's stop reason. This task may be cancelled itself, when the agent exits."""
+        """This task may be cancelled itself, when the agent exits."""
         try:
             await asyncio.wait([turn])
         except asyncio.CancelledError:

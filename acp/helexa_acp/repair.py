@@ -63,7 +63,6 @@ def understand(
 
 
 def _read(members: dict[str, Any], signatures: Sequence[Signature]) -> Understood | NotUnderstood:
-    """An object that is a whole call."""
     function = members.get("function")
     if isinstance(function, dict) and members.keys() - LABELS == {"function"}:
         return _read(function, signatures)

@@ -124,7 +124,6 @@ class CallRunner:
         return show
 
     async def _refused(self, call: ToolCall, tool: Tool, why: str) -> ToolResult:
-        """Reports a call that failed before it had a preview, and returns its error result."""
         parts = error_parts(why)
         await self.port.update(
             updates.call_started(
@@ -283,7 +282,6 @@ class TurnRunner:
         )
 
     async def _show_usage(self) -> None:
-        """Shows the use of the context, where known."""
         session = self._session
         window = await self.asker.endpoints.context_window_of_loaded(session.selector)
         if window is not None and session.usage.last_total_tokens:

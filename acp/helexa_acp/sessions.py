@@ -202,7 +202,6 @@ class Sessions:
             session.turn.cancel()
 
     async def close(self, session_id: str) -> None:
-        """Ends all its work."""
         session = self.get(session_id)
         self.cancel(session)
         async with session.lock:

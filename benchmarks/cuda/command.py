@@ -165,7 +165,6 @@ def main(
 
 
 def device_problem(device: str) -> str | None:
-    """Why nothing can be measured on it."""
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():

@@ -192,7 +192,6 @@ def draw_work(
 
 
 def result_of(measure: Callable[[], str]) -> str:
-    """The figure, or the reason why there is none."""
     if not torch.cuda.is_available():
         return "unmeasured: no CUDA device"
     try:

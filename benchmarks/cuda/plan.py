@@ -52,7 +52,6 @@ class Workload:
 
     @property
     def mean_context_tokens(self) -> int:
-        """A sequence's context on average over its timed steps."""
         return self.prompt_tokens + self.output_tokens // 2
 
     @property

@@ -64,7 +64,7 @@ def model_folder(shape: str, data_dir: Path, device: str) -> Path:
 
 
 def is_made(config: ModelConfig, folder: Path) -> bool:
-    """Whether it is complete, and of this shape. The config is written last."""
+    """The config is written last."""
     try:
         found = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -82,7 +82,6 @@ def check_disk(shape: str, needed_bytes: int, place: Path, free_bytes: int) -> N
 
 
 def folder_bytes(config: ModelConfig) -> int:
-    """Estimated size of its files."""
     num_tables = 1 if config.tie_embeddings else 2
     num_weights = projection_weights(config) + num_tables * table_weights(config)
     return num_weights * BYTES_PER_WEIGHT

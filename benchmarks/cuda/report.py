@@ -94,7 +94,6 @@ class Line:
 
 
 def report_lines(results: Results, rows: Sequence[Row], limits: Limits | None) -> list[Line]:
-    """One for every planned row."""
     return [_line(results, row, limits) for row in rows]
 
 

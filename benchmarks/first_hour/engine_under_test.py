@@ -32,7 +32,6 @@ class EngineUnderTest:
     report: LoadReport
 
     def __init__(self, spec: LoadSpec) -> None:
-        """Starts the process and waits until the model is loaded."""
         self._engine = EngineProcess(spec, [sys.executable, "-m", "inference.engine"])
         self._messages: Iterator[EngineMessage] = self._engine.messages()
         self._num_submitted = 0

@@ -130,7 +130,6 @@ def _bench(setup: Setup, shape: str) -> Iterator[Part]:
 
 
 def _ends(setup: Setup) -> Iterator[Part]:
-    """Sleep, wake and kill, of the dense model."""
     (dense,) = (model for model in setup.models if model.kind == "dense")
     for name, check in (("sleep and wake", "wake"), ("kill in mid-step", "kill")):
         yield Part(

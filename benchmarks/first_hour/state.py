@@ -150,7 +150,6 @@ def print_facts(**facts: object) -> None:
 
 
 def read_facts(output: str) -> Mapping[str, object]:
-    """The facts of the last line that has any."""
     for line in reversed(output.splitlines()):
         if line.startswith(MARK):
             facts: Mapping[str, object] = json.loads(line.removeprefix(MARK))
@@ -159,7 +158,6 @@ def read_facts(output: str) -> Mapping[str, object]:
 
 
 def summary_of(kind: Summary, output: str, errors: str) -> str:
-    """Summarizes in a few words the part's standard output and standard error."""
     match kind:
         case "facts":
             found = _in_words(read_facts(output))

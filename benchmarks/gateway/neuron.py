@@ -110,7 +110,6 @@ class SteppingNeuron:
         self._next_beat_s = 0.0
 
     def run(self) -> None:
-        """Serve until the process is ended."""
         due_s = time.monotonic()
         while True:
             self._beat_if_due()

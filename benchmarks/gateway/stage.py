@@ -150,7 +150,6 @@ def _command(kind: str, port: int, checkout: Path) -> Sequence[str]:
 
 
 def _prepare(env: dict[str, str], checkout: Path, *, with_key: bool) -> str:
-    """Returns the clients' bearer."""
     done = subprocess.run(
         [sys.executable, "-c", PREPARE + MAKE_KEY if with_key else PREPARE],
         cwd=checkout,

@@ -99,7 +99,6 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]
 
 
 def _num_tokens(event: bytes) -> int:
-    """The answer's number of tokens at this event."""
     chunk: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
     if "error" in chunk:
         raise RuntimeError(chunk["error"]["message"])

@@ -154,7 +154,6 @@ def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = N
 
 
 def file_bytes(shape: Shape) -> int:
-    """Bytes of its tensors."""
     return sum(_stored(name, dimensions)[1] for name, dimensions in _tensors(shape))
 
 
@@ -192,7 +191,6 @@ def _values(
     dimensions: tuple[int, ...],
     type: GGMLQuantizationType | None,
 ) -> npt.NDArray[np.generic]:
-    """A tensor's values in the file."""
     if name.endswith("ssm_a"):
         return -np.ones(dimensions, np.float32)
     if len(dimensions) == 1:

@@ -123,7 +123,6 @@ class ReplicaAdmin(ReportedAdmin):
 
     @display(description="Spec", label=SPEC_LABELS)
     def spec_label(self, replica: Replica) -> str:
-        """Whether it was loaded by the catalogue's present spec."""
         entry = selectors.catalogue_find(replica.model_name)
         if entry is None:
             return NOT_OFFERED

@@ -181,7 +181,6 @@ def is_dry(call: Call) -> bool:
 
 
 def assigned(row: Model, values: dict[str, Any]) -> list[str]:
-    """Sets the row's fields and returns their names."""
     for field, value in values.items():
         setattr(row, field, value)
     return list(values)

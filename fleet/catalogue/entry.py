@@ -70,7 +70,6 @@ class CatalogueEntry(CatalogueSettings):
         return self._named_prices_at(target) or FREE
 
     def charges_tokens_at(self, target: Target) -> bool:
-        """Whether the model has prices of tokens where that target serves."""
         return self._named_prices_at(target) is not None
 
     def unit_prices_at(self, target: Target) -> UnitPrices:

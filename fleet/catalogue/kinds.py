@@ -49,7 +49,6 @@ class Word:
     synonyms: Mapping[str, str] = field(default_factory=dict)
 
     def canonical(self, value: Any) -> Any:
-        """Replaces a synonym by its word."""
         return self.synonyms.get(value.lower(), value) if isinstance(value, str) else value
 
     def problem(self, value: object) -> str | None:

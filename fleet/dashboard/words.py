@@ -31,7 +31,6 @@ def asks_first(command: str) -> bool:
 
 
 def changes_settings(command: str) -> bool:
-    """Whether this command changes settings in its page's form."""
     verb, _, _ = command.partition(" ")
     return verb in ("pin", "unpin")
 

@@ -159,12 +159,10 @@ class NeuronView:
 
     @property
     def may_load(self) -> bool:
-        """Whether models may be loaded there."""
         return self.may_serve and not self.is_draining
 
     @property
     def may_serve(self) -> bool:
-        """Whether requests may go there."""
         speaks = self.speaks_our_protocol
         return self.is_admitted and speaks and self.is_ready and not self.is_leaving
 
@@ -195,7 +193,6 @@ class FleetSnapshot:
 
     @cached_property
     def by_model(self) -> Mapping[str, tuple[ReplicaView, ...]]:
-        """The replicas of each model, by the names of their neurons."""
         found: dict[str, list[ReplicaView]] = {}
         for replica in self.replicas():
             found.setdefault(replica.model, []).append(replica)

@@ -168,7 +168,6 @@ def ensure_gateways_could_check(backend: Backend) -> None:
 
 
 def rows_of(backend: Backend, path: str) -> list[dict[str, Any]]:
-    """All pages of a list."""
     rows: list[dict[str, Any]] = []
     joint = "&" if "?" in path else "?"
     while True:

@@ -273,7 +273,6 @@ def reader_of(kind: Kind) -> Callable[[str], Any]:
 
 
 def given_fields(options: dict[str, Any], fields: Iterable[Field]) -> Row:
-    """Returns the JSON body of the flags that were given."""
     return {one.name: options[FIELD + one.name] for one in fields if FIELD + one.name in options}
 
 
@@ -289,7 +288,6 @@ def add_filter_arguments(parser: ArgumentParser, noun: Noun) -> None:
 
 
 def list_path(noun: Noun, options: dict[str, Any]) -> str:
-    """The list's path, with the given filters."""
     given = {word: options[FILTER + word] for word in noun.filters}
     query = urlencode({word: value for word, value in given.items() if value is not None})
     return f"{noun.path}?{query}" if query else noun.path

@@ -62,7 +62,6 @@ class CatalogueColumns(models.Model):
 
 
 def stored(kind: Kind, value: Any) -> Any:
-    """A setting's value in its column's form."""
     if isinstance(kind, Text):
         return "" if value is None else value
     if isinstance(kind, Word):
@@ -71,7 +70,6 @@ def stored(kind: Kind, value: Any) -> Any:
 
 
 def restored(kind: Kind, value: Any) -> Any:
-    """A column's value as the setting's."""
     if isinstance(kind, Text) and not kind.has_lines:
         return value or None
     return tuple(value) if isinstance(value, list) else value

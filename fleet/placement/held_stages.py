@@ -46,7 +46,6 @@ def stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
 
 
 def failing_stages(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[HeldStageView, ...]:
-    """Stages that failed so recently that their neurons are left out."""
     digest = entry.spec_digest()
     return tuple(
         one
@@ -72,7 +71,6 @@ def stage_failed(entry: CatalogueEntry, failing: Sequence[HeldStageView]) -> Rej
 
 
 def stage_neurons(replica: ReplicaView) -> frozenset[str]:
-    """The other neurons that hold stages of a replica."""
     stages = () if replica.report is None else replica.report.stages
     return frozenset(stage.neuron for stage in stages if stage.neuron)
 

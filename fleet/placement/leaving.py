@@ -50,7 +50,6 @@ def drains(replica: ReplicaView, snapshot: FleetSnapshot) -> bool:
 
 
 def staying(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[ReplicaView]:
-    """The model's loaded or loading replicas that are to stay."""
     return [
         replica
         for replica in snapshot.replicas_of(entry.name)

@@ -25,7 +25,6 @@ class BackupError(Exception):
 
 
 def os_error_text(error: OSError, place: Path) -> str:
-    """The system's error names no file where a disk was full."""
     return str(error) if error.filename is not None else f"{place}: {error.strerror}"
 
 

@@ -23,7 +23,6 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 
 
 def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Returns rows and columns by table."""
     (folder / FOLDER).mkdir(mode=0o700)
     rows: dict[str, int] = {}
     columns: dict[str, list[str]] = {}

@@ -131,7 +131,6 @@ def files_of(requirements: Path) -> Iterator[Path]:
 
 
 def pins_of(requirements: Path) -> list[str]:
-    """The pins of a requirements file and of those that it includes, without comments."""
     lines = [line for file in files_of(requirements) for line in file.read_text().splitlines()]
     pins = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in lines)
     return [pin for pin in pins if pin and not pin.startswith("-r ")]

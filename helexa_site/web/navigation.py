@@ -96,7 +96,6 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
 
 
 def navigation_of(request: HttpRequest) -> list[dict[str, Any]]:
-    """The groups in the form of unfold's templates."""
     match = request.resolver_match
     here = "" if match is None else match.view_name
     groups = ((title, list(_items(items, request.user, here))) for title, items in GROUPS)

@@ -39,7 +39,6 @@ class FileStore:
         return self._directory / file_id
 
     def part(self, file_id: str, holder: str) -> Path:
-        """One gateway's part of a growing file."""
         assert holder.isalnum(), "a gateway's id that is none"
         path = self.path(file_id)
         return path.with_name(f"{path.name}.by-{holder}")

@@ -60,7 +60,6 @@ class Answer:
 
     @property
     def queue_wait_ms(self) -> float | None:
-        """The time to the first token without the prefill."""
         if self.first_s is None or self.timing is None or self.timing.prefill_ms is None:
             return None
         return max(0.0, self.first_s * 1000 - self.timing.prefill_ms)

@@ -128,7 +128,6 @@ def _target_columns(target: _Target, remarks: list[str]) -> dict[str, Any]:
 
 
 def _measured(ids: list[str], remarks: list[str]) -> list[str]:
-    """The scenarios without removed ones."""
     gone = [text for text in ids if text.partition(":")[0] in GONE_KINDS]
     remarks += [f"{text} is left out: it is no longer measured" for text in gone]
     return [text for text in ids if text not in gone]

@@ -54,7 +54,6 @@ class JobRequest:
 
 
 def target_names() -> list[str]:
-    """The neurons that are online, and the enabled targets."""
     neurons = Neuron.objects.exclude(status="away").values_list("name", flat=True)
     targets = BenchTarget.objects.filter(enabled=True).values_list("name", flat=True)
     return sorted({*neurons, *targets})
@@ -135,7 +134,6 @@ def bench_job_beat(*, job_id: int) -> bool:
 
 
 def bench_job_progress(*, job: BenchJob) -> None:
-    """Saves the counts and the last lines."""
     job.lines = job.lines[-MAX_JOB_LINES:]
     names = ("num_planned", "num_ok", "num_failed", "num_cells_done", "lines")
     BenchJob.objects.filter(pk=job.pk, status=Status.RUNNING).update(

@@ -79,7 +79,6 @@ def bench_page(view: View) -> View:
 
 
 def for_starters(view: View) -> View:
-    """A view for users who may start sweeps."""
 
     @never_cache
     @login_required
@@ -230,7 +229,6 @@ def _scenarios() -> list[str]:
 
 
 def _csv(runs: Iterable[BenchRun]) -> str:
-    """One line a run, after the names of the columns."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(results.run_row(BenchRun())), lineterminator="\n")
     writer.writeheader()

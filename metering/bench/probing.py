@@ -87,7 +87,6 @@ def neuron_host(discovery: Mapping[str, Any]) -> HostInfo:
 
 
 def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
-    """The loaded models."""
     entries = _objects(models)
     return tuple(_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded")
 
@@ -119,7 +118,6 @@ def build_of_version(version: Any) -> str:
 
 
 def is_busy(health: Mapping[str, Any]) -> bool:
-    """Whether the neuron has any work."""
     return any(
         (load.get("in_flight") or 0) + (load.get("queue_depth") or 0) > 0
         for load in _objects(health.get("models"))

@@ -72,7 +72,6 @@ def markdown(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> st
 
 
 def flat(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A row for each of the points."""
     return [{**row, **point} for row in rows for point in row["points"]]
 
 

@@ -91,7 +91,6 @@ class Build:
 
     @property
     def age_key(self) -> tuple[datetime, str]:
-        """Sorts builds, the oldest first."""
         moment = self.built_at or self.first_at
         assert moment is not None, "a build has runs"
         return moment, self.build
@@ -188,7 +187,6 @@ def scenario_key(scenario: str) -> tuple[Any, ...]:
 
 
 def by_series(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Each series' builds, oldest first."""
     series: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         series.setdefault((cell.target, cell.model, cell.scenario), []).append(cell)
@@ -196,12 +194,10 @@ def by_series(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def latest_of_each(cells: Sequence[Cell]) -> list[Cell]:
-    """The newest build's cell of each series."""
     return [builds[-1] for builds in by_series(cells)]
 
 
 def latest_builds(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of each target's newest build."""
     newest: dict[str, Build] = {}
     for cell in sorted(cells, key=lambda one: one.build.age_key):
         newest[cell.target] = cell.build

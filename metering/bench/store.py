@@ -61,7 +61,6 @@ class RunStore:
 
 
 def run_of(kept: Kept) -> BenchRun:
-    """An unsaved row."""
     build, host, scenario = kept.probed.build, kept.probed.host, kept.scenario
     run = BenchRun(
         ts=timezone.now(),

@@ -221,7 +221,6 @@ def knee_of(points: Sequence[Row]) -> int | None:
 
 
 def swap_rows(cells: Sequence[Cell]) -> list[Row]:
-    """The cost of loading."""
     return [
         {
             **_head(cell),

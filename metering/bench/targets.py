@@ -203,7 +203,6 @@ def open_target(spec: TargetSpec, *, timeout_s: float) -> Target:
 
 
 def _neuron_name(spec: TargetSpec) -> str:
-    """The neuron's name at the gateway."""
     return spec.name if spec.is_local else spec.endpoint.rstrip("/").rpartition("/")[2]
 
 

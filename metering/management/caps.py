@@ -65,7 +65,6 @@ def window_text(budget: Row) -> str:
 
 
 def caps_text(budgets: list[Row]) -> str:
-    """The amount left of each, in words."""
     names = [one.name for one in dataclasses.fields(BudgetStatus)]
     return left_words(BudgetStatus(**{name: row[name] for name in names}) for row in budgets)
 

@@ -30,7 +30,6 @@ NO_DATABASE = (
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers stand to the right."""
     from rich.console import Console  # the control imports this module, and prints no table
     from rich.table import Table
 
@@ -72,7 +71,6 @@ def errors_on_one_line() -> Iterator[None]:
 
 
 def database_words(error: DjangoDatabaseError) -> str:
-    """The problem and where to look, on one line."""
     reason = str(error).strip().partition("\n")[0]
     if any(words in reason for words in CANNOT_WRITE):
         return f"The database cannot be written: {reason}"

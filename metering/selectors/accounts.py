@@ -135,7 +135,6 @@ def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatu
 
 
 def budgets_by_key(*, keys: Iterable[str], now_unix_s: float) -> dict[str, list[BudgetStatus]]:
-    """The budgets of each of these keys that has any, by its prefix."""
     found: dict[str, list[BudgetStatus]] = {}
     for status in key_budgets(keys=list(keys), now_unix_s=now_unix_s):
         found.setdefault(status.owner, []).append(status)

@@ -85,7 +85,6 @@ def key_names(records: Iterable[RequestRecord]) -> dict[str, str]:
 
 
 def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
-    """The keys' names by prefix, without unnamed ones."""
     prefixes = {prefix for prefix in keys if prefix}
     named = ApiKey.objects.filter(prefix__in=prefixes).exclude(name="")
     return dict(named.values_list("prefix", "name"))

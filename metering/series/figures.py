@@ -165,7 +165,6 @@ class EndedRequest(Protocol):
 
 
 def changes_of(ended: Iterable[EndedRequest]) -> dict[SeriesKey, Figures]:
-    """The sum of their figures, by minute and subject."""
     counted: dict[tuple[int, Kind, str], tuple[list[str], list[int]]] = {}
     for one in ended:
         names, sums = _counts_of(one), _sums_of(one.settle)

@@ -42,7 +42,6 @@ def changes_of(
 
 
 def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
-    """The non-empty fields, as JSON values."""
     plain = {name: _plain(getattr(row, name)) for name in fields}
     return {name: value for name, value in plain.items() if value not in (None, "", [])}
 

@@ -91,7 +91,6 @@ class TolerantStream(openai.AsyncStream[object]):
 
 
 def is_readable(data: str) -> bool:
-    """Whether an event's data is a JSON object, or the end."""
     if data.startswith(END) or not data.strip():
         return True
     try:

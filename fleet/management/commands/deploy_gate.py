@@ -68,7 +68,7 @@ class Fleet(Protocol):
         """When that replica last had work; changes with each request."""
 
     def embedding_models(self) -> frozenset[str]:
-        """Names of the ready models that make embeddings."""
+        pass
 
     def post(self, path: str, body: dict[str, Any]) -> Any: ...
 
@@ -262,7 +262,6 @@ def missing(
 
 
 def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str]:
-    """Failed loads, for which waiting is no use."""
     return [
         f"{replica['model']} failed on {line['name']}: {replica['failure']}"
         for line in overview["neurons"]
@@ -285,7 +284,7 @@ def _offline(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
 
 
 def _loading(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    """Models that are loading. Pinned ones that a neuron loads by itself are in no earlier list."""
+    """Pinned models that a neuron loads by itself are in no earlier list."""
     for job in overview["jobs"]:
         if job["status"] in ACTIVE and neuron in (None, job["neuron"]):
             yield f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"

@@ -254,7 +254,6 @@ def idle_age_s(replica: ReplicaView) -> float | None:
 
 
 def time_slice_s(replica: ReplicaView) -> float:
-    """How long it stays while it is in use and others wait for it."""
     load_s = replica.report.load_seconds if replica.report else 0.0
     return min(MAX_TIME_SLICE_S, max(MIN_TIME_SLICE_S, TIME_SLICE_LOADS * load_s))
 

@@ -78,7 +78,6 @@ def waking_bytes(replica: ReplicaView, device: str) -> int:
 
 
 def may_sleep(replica: ReplicaView, neuron: NeuronView) -> bool:
-    """Whether it can sleep, and its host has memory for its weights."""
     report = replica.report
     if replica.status is not ReplicaStatus.READY or report is None or report.asleep is None:
         return False

@@ -101,11 +101,9 @@ class Division:
         return promised and replace(promised, is_promised=True)
 
     def in_all(self) -> StagePlan | StageRefusal:
-        """The plan if nothing else was loaded."""
         return self._planned((), could_be_free, (self._least_tokens,))
 
     def now(self) -> StagePlan | StageRefusal:
-        """The plan on free memory."""
         return self._planned((), self._free_bytes, (self._least_tokens,))
 
     def _free_bytes(self, device: DeviceCapacity) -> int:

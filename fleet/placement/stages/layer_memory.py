@@ -63,7 +63,6 @@ class LayerMemory:
 
 
 def whole_bytes(costs: ModelCosts, kind: Kind, kv_tokens: int = LEAST_TOKENS) -> int:
-    """Bytes of all layers on a device of that kind, by their files."""
     kv_bytes = sum(
         kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
         for layer in costs.layers

@@ -157,7 +157,6 @@ def _with_firsts(shares: Sequence[Share]) -> list[tuple[Share, int]]:
 
 
 def _wanted_blocks(memory: LayerMemory) -> int:
-    """The number of usable blocks."""
     wanted_tokens = max(memory.kv_tokens, WANTED_CONTEXTS * memory.costs.context_tokens)
     return -(-wanted_tokens // BLOCK_TOKENS)
 

@@ -62,7 +62,6 @@ def plan_begin(*, plan: Plan) -> None:
 
 
 def jobs_known() -> Jobs:
-    """Active loads and unloads, and the consecutive failures of each assigned model."""
     loading: set[tuple[str, str]] = set()
     unloading: set[tuple[str, str]] = set()
     evicting: set[tuple[str, str]] = set()

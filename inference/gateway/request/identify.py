@@ -243,7 +243,7 @@ def resemble_ours(keys: Iterable[bytes]) -> bool:
 
 
 def holds_shared_key(given: list[bytes], config: Config) -> bool:
-    """Whether one of them is the operator's. Compares all, in constant time."""
+    """Compares all, in constant time."""
     keys = (config.api_key, config.serve_key)
     equal = [_is_equal(one, key) for one in given for key in keys]
     return any(equal)

@@ -112,7 +112,6 @@ def read_fields(
     path: str = "",
     required: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The present fields that are not null, each checked."""
     read = {}
     for name, given in value.items():
         if given is None:

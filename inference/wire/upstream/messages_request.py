@@ -163,7 +163,6 @@ def _translatable_chat(request: GenerationRequest) -> ChatInput:
 
 
 def _system(chat: ChatInput, marks: Marks) -> str | list[dict[str, Any]]:
-    """All turns of the system, in blocks where one has a mark inside."""
     turns = [
         (index, message.content)
         for index, message in enumerate(chat.messages)

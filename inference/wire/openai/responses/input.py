@@ -352,7 +352,6 @@ def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list
 
 
 def with_ids(read: Iterable[InputItem], request_id: str) -> list[InputItem]:
-    """Gives ids to items without one, in the order of the request."""
     return [
         item
         if item.object["id"] is not None
