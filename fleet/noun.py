@@ -119,9 +119,7 @@ class Field:
     placeholder: str = ""
     """The value's name in the command's help; empty: the flag in upper case."""
     is_required: bool = False
-    """Whether a new row needs it."""
     may_change: bool = True
-    """Whether it can be changed once the row exists."""
 
     @property
     def option(self) -> str:
@@ -153,7 +151,6 @@ class Noun:
     id_pattern: str = ".+"
     """A regular expression of its ids. No URL has another one."""
     id_of_word: Callable[[str], str] = str
-    """The id in the user's input."""
 
     @property
     def changeable(self) -> tuple[Field, ...]:

@@ -87,7 +87,6 @@ Credentials = dict[str, Any]
 class Refusal:
     at: datetime
     until: datetime
-    """When another attempt is accepted."""
 
 
 class ThrottleBackend:

@@ -37,7 +37,6 @@ from helexa_acp.tools import TOOLS
 
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
-"""The number of models in a refusal."""
 LIST_WAIT_S = 0.25
 """How long a new session waits for the list of models, which also comes later as an update."""
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603

@@ -41,7 +41,6 @@ NUM_PROTECTED_LAST = 4
 SHORTEST_ELIDED = 256
 IMAGE_MARK = Text("[An image was left out: this model reads none.]")
 UNBOUNDED = 10**12
-"""A budget that no conversation reaches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,6 @@ class Verdict(Enum):
 class Judgement:
     verdict: Verdict
     reason: str = ""
-    """Why it is refused, for the model."""
 
 
 ALLOW, ASK = Judgement(Verdict.ALLOW), Judgement(Verdict.ASK)

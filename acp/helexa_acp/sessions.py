@@ -34,7 +34,6 @@ from helexa_acp.store import SessionStore, StoredSession, new_session_id
 
 TITLE_CHARACTERS = 60
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
-"""Why one turn ended."""
 
 
 class Phase(Enum):

@@ -47,7 +47,6 @@ DRAWERS: dict[str, Callable[[torch.device], Drawer]] = {
 }
 Work = Callable[[], object]
 Line = tuple[str, Callable[[], str]]
-"""Label and measurement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,6 @@ class Place:
 
     device: str
     folder: Path
-    """The folder with the shape's weights."""
     num_threads: int
     data_dir: Path
     vllm_python: str | None = None
@@ -122,7 +121,6 @@ class PlannedSubject:
     options: dict[str, str]
     rows: tuple[Row, ...]
     need_bytes: int
-    """Estimated bytes of the device's memory."""
 
 
 def chosen_rows(

@@ -84,7 +84,6 @@ class Line:
     name: str
     helexa_tokens_per_s: float | None
     share: float | None
-    """The share of the device's best."""
     share_goal: float | None
     transformers_tokens_per_s: float | None
     ratio: float | None

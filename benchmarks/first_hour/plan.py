@@ -46,7 +46,6 @@ MICRO_BENCHMARKS = ("attention", "drawer")
 class Part:
     name: str
     command: tuple[str, ...]
-    """Arguments of the interpreter."""
     summary: Summary
     limit_s: int = PART_LIMIT_S
     left_out: str = ""

@@ -59,7 +59,6 @@ NEURON_NAME = "bench"
 PROMPT_TOKENS = 7
 DEFAULT_ANSWER_TOKENS = 16
 WORD = " word"
-"""Each token's text."""
 FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
 MEMORY_BYTES = 64 << 30

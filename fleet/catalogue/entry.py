@@ -34,7 +34,6 @@ class CatalogueEntry(CatalogueSettings):
     costs: ModelCosts | None = None
     """Costs of its layers; ``None`` while unknown."""
     measured_loads: tuple[MeasuredLoad, ...] = ()
-    """The last load on each neuron."""
     unloaded_from: tuple[str, ...] = ()
     """Neurons that it was unloaded from although it is kept loaded: fewer replicas are kept by as
     many."""

@@ -53,7 +53,6 @@ RANKS = {
     "asleep": 3,
     "away": 4,
 }
-"""A model's status -> its rank in the list."""
 LAST_RANK = 5
 
 JobsOfModels = dict[str, list[JobLine]]

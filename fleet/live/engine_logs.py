@@ -33,7 +33,7 @@ class EngineLog:
     neuron: str
     model: str
     lines: tuple[str, ...]
-    """The last is the newest."""
+    """Oldest first."""
 
 
 def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES) -> EngineLog:

@@ -73,7 +73,6 @@ class ReplicaView:
     progress: LoadProgress | None = None
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
-    """Empty until it is loaded."""
     max_output_tokens: int | None = None
     failure: LoadFailure | None = None
     spec_digest: str = ""

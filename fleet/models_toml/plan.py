@@ -72,7 +72,6 @@ class Plan:
     notes: tuple[Remark, ...]
     """Settings of the file that are ignored, or differ from the original."""
     unchanged: tuple[str, ...]
-    """Models of the file that equal the catalogue's."""
     problems: tuple[Remark, ...]
     """Invalid entries. While there are any, nothing is imported."""
     left_alone: tuple[str, ...]

@@ -92,7 +92,6 @@ class Document:
     problems: tuple[Remark, ...] = ()
     """Reasons of refused entries, which are not among the models."""
     refused: frozenset[str] = frozenset()
-    """Names and ids of the refused entries."""
 
 
 def read_document(text: str) -> Document:

@@ -192,4 +192,3 @@ class FleetOverview:
     """Requests since midnight in UTC."""
     spent_today_micro_usd: int
     audit: tuple[AuditLine, ...]
-    """The newest entries."""

@@ -295,9 +295,7 @@ def _audit() -> tuple[AuditLine, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceLine] = field(default_factory=dict)
-    """The devices' readings, by neuron and device."""
     disks: Mapping[str, CacheReport] = field(default_factory=dict)
-    """The neurons' disks, by name."""
     refused: Mapping[Refused, int] = field(default_factory=dict)
     """Refused requests by caller and reason, in this hour and the last."""
 

@@ -128,7 +128,6 @@ class Jobs:
     overdue: frozenset[str] = frozenset()
     """Neurons whose drain should have ended: requests still running there are cancelled."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
-    """Consecutive failed loads of each model."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since the last of them."""
 

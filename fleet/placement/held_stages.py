@@ -96,7 +96,6 @@ class StageLoad:
 @dataclass(frozen=True, slots=True)
 class StagesListen:
     addresses: Mapping[int, str]
-    """The addresses of other neurons' stages, by number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ class TargetState:
     """A request can begin there at once."""
     queue: int
     num_requests: int
-    """Requests that wait or run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,6 @@ class Chat:
     """Whether the dialect has a way to require a call."""
     schema: Mapping[str, Any]
     image: Callable[[], dict[str, Any]]
-    """The fields of a message with an image."""
     message: Callable[[Any], Any]
 
 

@@ -38,7 +38,6 @@ class Manifest:
     migrations: list[list[str]]
     """App and name of each migration in the database."""
     rows: dict[str, int]
-    """Number of rows by table."""
     columns: dict[str, list[str]] = field(default_factory=dict)
     """Columns of each table in the order of the copy; PostgreSQL only."""
     files: dict[str, str] = field(default_factory=dict)

@@ -43,7 +43,6 @@ class NeuronOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
     host: str
-    """The gateway's listen address."""
     port: int
     as_json: bool
 

@@ -50,7 +50,6 @@ CPU_LOCK, CUDA_LOCK = "requirements-cpu.lock", "requirements-cuda.lock"
 """Torch's build for CPUs; the libraries of its build with CUDA."""
 STAMP = "installed-requirements"
 PIP_LOG = "pip.log"
-"""pip's output, in the environment."""
 DRIVER_SIGNS = (
     "/proc/driver/nvidia/version",
     "/dev/nvidiactl",

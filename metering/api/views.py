@@ -48,10 +48,10 @@ class UnknownUrlView(ObjectView):
     filter_backends = ()
 
     def ensure_may(self, call: Call) -> None:
-        pass
+        """Every identified caller may."""
 
     def ensure_known_parameters(self, call: Call) -> None:
-        pass
+        """Any query gets the 404."""
 
     def get(self, call: Call) -> Response:
         raise ProblemError(404, "unknown_url", "There is nothing at this URL.")

@@ -33,7 +33,6 @@ NO_KEY = "none"
 """The SDK requires a key; without one it would read one from the environment."""
 END = "[DONE]"
 SHOWN_CHARACTERS = 200
-"""Length of a bad event in the log."""
 log = logging.getLogger(__name__)
 
 

@@ -139,7 +139,6 @@ class Answer:
         self._calls: dict[str, _OpenCall] = {}
         """Calls that have begun, by their items' identifiers."""
         self._done: set[str] = set()
-        """Identifiers of the calls that became events."""
 
     def feed(self, event: JsonObject) -> list[WireEvent]:
         match event.type:

@@ -68,7 +68,7 @@ class Fleet(Protocol):
         """When that replica last had work; changes with each request."""
 
     def embedding_models(self) -> frozenset[str]:
-        pass
+        """Names of the ready models that make embeddings."""
 
     def post(self, path: str, body: dict[str, Any]) -> Any: ...
 

@@ -32,7 +32,6 @@ EFFECTS = {
     "admit": "is admitted: it takes loads and requests",
     "refuse": "is refused: it gets no more loads and requests",
 }
-"""The effect of each command."""
 
 
 class SetDesiredState(DoToRow):

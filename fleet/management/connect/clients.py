@@ -53,7 +53,6 @@ class ClientSettings:
     is_file_alone_enough: bool = False
     """The file works without the environment."""
     instead_of_file: Mapping[str, str] = field(default_factory=dict)
-    """Variables that replace the file."""
     pasted_text: str = ""
     """Text for a file in a folder that only the client knows: ``pasted_into`` names it."""
     pasted_into: str = ""

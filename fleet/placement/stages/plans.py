@@ -20,7 +20,7 @@ class Stage:
     weight_bytes: int
     kv_bytes: int
     beside_bytes: int
-    """Its process and the activations of a step."""
+    """The process and the activations of a step."""
     free_bytes: int
 
     @property

@@ -38,7 +38,6 @@ CHANGEABLE = (
 )
 DECIDE_MODELS = frozenset({"url", "dialect"})
 KEY_SET, KEY_REMOVED = "set", "removed"
-"""A key in the audit."""
 
 
 def upstream_create(*, actor: Actor, name: str, url: str, key: str = "", **values: Any) -> Upstream:

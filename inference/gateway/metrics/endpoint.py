@@ -145,7 +145,7 @@ class _Handler(WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        pass
+        """Scrapes are not logged."""
 
 
 def _plain(start_response: Any, status: str, text: str) -> list[bytes]:

@@ -44,7 +44,7 @@ class BoundedPort(Port):  # type: ignore[misc]
 
     @numberAccepts.setter
     def numberAccepts(self, _wanted: int) -> None:  # noqa: N802
-        pass
+        """Ignored: Twisted adapts it to the load."""
 
 
 class OpenClients:
