@@ -4,8 +4,8 @@ known facts of the host, and time slices.
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
 
-The rows are the truth. The control rewrites the hash with every whole tick, so a Redis that restarted
-empty has it a second later.
+The rows are the truth. The control rewrites the hash with every whole tick, so a Redis that
+restarted empty has it some seconds later.
 
     control decides ─▶ helexa:turns ─▶ every gateway's snapshot ─▶ placement keeps the room
 
