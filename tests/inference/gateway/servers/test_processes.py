@@ -32,6 +32,7 @@ from tests.inference.gateway.servers.running_server import (
     accepts_connections,
     command,
     gateway_environment,
+    served_by,
     start,
 )
 from tests.inference.gateway.upstreams.passing import FORM, TRANSCRIPTIONS, form, part
@@ -45,10 +46,10 @@ async def draining(
     environment: dict[str, str], neuron: FakeNeuron, log: Path
 ) -> AsyncIterator[tuple[RunningServer, httpx.Response]]:
     """A server that got SIGTERM and has a stream open. It must end with 0."""
-    await neuron.beat()
     running = await asyncio.to_thread(start, environment, log)
     body = {"model": MODEL, "messages": QUESTION, "stream": True}
     try:
+        await served_by(neuron, running)
         async with running.client() as client, client.stream("POST", CHAT, json=body) as response:
             running.process.send_signal(signal.SIGTERM)
             while accepts_connections(running.port):
