@@ -303,7 +303,7 @@ class Gateway:
         await self._limits_link.aclose()
 
     async def _poll_held(self) -> None:
-        await self.held.look(self.liveness.neuron_names())
+        await self.held.look_if_due(self.liveness.neuron_names())
 
     async def _publish_waiting(self) -> None:
         await self._queue_demand.publish(self.placer.waiting())

@@ -95,14 +95,17 @@ class HeldRequestsWatch:
         self._log = ThrottledLog(logger, logging.WARNING)
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
-    async def look(self, neurons: Iterable[str]) -> None:
-        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
+    async def look_if_due(self, neurons: Iterable[str]) -> None:
+        """Looks seldom once no request has been open for a while. Raises as ``look`` does."""
         now_s = asyncio.get_running_loop().time()
         if len(self._streams) or self._num_sightings:
             self._in_use_s = now_s
         is_idle = now_s - self._in_use_s >= IDLE_AFTER_S
-        if is_idle and now_s - self._polled_s[-1] < IDLE_LOOK_INTERVAL_S:
-            return
+        if not is_idle or now_s - self._polled_s[-1] >= IDLE_LOOK_INTERVAL_S:
+            await self.look(neurons)
+
+    async def look(self, neurons: Iterable[str]) -> None:
+        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
         names = sorted({*neurons, *(stream.neuron for stream in self._streams)})
         lists = await self._read(names)
         polled_s = self._polled_s[0]
