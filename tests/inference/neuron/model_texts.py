@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -19,11 +20,14 @@ CHAT_TEMPLATE = (
 
 
 def template_file(template: str) -> str:
-    """A file with that text, as a load spec names it."""
+    """A file with that text, as a load spec names it. Other processes of the run read it: it is
+    whole at any time."""
     folder = Path(tempfile.gettempdir()) / "helexa-test-templates"
     folder.mkdir(exist_ok=True)
     path = folder / f"{hashlib.sha256(template.encode()).hexdigest()}.jinja"
-    path.write_text(template)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(template)
+    part.replace(path)
     return f"file:{path}"
 
 
