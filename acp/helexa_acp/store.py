@@ -26,7 +26,7 @@ from helexa_acp.errors import StoreError
 from helexa_acp.history import Turn, Usage
 
 SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
-"""Of a client's request: no id leads out of the folder."""
+"""Clients send ids: none that matches leads out of the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

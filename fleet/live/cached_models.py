@@ -78,7 +78,7 @@ class CachedLine:
     last_used_unix_s: float | None
     disk_free_bytes: int
     disk_total_bytes: int
-    """Both sizes are those of the download disk."""
+    """The download disk has both sizes."""
 
     @property
     def last_used(self) -> datetime | None:

@@ -16,8 +16,8 @@ def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
 
 
 def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
-    """By code, without requests that crashed a worker, which are counted beside the refusals and
-    have failed: see ``metering.ledger.entries``."""
+    """Sums counts by code, without requests that crashed a worker: those are counted beside the
+    refusals and have failed, see ``metering.ledger.entries``."""
     plain = by_code(counts)
     return {one: number for one, number in plain.items() if one.code not in COUNTED_BY_KEY}
 

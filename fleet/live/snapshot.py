@@ -143,7 +143,7 @@ class NeuronView:
     """The operator drains it, or it is shutting down: no new loads, and requests only for models
     that are moving to another neuron."""
     is_leaving: bool = False
-    """It is shutting down and refuses new requests."""
+    """The neuron is shutting down and refuses new requests."""
     thread_problems: tuple[str, ...] = ()
     """Recent failures and hanging threads of its process, in words."""
     is_ready: bool = True

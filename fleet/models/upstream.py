@@ -108,7 +108,7 @@ class Upstream(models.Model):
         return bool(self.sealed_secret)
 
     def prices_of(self, model: str) -> Prices | None:
-        """Its last reported prices of that model; ``None``: none."""
+        """The prices that the upstream last reported for ``model``; ``None``: none."""
         for known in self.known_models:
             if known["id"] == model:
                 return KnownModel(**known).prices

@@ -35,9 +35,9 @@ class Load:
     model: str
     devices: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = ()
-    """Its layers' division over those; empty: undivided."""
+    """How the model's layers are divided over ``devices``; empty: undivided."""
     predicted_tokens_per_s: float | None = None
-    """Of one request, by the plan of those stages."""
+    """The plan of ``stages`` predicts this rate for one request."""
     evict: tuple[str, ...] = ()
 
     @property

@@ -98,7 +98,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """Both sizes are those of the download disk."""
+    """The download disk has both sizes."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 

@@ -170,7 +170,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     link_identity: LinkIdentity | None = None
     """This process' credentials for stages on other hosts. A secret: see ``without_secrets``."""
     predicted_tokens_per_s: float | None = None
-    """Of one request, by the plan of those stages: for the report."""
+    """The plan of ``stages`` predicts this rate for one request; the report repeats it."""
     last_used_unix_s: float | None = None
     """When an earlier instance of the neuron last used it: decides the order of loads after a
     restart."""

@@ -46,7 +46,7 @@ class PlacementCandidate:
     stages: tuple[StageSpec, ...] = ()
     """The model's division over the devices; empty: undivided."""
     predicted_tokens_per_s: float | None = None
-    """Of one request, by the plan of those stages."""
+    """The plan of ``stages`` predicts this rate for one request."""
 
     @property
     def evict(self) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class ModelLocation:
     vram_estimate_mb: int | None
     stages: tuple[ModelStage, ...] = ()
     predicted_tokens_per_s: float | None = None
-    """Of one request, by the plan of those stages."""
+    """The plan of ``stages`` predicts this rate for one request."""
     tokens_per_s: float | None = None
     """The measured rate now, of all requests together."""
 
