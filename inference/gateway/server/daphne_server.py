@@ -28,7 +28,7 @@ from twisted.logger import globalLogBeginner
 from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.bodies import BODY, MESSAGE_TOO_LARGE, spooled_file, with_large_bodies
 from inference.gateway.server.clients import OpenClients
-from inference.gateway.server.http_channel import StreamChannel, write_at_once
+from inference.gateway.server.http_channel import Headers, StreamChannel, write_at_once
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
 from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError
@@ -170,7 +170,9 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
     def basic_error(self, status: int, status_text: bytes, body: str) -> None:
         is_theirs = status < HTTPStatus.INTERNAL_SERVER_ERROR
         error = InvalidHttpError(f"{body}.") if is_theirs else InternalError()
-        request_id = self.server.record_refusal(self.uri, error, status)
+        request_id = self.server.record_refusal(
+            self.uri, error, status, headers=self._header_pairs()
+        )
         content = self.server.errors_of(self.uri).error_body(error, request_id=request_id)
         headers = [
             *request_id_headers(request_id),
@@ -182,7 +184,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     def refuse(self, error: ApiError) -> None:
         self._refused = True
-        self.channel.refuse(error, self.channel._path)
+        self.channel.refuse(error, self.channel._path, self._header_pairs())
 
 
 class StreamFactory(HTTPFactory):  # type: ignore[misc]
@@ -199,8 +201,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
     of a request refused for its path and headers alone, else returns additions to its scope.
     ``on_refused`` gets each refusal that the application does not see: a new request id, the
-    target, the error and the status; ``on_left`` the target of each request whose client leaves
-    before its body is complete."""
+    target, the error, the status and the headers that were read; ``on_left`` the target of each
+    request whose client leaves before its body is complete."""
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         max_body_bytes: int,
         errors_of: Callable[[bytes], ErrorDialect],
         check_headers: CheckHeaders,
-        on_refused: Callable[[str, bytes, ApiError, int], None],
+        on_refused: Callable[[str, bytes, ApiError, int, Headers], None],
         on_left: Callable[[bytes], None],
         clients: OpenClients,
     ) -> None:
@@ -265,10 +267,16 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         return factory
 
     def record_refusal(
-        self, target: bytes, error: ApiError, status: int, request_id: str = ""
+        self,
+        target: bytes,
+        error: ApiError,
+        status: int,
+        request_id: str = "",
+        *,
+        headers: Headers = (),
     ) -> str:
         request_id = request_id or new_request_id()
-        self._on_refused(request_id, target, error, status)
+        self._on_refused(request_id, target, error, status, headers)
         return request_id
 
     def stop_listening(self) -> None:

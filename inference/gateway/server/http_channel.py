@@ -18,7 +18,7 @@ import enum
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -95,6 +95,8 @@ class ReadDeadline:
         return True
 
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 LINGER_S = 5.0
 ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
@@ -165,20 +167,20 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     def writeSequence(self, pieces: Iterable[bytes]) -> None:  # noqa: N802
         self.write(b"".join(pieces))
 
-    def refuse(self, error: ApiError, target: bytes) -> None:
+    def refuse(self, error: ApiError, target: bytes, headers: Headers = ()) -> None:
         if self._is_refused:
             return
         self._is_refused = True
         self.deadline.stop()
         server = self.factory.server
-        request_id = server.record_refusal(target, error, error.status)
+        request_id = server.record_refusal(target, error, error.status, headers=headers)
         body = server.errors_of(target).error_body(error, request_id=request_id)
         named = (*error_headers(error), *request_id_headers(request_id))
-        headers = b"".join(b"%s: %s\r\n" % header for header in named)
+        answered = b"".join(b"%s: %s\r\n" % header for header in named)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n%s"
             b"Connection: close\r\nContent-Length: %d\r\n\r\n"
-            % (error.status, HTTPStatus(error.status).phrase.encode(), headers, len(body))
+            % (error.status, HTTPStatus(error.status).phrase.encode(), answered, len(body))
             + body
         )
         self.callLater(LINGER_S, self.forceAbortClient)

@@ -36,7 +36,22 @@ class UnhandledRequests:
         status: int,
         headers: Headers = (),
     ) -> None:
-        self._close(self._open_call(request_id, target, headers), error, status)
+        """The server has read no body, and did not ask whose it is. ``headers`` are empty where it
+        could not read them."""
+        call = self._open_call(request_id, target, headers)
+        if headers and api_path_of(target) is not None:
+            self._gateway.spawn(self._close_identified(call, headers, error, status))
+        else:
+            self._close(call, error, status)
+
+    async def _close_identified(
+        self, call: Call, headers: Headers, error: ApiError, status: int
+    ) -> None:
+        try:
+            call.identify(await self._gateway.identifier.principal_of(headers, sender=None))
+        except ApiError as unknown:
+            error.account, error.key = unknown.account, unknown.key
+        self._close(call, error, status)
 
     def _close(self, call: Call, error: ApiError, status: int) -> None:
         call.fail(error)
@@ -50,7 +65,7 @@ class UnhandledRequests:
     def refused_at(self, scope: Any, error: ApiError, status: int) -> str:
         request_id: str = scope.get(REQUEST_ID) or new_request_id()
         target = scope["path"].encode("latin-1", "replace")
-        self.refused(request_id, target, error, status, scope["headers"])
+        self._close(self._open_call(request_id, target, scope["headers"]), error, status)
         return request_id
 
     async def no_socket(self, scope: Any, receive: Any, send: Any) -> None:

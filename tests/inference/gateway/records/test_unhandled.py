@@ -13,7 +13,9 @@ from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.bodies import MESSAGE_TOO_LARGE
+from inference.gateway.server.unhandled import UnhandledRequests
 from inference.request_ids import new_request_id
+from inference.wire.errors import RequestTooLargeError
 from metering.errors import RevokedKeyError
 from metering.keys.api_key import digest_of, digest_secret
 from metering.keys.records import KeyRecord
@@ -141,6 +143,24 @@ async def test_messages_that_wait_when_their_client_leaves(
     assert [one.kind for one in ended] == [Outcome.CANCELLED] * 3
     assert {one.settle.account for one in ended} == {"lab"}
     assert len({one.settle.request_id for one in ended}) == 3
+
+
+async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: RecordingRig) -> None:
+    await rig.client.get("/ping")  # starts the gateway
+    rig.directory.refused[OTHERS_KEY] = RevokedKeyError("It was.", account="them", key="hx-b")
+    revoked = [(b"authorization", REVOKED["authorization"].encode())]
+    for target, headers, account in (
+        (CHAT, AUTHORIZED, "lab"),
+        (CHAT, revoked, "them"),
+        (CHAT, [], ""),
+        ("/admin/", [], ""),
+    ):
+        request_id, error = new_request_id(), RequestTooLargeError(10)
+        refused = UnhandledRequests(rig.gateway).refused
+        refused(request_id, target.encode(), error, error.status, headers)
+        await until(lambda: bool(rig.records.ended))
+        one = rig.refused(413, "request_too_large", account=account)
+        assert one.settle.request_id == request_id
 
 
 @each_case("num_bytes", [2, 100_000])

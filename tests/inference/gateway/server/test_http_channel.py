@@ -100,7 +100,7 @@ class Connection:
     def _opened(self, channel: StreamChannel) -> None:
         channel.refusal = self.refusal
 
-    def _record(self, target: bytes, error: ApiError, status: int) -> str:
+    def _record(self, target: bytes, error: ApiError, status: int, *, headers: Any) -> str:
         self.recorded.append((target, error.code, status))
         return REQUEST_ID
 
@@ -316,6 +316,32 @@ async def test_what_the_check_of_headers_found_is_in_the_scope_of_its_request() 
         await asyncio.gather(*running)
         assert scopes[-1].get("helexa.sender") == sender
     assert len(scopes) == 2
+
+
+async def test_a_body_that_is_refused_is_recorded_with_its_headers() -> None:
+    """By its declared length, and by what came of one without."""
+    recorded: list[tuple[bytes, int, dict[bytes, bytes]]] = []
+
+    def on_refused(_id: str, target: bytes, _error: ApiError, status: int, headers: Any) -> None:
+        recorded.append((target, status, dict(headers)))
+
+    server = DaphneServer.__new__(DaphneServer)
+    server.errors_of, server._on_refused = Connection._errors_of, on_refused
+    server.connections, server.max_body_bytes = {}, 4
+    server.clients = SimpleNamespace(opened=lambda _: None, closed=lambda _: None)
+    lengths = (b"Content-Length: 5", b"Transfer-Encoding: chunked")
+    for length, body in zip(lengths, (b"xxxxx", b"5\r\nxxxxx\r\n0\r\n\r\n"), strict=True):
+        channel, wire = StreamChannel(), Wire()
+        channel.requestFactory, channel.timeOut = StreamRequest, None
+        channel.callLater = lambda _seconds, _call: None
+        channel.factory = SimpleNamespace(server=server, log=lambda _: None)
+        channel.makeConnection(wire)
+        head = b"POST %s HTTP/1.1\r\nHost: h\r\nX-Api-Key: k\r\n%s\r\n\r\n" % (CHAT, length)
+        channel.dataReceived(head + body)
+        assert wire.written.startswith(b"HTTP/1.1 413 ")
+        ((target, status, headers),) = recorded
+        assert (target, status, headers[b"x-api-key"]) == (CHAT, 413, b"k")
+        recorded.clear()
 
 
 TIMEOUTS = ReadTimeouts(head_s=10, body_s=20, idle_s=75)
