@@ -15,8 +15,9 @@ from inference.engine.load.memory.kv_memory import SHORTEST_USEFUL_CONTEXT
 from inference.engine.load.memory.memory_use import HostGauge
 from inference.engine.load.memory.positions import positions_of_part
 from inference.engine.load.trial.quality import quality_in_words
-from inference.engine.load.trial.trial import Trial, try_out
+from inference.engine.load.trial.trial import TRIAL_STEPS, Trial, try_out
 from inference.engine.load.trial.trial_steps import run_largest_steps
+from inference.engine.load.trial.warmup import first_concurrencies
 from inference.engine.ranks.lead import lead_ranks
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer
@@ -102,13 +103,30 @@ def build_model(
     drawer, drawing = choose_drawer(model)
     # Its tables are among what the load takes, so they are waited for before that is measured.
     grammars.wait_ready()
-    on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
+
+    def measured(done: int) -> None:
+        total = TRIAL_STEPS + len(first_concurrencies(model))
+        on_progress(
+            LoadProgress(
+                stage=LoadStage.WARMUP, done=done, total=total, unit="steps", detail="measuring"
+            )
+        )
+
+    measured(0)
     limits = _scheduler_limits(spec, model)
     if draft is not None and drafting is not None:
         run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
     gauges = () if chosen.staged is None else chosen.staged.later_gauges
     trial = try_out(
-        spec, model, drawer, limits, host_gauge, opened.num_parameters, context_tokens, gauges
+        spec,
+        model,
+        drawer,
+        limits,
+        host_gauge,
+        opened.num_parameters,
+        context_tokens,
+        gauges,
+        on_step=measured,
     )
     # After the trial: a load that measures quality, as only the first does, takes no more by it.
     quality = quality_in_words(

@@ -45,12 +45,7 @@ from inference.engine.load.speculation import (
     speculation_in_words,
 )
 from inference.engine.load.trial.trial import with_memory
-from inference.engine.load.trial.warmup import (
-    AWAKENING_CONCURRENCY,
-    NATIVE_CONCURRENCY,
-    WARMUP_CONCURRENCY,
-    warm_up,
-)
+from inference.engine.load.trial.warmup import AWAKENING_CONCURRENCY, first_concurrencies, warm_up
 from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.pace import PrefillAverage
@@ -153,7 +148,7 @@ def _load(
         sleeping = _asleep_bytes(built)
         build = _engine_builder(spec, opened, built, plan, grammars, data_dir, processor)
         build = partial(build, on_progress=on_progress, check_when_idle=check_when_idle)
-        engine = build(NATIVE_CONCURRENCY if built.model.has_own_threads else WARMUP_CONCURRENCY)
+        engine = build(first_concurrencies(built.model))
         seconds = time.monotonic() - started_s
         report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
         if built.ranked is not None:

@@ -239,7 +239,13 @@ class EngineRun:
                     # Stages on other neurons hold their memory: none of it is given away.
                     report = msgspec.structs.replace(report, asleep=None)
                 self._record.progressed(
-                    LoadProgress(stage=LoadStage.WARMUP, detail="its tokenizer")
+                    LoadProgress(
+                        stage=LoadStage.WARMUP,
+                        done=1,
+                        total=1,
+                        unit="steps",
+                        detail="its tokenizer",
+                    )
                 )
                 self._become_ready(report)
             case FellAsleep(held=held):

@@ -3,7 +3,7 @@ speed. Knows no engine and no requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -27,6 +27,9 @@ from inference.protocol.load import (
     PrefillSpeed,
 )
 from inference.protocol.load_report import LoadReport
+
+TRIAL_STEPS = 3
+"""The largest steps, the largest sampling and prompts; a load's progress counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,11 @@ def try_out(
     num_parameters: int,
     context_tokens: int,
     others: Sequence[tuple[AnyDevice, MemoryGauge]] = (),
+    on_step: Callable[[int], None] = lambda done: None,
 ) -> Trial:
     """``host_gauge`` was opened before anything was loaded. ``context_tokens``: what the model was
-    built for. ``others``: gauges of other processes that compute parts of it."""
+    built for. ``others``: gauges of other processes that compute parts of it. ``on_step`` gets how
+    many of ``TRIAL_STEPS`` are done."""
     gauges: dict[AnyDevice, list[MemoryGauge]] = {
         model.device: [gauge_for(model.device, host_gauge)]
     }
@@ -78,7 +83,9 @@ def try_out(
         gauge.watch()
     run_largest_image(model)
     num_blocks = run_largest_steps(model, limits, context_tokens, num_parameters)
+    on_step(1)
     run_largest_sampling(model, drawer, limits)
+    on_step(2)
     trial_kv_bytes = model.cache_bytes(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
     devices = tuple(
         DeviceTrial(

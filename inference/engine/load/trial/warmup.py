@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from inference.engine.engine import Engine
 from inference.engine.errors import DoesNotFitError, WarmupError
 from inference.engine.faults.kinds import OutOfMemoryFault
+from inference.engine.load.trial.trial import TRIAL_STEPS
 from inference.loading.progress import OnProgress
+from inference.models.backend import AnyModel
 from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
@@ -21,20 +23,24 @@ AWAKENING_CONCURRENCY = (1,)
 WARMUP_OUTPUT_TOKENS = 3
 
 
+def first_concurrencies(model: AnyModel) -> Sequence[int]:
+    return NATIVE_CONCURRENCY if model.has_own_threads else WARMUP_CONCURRENCY
+
+
 def warm_up(
     engine: Engine,
     vocab_size: int,
     on_progress: OnProgress,
     concurrencies: Sequence[int] = WARMUP_CONCURRENCY,
 ) -> None:
-    """Runs a few short sequences to their end. Raises ``WarmupError`` and
-    ``DoesNotFitError``."""
-    for done, concurrency in enumerate(concurrencies):
+    """Runs a few short sequences to their end, after a trial of the model. Raises ``WarmupError``
+    and ``DoesNotFitError``."""
+    for done, concurrency in enumerate(concurrencies, start=TRIAL_STEPS):
         on_progress(
             LoadProgress(
                 stage=LoadStage.WARMUP,
                 done=done,
-                total=len(concurrencies),
+                total=TRIAL_STEPS + len(concurrencies),
                 unit="steps",
                 detail=f"{concurrency} at once",
             )
