@@ -136,6 +136,8 @@ class NeuronView:
     version: str
     devices: tuple[DeviceInfo, ...]
     replicas: tuple[ReplicaView, ...]
+    num_cores: int | None = None
+    """``None``: unknown."""
     problems: tuple[str, ...] = ()
     cuda_unavailable: str = ""
     """Why its cards cannot be used; empty where they can, or where it has none."""
@@ -263,6 +265,7 @@ def _neuron_view(heartbeat: NeuronHeartbeat, desired_states: DesiredStates) -> N
             _replica_view(heartbeat, state)
             for state in sorted(heartbeat.replicas, key=lambda state: state.model)
         ),
+        num_cores=max(1, heartbeat.host.num_cores),
         problems=(*heartbeat.host.problems, *protocol_problems(heartbeat)),
         cuda_unavailable=heartbeat.host.cuda_unavailable,
         is_draining=desired.drain or heartbeat.is_leaving,

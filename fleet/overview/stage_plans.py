@@ -91,7 +91,7 @@ def _devices(
                     name=device_name(info),
                     kind=info.kind,
                     free_bytes=info.total_memory_bytes if is_empty else info.free_memory_bytes,
-                    speed=speed_of(info),
+                    speed=speed_of(info, neuron.num_cores),
                     link=NETWORK,
                 )
             )

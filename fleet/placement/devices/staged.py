@@ -217,7 +217,7 @@ class Division:
                 name=one.name,
                 kind=one.info.kind,
                 free_bytes=max(0, free_bytes(one)),
-                speed=speed_of(one.info),
+                speed=speed_of(one.info, one.neuron.num_cores),
                 link=NETWORK,
             )
             for one in self.devices

@@ -3,7 +3,9 @@
 Speeds are makers' figures, of which steps reach a part (``REACHED``). Sources: NVIDIA's data sheets
 and architecture papers of each card (memory bandwidth; dense bfloat16 or, before Ampere, float16 in
 tensor cores); for processors two channels of DDR4-3200 (JEDEC JESD79-4, 2 x 25.6 GB/s) and eight
-cores of 3 GHz with one 512-bit multiply-add a cycle on float32.
+cores of 3 GHz with one 512-bit multiply-add a cycle on float32. A processor of fewer cores is
+slower: each waits for at most some 16 lines of 64 bytes at a time, 80 ns for each, and so reads a
+quarter of that.
 """
 
 from __future__ import annotations
@@ -64,6 +66,10 @@ BY_NAME: Mapping[str, Speed] = {
     "GB10": Speed(273 * GB, 125 * TERA),
 }
 """A part of the driver's name for the card; the first match counts."""
+FIGURE_CORES = 8
+"""The cores of the processor in ``BY_KIND``."""
+READING_CORES = 4
+"""As many cores read as fast as its channels can."""
 LAYER_S: Mapping[Kind, float] = {"cuda": 10e-6, "cpu": 20e-6}
 """Seconds a layer adds to memory and arithmetic: launches, and threads that meet."""
 LOCAL = Link(50e-6, 10 * GB)
@@ -72,8 +78,13 @@ NETWORK = Link(200e-6, 0.117 * GB)
 """Between hosts: Gigabit Ethernet (IEEE 802.3ab) less its frames, through one switch."""
 
 
-def speed_of(info: DeviceInfo) -> Speed:
+def speed_of(info: DeviceInfo, num_cores: int | None) -> Speed:
+    """``num_cores`` of its host; ``None``: unknown."""
     words = f" {info.name if info.kind == 'cuda' else ''} "
     named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
     found = next(named, BY_KIND[info.kind])
-    return Speed(REACHED * found.bytes_per_s, REACHED * found.flops_per_s)
+    reading = computing = REACHED
+    if info.kind == "cpu" and num_cores is not None:
+        reading *= min(1.0, num_cores / READING_CORES)
+        computing *= min(1.0, num_cores / FIGURE_CORES)
+    return Speed(reading * found.bytes_per_s, computing * found.flops_per_s)

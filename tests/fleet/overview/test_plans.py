@@ -79,6 +79,21 @@ def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
     assert not LoadJob.objects.exists()
 
 
+def test_a_processor_of_few_cores_is_predicted_to_be_slower(
+    run_command: RunCommand, beat: Any, build: Any, large: str
+) -> None:
+    add("large", large, device="cpu")
+    predicted = []
+    for num_cores in (1, 2, 8, 64):
+        host = msgspec.structs.replace(build.heartbeat().host, num_cores=num_cores)
+        beat(host=host, devices=[build.device(free_memory_bytes=100 * GIB)])
+        plan = json.loads(run_command("models", "plan", "large", "--json"))["plan"]
+        predicted.append(plan["tokens_per_s"])
+    one, two, eight, many = predicted
+    assert eight == many
+    assert 1.8 < two / one < 2.1 and 1.5 < eight / two < 2.1, "four cores fill the channels"
+
+
 def test_settings_bound_what_is_planned(
     run_command: RunCommand, beat: Any, build: Any, large: str
 ) -> None:
