@@ -12,8 +12,10 @@ pages of it. Random ids change one page each, which costs a database more than t
 from __future__ import annotations
 
 import os
+import re
 import time
 
+REQUEST_ID = re.compile("[0-9a-f]{32}")
 NUM_RANDOM_BYTES = 10
 VERSION = 7 << 76
 VARIANT = 2 << 62

@@ -10,6 +10,7 @@ from fleet import selectors
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.outdated import is_outdated
 from fleet.lifecycles import RecordedReplicaStatus
+from fleet.live.reading import held_request_ids
 from fleet.models import Alias, CatalogueModel, Device, Download, LoadJob, Neuron, Replica
 from metering.models import AuditEntry
 
@@ -60,6 +61,7 @@ class NeuronShape(RowShape):
     at_work = serializers.SerializerMethodField(
         help_text="The replicas with requests, or on their way."
     )
+    requests = serializers.SerializerMethodField(help_text="The ids of the requests at work there.")
 
     class Meta:
         model = Neuron
@@ -83,6 +85,7 @@ class NeuronShape(RowShape):
             "replicas",
             "held_stages",
             "at_work",
+            "requests",
         )
 
     def get_replicas(self, neuron: Neuron) -> list[str]:
@@ -98,6 +101,10 @@ class NeuronShape(RowShape):
             for replica in neuron.replicas.all()
             if replica.in_flight + replica.queue_depth or replica.status in UNDER_WAY
         ]
+
+    def get_requests(self, neuron: Neuron) -> list[str]:
+        has_some = any(one.in_flight + one.queue_depth for one in neuron.replicas.all())
+        return held_request_ids(neuron.name) if has_some else []
 
 
 class CatalogueShape(RowShape):

@@ -33,6 +33,7 @@ from fleet.live.load_orders import load_orders
 from fleet.live.neuron_reads import (
     NeuronValueError,
     Read,
+    hash_read,
     run_reads,
     run_reads_async,
     text_read,
@@ -42,7 +43,9 @@ from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
+from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
 from inference.redis_connections import connect_exempt
+from inference.request_ids import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 _log = ThrottledLog(logger, logging.WARNING)
@@ -195,3 +198,13 @@ def is_reporting(neuron_name: str) -> bool:
         return bool(redis_client().exists(keys.heartbeat_key(neuron_name)))
     except (redis.RedisError, OSError):
         return False
+
+
+def held_request_ids(neuron_name: str) -> list[str]:
+    """The requests that it holds, by its last list. Empty where that cannot be read."""
+    try:
+        lists = hash_read(keys.held_key(neuron_name), max_bytes=MAX_HELD_BYTES).run(redis_client())
+        held = [decode_held_requests(one) for one in lists.values()]
+    except (NeuronValueError, msgspec.DecodeError, redis.RedisError, OSError):
+        return []
+    return sorted(filter(REQUEST_ID.fullmatch, (one for each in held for one in each.request_ids)))

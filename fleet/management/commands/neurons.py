@@ -34,6 +34,10 @@ EFFECTS = {
 }
 
 
+MAX_NAMED = 8
+"""Requests that are named by their ids."""
+
+
 class SetDesiredState(DoToRow):
     def text(self, run: Run, answer: Row) -> str:
         within_s = self.body(run).get("within_s")
@@ -63,11 +67,16 @@ class Drain(SetDesiredState):
 
 
 def what_runs(neuron: Mapping[str, Any]) -> str:
-    """The end of the sentence: the models still running there, or that the neuron is offline."""
+    """The end of the sentence: the models still running there and their requests, or that the
+    neuron is offline."""
     if neuron["status"] == "away":
         return ", once it is back: it is away now"
     at_work = ", ".join(map(_at_work, neuron["at_work"]))
-    return f"; at work there now: {at_work}" if at_work else "; nothing runs there now"
+    if not at_work:
+        return "; nothing runs there now"
+    named, more = neuron["requests"][:MAX_NAMED], neuron["requests"][MAX_NAMED:]
+    requests = f": {', '.join(named)}" if named else ""
+    return f"; at work there now: {at_work}{requests}" + (f" and {len(more)} more" if more else "")
 
 
 def _at_work(replica: Mapping[str, Any]) -> str:

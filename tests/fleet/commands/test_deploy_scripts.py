@@ -26,6 +26,7 @@ if words[:2] == ["neurons", "list"] and (folder / "away").exists():
 if words[:2] == ["neurons", "list"]:
     work = {"model": "tiny", "status": "ready", "num_requests": 2}
     found = {"drained_at": None if (folder / "busy").exists() else "now", "at_work": [work]}
+    found["requests"] = ["019a", "019b"]
     print(json.dumps([{"name": name} | found for name in ("beast", "benjy", "small")]))
 if "--expect" in words and (folder / "red").exists():
     sys.exit((folder / "red").read_text() == words[words.index("--neuron") + 1])
@@ -77,7 +78,8 @@ def test_a_drain_that_is_given_up_names_what_runs(fake: Path) -> None:
     (fake / "busy").touch()
     done = deploy(fake, "true", "--drain-timeout", "0", "--within", "30")
     assert done.returncode == 1
-    assert "beast still works after 0 s: tiny (ready, 2 requests); it was resumed" in done.stderr
+    words = "beast still works after 0 s: tiny (ready, 2 requests): 019a, 019b; it was resumed"
+    assert words in done.stderr
     asked = (fake / "asked").read_text().splitlines()
     assert asked[1] == "neurons drain beast --within 30" and asked[-1] == "neurons resume beast"
 

@@ -13,7 +13,10 @@ from fleet import services
 from fleet.live.snapshot import FleetSnapshot
 from fleet.management.following import follow
 from fleet.models import LoadJob
+from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.held import encode_held_requests, held_requests
+from inference.request_ids import new_request_id
 from metering.actor import COMMAND
 from tests.fleet.commands.conftest import RunCommand
 
@@ -57,6 +60,12 @@ def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypa
     assert "beast can reach Redis no more" in run_command("neurons", "revoke", "beast")
 
 
+def _hold(redis_db, held) -> None:
+    redis_db.delete(keys.held_key("beast"))
+    packed = {name: encode_held_requests(one) for name, one in held.items()}
+    redis_db.hset(keys.held_key("beast"), mapping=packed)
+
+
 def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
     beat()
     assert "a processor" in run_command("neurons", "list")
@@ -78,6 +87,18 @@ def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
     )
     told = run_command("neurons", "drain", "beast", "--within", "60")
     assert told.endswith("tiny (3 requests), and is ended after 60 s.\n")
+    ids = [new_request_id(1_000 + number) for number in range(12)]
+    held = held_requests("epoch", 1, {"g": ids[:2], "h": [ids[2], "\x1b[2Jevil"]}, behind=["i"])
+    _hold(redis_db, held)
+    (shown,) = json.loads(run_command("neurons", "list", "--json"))
+    assert shown["requests"] == ids[:3]
+    told = run_command("neurons", "drain", "beast")
+    assert told.endswith(f"tiny (3 requests): {', '.join(ids[:3])}.\n")
+    _hold(redis_db, held_requests("epoch", 2, {"g": ids}, behind=[]))
+    told = run_command("neurons", "drain", "beast")
+    assert told.endswith(f"{', '.join(ids[:8])} and 4 more.\n")
+    redis_db.hset(keys.held_key("beast"), "g", b"no list")
+    assert json.loads(run_command("neurons", "list", "--json"))[0]["requests"] == []
     assert run_command("neurons", "drain", "beast", "--now").endswith(", and is ended now.\n")
     run_command("neurons", "resume", "beast")
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
