@@ -118,7 +118,7 @@ def output_format(value: Any, path: str) -> OutputFormat | None:
         if value not in ("", "json"):
             raise InvalidRequestError(f"'{path}' must be json or a JSON schema.", param=path)
         return OutputFormat(path=path) if value else None
-    return OutputFormat(path=path, schema=f.json_schema(value, path))
+    return OutputFormat(path=path, schema=f.json_schema(value, path), strict=False)
 
 
 def think(value: Any, path: str) -> bool | str:

@@ -21,7 +21,9 @@ MAX_GRAMMAR_CHARS = 32 * 1024
 MAX_CHOICES_OF_ANSWER = 1024
 MAX_CHOICE_CHARS = 4096
 
-STRICT_HELP = "false: what of the schema cannot be enforced is left out, not refused."
+STRICT_HELP = (
+    "true: a schema that cannot be enforced is refused; else what cannot be enforced is left out."
+)
 
 _format_name = f.spelled(
     re.compile(r"[A-Za-z0-9_-]{1,64}"), "1 to 64 letters, digits, underscores or dashes"
@@ -65,7 +67,7 @@ def response_format(value: Any, path: str) -> OutputFormat | None:
         raise MissingParameterError(f"{schema_path}.name")
     if "schema" in (read := given.get("json_schema", {})):
         return OutputFormat(
-            path=f"{schema_path}.schema", schema=read["schema"], strict=read.get("strict", True)
+            path=f"{schema_path}.schema", schema=read["schema"], strict=read.get("strict", False)
         )
     return None if kind == "text" else OutputFormat(path=path)
 

@@ -11,6 +11,7 @@ import pytest
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.common import fields
 from inference.wire.errors import ApiError, TooManyValuesError
+from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import request as openai_responses
@@ -160,12 +161,19 @@ def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
 
 
 def test_a_format_says_whether_it_is_strict() -> None:
-    for said, strict in (({}, True), ({"strict": True}, True), ({"strict": False}, False)):
+    """OpenAI's clients mean false where they leave it out; Ollama's have no word for it."""
+    for said, strict in (({}, False), ({"strict": True}, True), ({"strict": False}, False)):
         named = {"name": "a", "schema": {}, **said}
         chat = {**GOOD, "response_format": {"type": "json_schema", "json_schema": named}}
         response = {"input": "Hi", "text": {"format": {"type": "json_schema"} | named}}
         for parse, body in ((openai_chat.parse, chat), (openai_responses.parse, response)):
             assert parsed(parse, **body).output_format.strict is strict
+    ollama = {"format": {"type": "object"}}
+    for parse, body in (
+        (ollama_chat.parse, {**GOOD, **ollama}),
+        (ollama_chat.parse_generate, {"prompt": "Hi", **ollama}),
+    ):
+        assert parsed(parse, **body).output_format.strict is False
 
 
 def test_a_token_that_is_none_is_named_among_many() -> None:

@@ -79,7 +79,7 @@ def output_text_format(value: Any, path: str) -> TextSettings:
         return TextSettings({"type": kind}, OutputFormat(path=path))
     echoed = {"name": DEFAULT_FORMAT_NAME, "description": None, "strict": False, **read}
     demanded = OutputFormat(
-        path=f"{path}.schema", schema=read["schema"], strict=read.get("strict", True)
+        path=f"{path}.schema", schema=read["schema"], strict=read.get("strict", False)
     )
     return TextSettings(echoed, demanded)
 
