@@ -1,5 +1,5 @@
 """Schemas and templates that crash or hang what reads them, sent to a whole server: each is 400 at
-its place, and the neuron keeps running."""
+its place, or left out of a format that need not be strict, and the neuron keeps running."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def _as_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
+LOOSE = "/api/chat"
 REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "/v1/chat/completions": lambda schema: {"messages": USER} | _as_json_schema(schema),
     "/v1/completions": lambda schema: {
@@ -50,7 +51,12 @@ REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "messages": USER,
         "output_config": {"format": {"type": "json_schema", "schema": schema}},
     },
-    "/api/chat": lambda schema: {"messages": USER, "format": schema, "stream": False},
+    LOOSE: lambda schema: {
+        "messages": USER,
+        "format": schema,
+        "stream": False,
+        "options": {"num_predict": 4},
+    },
 }
 
 
@@ -68,6 +74,9 @@ def test_hostile_schemas_are_refused_at_their_place(helexa: Serve) -> None:
     for (path, body), (name, schema) in itertools.product(REQUESTS.items(), SCHEMAS.items()):
         for sent in (schema, _object(schema)):
             response = _post(helexa, path, body(sent))
+            if path == LOOSE and response.status_code == 200:
+                assert response.headers["x-helexa-ignored"].startswith("format"), name
+                continue
             assert response.status_code == 400, (path, name, response.text)
             error = response.json()["error"]
             if isinstance(error, dict):
