@@ -28,7 +28,7 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
     from inference.loading.costs.read_costs import read_costs  # few processes need it
 
     try:
-        with _described(spec, free_bytes) as files:
+        with described_files(spec, free_bytes) as files:
             return read_costs(files, spec)
     except LoadError as error:
         raise PlanUnavailableError(f"{entry.name} cannot be planned: {error}") from None
@@ -42,7 +42,9 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
 
 
 @contextmanager
-def _described(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
+def described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
+    """The files that describe a model. Raises ``LoadError``, ``PlanUnavailableError``,
+    ``HubError``."""
     source = parse_source(spec.source)
     if is_of_hub(spec.source):
         from fleet.hub.client import HubClient  # takes a second, and few processes need it

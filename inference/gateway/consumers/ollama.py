@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 from fleet.catalogue import CatalogueEntry
+from fleet.hub.file_facts import file_facts
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.consumers.generate import GenerationConsumer, write_body
@@ -189,7 +191,18 @@ class OllamaShowConsumer(ApiConsumer):
             raise ModelNotAllowedError(entry.name)
         bases = await self.gateway.catalogue.by_name()
         snapshot = await self.gateway.liveness.snapshot()
-        offered = offered_model(entry, snapshot, bases.get(entry.base or entry.name))
+        base = bases.get(entry.base or entry.name)
+        offered = offered_model(entry, snapshot, base)
+        if not offered.architecture:
+            facts = await asyncio.to_thread(file_facts, base or entry)
+            offered = replace(
+                offered,
+                architecture=facts.architecture,
+                num_parameters=facts.num_parameters or 0,
+                card=replace(
+                    offered.card, context_tokens=offered.card.context_tokens or facts.context_tokens
+                ),
+            )
         await self.respond(200, ollama_models.show_body(offered))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gguf
 import msgspec
 import numpy as np
 import ollama
@@ -19,7 +22,7 @@ from inference.gateway.server.paths import OLLAMA_PATHS
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
-from inference.wire.ollama.models import PullState
+from inference.wire.ollama.models import UNKNOWN_ARCHITECTURE, PullState
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
@@ -160,6 +163,47 @@ async def test_sizes_are_numbers_whatever_the_models_state(
     assert [one.size_vram for one in (await sdk.ps()).models] == (
         [] if gpu_bytes is None else [gpu_bytes]
     )
+
+
+def _write_gguf(path: Path) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(4096)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+async def test_a_model_that_was_never_loaded_is_shown_by_its_file(
+    sdk: ollama.AsyncClient, catalogue: FakeCatalogue, tmp_path: Path
+) -> None:
+    path = tmp_path / "blob"
+    _write_gguf(path)
+    directory = tmp_path / "hub"
+    directory.mkdir()
+    config = {"model_type": "qwen3", "max_position_embeddings": 512}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").touch()
+    unknown = (UNKNOWN_ARCHITECTURE, None, None)
+    for source, expected in (
+        (f"path:{path}", ("llama", 4096, 256)),
+        (f"path:{directory}", ("qwen3", 512, None)),
+        (f"path:{tmp_path}/none.gguf", unknown),
+        ("huggingface:org/name", unknown),
+        ("pypi:no-such-wheel", unknown),
+    ):
+        catalogue.listed = [replace(ENTRY, source=source, file=None)]
+        shown = await sdk.show("tiny")
+        assert shown.modelinfo is not None and shown.details is not None
+        family, context_tokens, num_parameters = expected
+        assert shown.modelinfo["general.architecture"] == family, source
+        assert shown.modelinfo.get(f"{family}.context_length") == context_tokens
+        assert shown.modelinfo.get("general.parameter_count") == num_parameters
+    path.write_bytes(b"GGUF, and nothing that follows it")
+    catalogue.listed = [replace(ENTRY, source=f"path:{path}", file=None)]
+    shown = await sdk.show("tiny")
+    assert shown.modelinfo == {"general.architecture": UNKNOWN_ARCHITECTURE}, "as it is now"
 
 
 async def test_what_is_the_operators_is_refused_by_name(
