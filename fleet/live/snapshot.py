@@ -70,6 +70,8 @@ class ReplicaView:
     """``None``: no forward pass yet."""
     engine_age_s: float | None = None
     """Seconds since the engine of the current load was started."""
+    stage_s: float | None = None
+    """Seconds since the current load's stage began; ``None``: not reported."""
     progress: LoadProgress | None = None
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
@@ -111,8 +113,10 @@ class ReplicaView:
 
     @property
     def stage_age_s(self) -> float:
-        """An upper bound of the load stage's duration so far: stages before the engine's, such as a
-        download, do not count."""
+        """The load stage's duration so far, where it is not reported an upper bound: stages before
+        the engine's, such as a download, do not count."""
+        if self.stage_s is not None:
+            return self.stage_s
         return self.status_age_s if self.engine_age_s is None else self.engine_age_s
 
 
@@ -298,6 +302,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         num_failed_loads=state.num_failed_loads,
         is_unchanged=state.is_unchanged,
         engine_age_s=_age_s(heartbeat, state.engine_since_unix_s),
+        stage_s=_age_s(heartbeat, state.stage_since_unix_s),
         progress=state.progress,
         report=state.report,
         capabilities=tuple(state.capabilities),

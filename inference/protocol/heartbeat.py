@@ -183,6 +183,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory of a sleeping model's weights, beside that."""
     engine_since_unix_s: float | None = None
     """When the engine of the current load was started; ``None`` before that."""
+    stage_since_unix_s: float | None = None
+    """When the current load's stage began; ``None`` of neurons before 0.3.0."""
     progress: LoadProgress | None = None
     """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None

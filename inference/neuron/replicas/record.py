@@ -58,6 +58,7 @@ class ReplicaRecord:
         self._text: ModelText | None = None
         self._progress: LoadProgress | None = None
         self._engine_since_unix_s: float | None = None
+        self._stage_since_unix_s: float | None = None
         self._failure: LoadFailure | None = None
         self._sleep_refusal: SleepRefusal | None = None
         self._stats: EngineStats | None = None
@@ -127,6 +128,7 @@ class ReplicaRecord:
                 else asleep.device_bytes,
                 host_memory_bytes=0 if asleep is None else asleep.host_bytes,
                 engine_since_unix_s=self._engine_since_unix_s if is_loading else None,
+                stage_since_unix_s=self._stage_since_unix_s if is_loading else None,
                 progress=self._progress if is_loading else _progress_at_rest(self._status),
                 report=report,
                 capabilities=self._text.capabilities if self._text is not None else [],
@@ -165,6 +167,8 @@ class ReplicaRecord:
 
     def progressed(self, progress: LoadProgress) -> None:
         with self._lock:
+            if self._progress is None or self._progress.stage is not progress.stage:
+                self._stage_since_unix_s = time.time()
             self._progress = progress
             self._watch.progressed(progress)
             if progress.stage in (LoadStage.QUEUED, LoadStage.DOWNLOADING):

@@ -74,6 +74,10 @@ def test_eta_is_a_straight_line(build) -> None:
     loading = build.replica(status=ReplicaStatus.LOADING, progress=progress)
     (view,) = build_snapshot([build.heartbeat(replicas=[loading])]).replicas()
     assert view.eta_s == 20.0  # three quarters took 60 s
+    ages = {"engine_since_unix_s": 1_699_999_970.0, "stage_since_unix_s": 1_699_999_994.0}
+    loading = msgspec.structs.replace(loading, **ages)
+    (view,) = build_snapshot([build.heartbeat(replicas=[loading])]).replicas()
+    assert view.eta_s == 2.0, "of the stage alone"
 
 
 @each_case(("elapsed_s", "done", "total"), [(10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)])

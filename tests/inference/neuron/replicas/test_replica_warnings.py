@@ -1,4 +1,4 @@
-"""What an engine does a slower way since its load is a line of its replica's report."""
+"""What a replica reports of its load and of its engine: how long a stage takes, and warnings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 
+from inference.neuron.replicas import record as record_module
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import EngineStats
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
 
 SPEC = LoadSpec(job_id="1", model="m", source="path:m")
@@ -55,6 +58,18 @@ def _warnings(record: ReplicaRecord) -> list[str]:
     report = record.state(SPEC).report
     assert report is not None
     return report.warnings
+
+
+def test_a_stage_of_a_load_begins_with_its_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100, 200, 10))
+    monkeypatch.setattr(record_module, "time", SimpleNamespace(time=lambda: float(next(now))))
+    record = ReplicaRecord("m", recovering=False)  # at 100
+    since = []
+    for stage, done in (("weights", 0), ("weights", 5), ("warmup", 0), ("warmup", 1)):
+        record.progressed(LoadProgress(stage=LoadStage(stage), done=done, total=9))
+        since.append(record.state(SPEC).stage_since_unix_s)
+    assert since[0] == since[1] == 110.0
+    assert since[2] == since[3] == 130.0, "its engine was started at 120"
 
 
 def test_warnings_of_the_load_and_of_the_time_since() -> None:
