@@ -56,11 +56,12 @@ def redis_spec(server: PrivateRedis) -> ChildSpec:
     )
 
 
-def neuron_spec() -> ChildSpec:
+def neuron_spec(*, expects_load: bool = False) -> ChildSpec:
     """The gateway has ended its requests before the neuron is stopped."""
+    options = ("--expects-load",) if expects_load else ()
     spec = _python_spec(
         "neuron",
-        ("-m", "inference.neuron", "--name", default_neuron_name()),
+        ("-m", "inference.neuron", "--name", default_neuron_name(), *options),
         role=Role.NEURON,
         tier=NEURON_TIER,
         stop_grace_s=NEURON_GRACE_S,

@@ -194,7 +194,7 @@ def start(
     os.environ["REDIS_URL"] = redis_url
     os.environ["HELEXA_DATA_DIR"] = str(data.path)
     if options.with_neuron:
-        supervisor.start(neuron_spec())
+        supervisor.start(neuron_spec(expects_load=options.with_model))
         print_step("neuron", "starting")
 
     # Django reads its settings when it is imported, which is now, while the neuron starts.

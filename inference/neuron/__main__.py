@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
                 run,  # a bad argument is refused without its seconds
             )
 
-        return run(options.name)
+        return run(options.name, expects_load=options.expects_load)
     except KeyboardInterrupt:  # before the neuron is up; from then on it ends in order
         return INTERRUPTED
 
@@ -31,6 +31,11 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m inference.neuron", description=__doc__)
     parser.add_argument("--name", type=_name, default=socket.gethostname())
+    parser.add_argument(
+        "--expects-load",
+        action="store_true",
+        help="start an engine process at once, for a load that is about to come",
+    )
     return parser.parse_args(arguments)
 
 

@@ -38,7 +38,7 @@ from inference.neuron.process.specs import SpecStore
 from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_logs import EngineLogs
-from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.engine_process import EngineProcess, EngineStarts
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.requests.prompts.model_text import ModelText
@@ -126,11 +126,11 @@ class NeuronService:
             client, neuron=name, fetcher=self._fetcher, used_paths=self._weights_in_use
         )
         self.logs = EngineLogs(client, neuron=name)
-        self._engine_command = engine_command
+        self._engine_starts = EngineStarts(engine_command, self.logs.writer)
         self._context = ReplicaContext(
             table=self._requests.table,
             publish=self._requests.publish,
-            start_engine=self._start_engine,
+            start_engine=self._engine_starts.start,
             workers=self._workers,
             marks=self._requests.marks,
             loads=self._loads,
@@ -165,6 +165,11 @@ class NeuronService:
         self._heart.start()
         self.downloads.start()
         self._failed_loads.start()
+
+    def start_engine_ahead(self) -> None:
+        """Starts a process for the next load. It may fail: the load starts its own then."""
+        with contextlib.suppress(OSError):
+            self._engine_starts.start_ahead()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
@@ -279,6 +284,7 @@ class NeuronService:
         for one in ending:
             one.stop()
         deadline_s = time.monotonic() + STOP_GRACE_S
+        self._engine_starts.close()
         for one in ending:
             if not one.wait_gone(max(0.0, deadline_s - time.monotonic())):
                 one.kill()
@@ -298,10 +304,6 @@ class NeuronService:
             raise RequestRefusedError(model_not_loaded(model))
         return replica.take_request()
 
-    def _start_engine(self, spec: LoadSpec) -> EngineProcess:
-        """Raises ``OSError``."""
-        return EngineProcess(spec, self._engine_command, on_line=self.logs.writer(spec.model))
-
     def _discard(self, load: Load) -> None:
         self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))
         load.new_files = {}
@@ -319,6 +321,7 @@ class NeuronService:
         for replica in self._replicas.all():
             replica.tick()
         self._stages.tick()
+        self._engine_starts.tick()
         try:
             self._speak_to_redis()
         except redis.RedisError:

@@ -47,7 +47,7 @@ request's first token passes through a dozen of their hands: at Python's 5 ms th
 EXIT_NAME_HELD = 1
 
 
-def run(name: str) -> int:
+def run(name: str, *, expects_load: bool = False) -> int:
     """Runs the neuron until SIGTERM. Returns the exit code."""
     try:
         check_settings(os.environ)
@@ -86,6 +86,8 @@ def run(name: str) -> int:
         memory_limits=MEMORY_LIMIT.read(os.environ),
         stage_host=stage_host,
     )
+    if expects_load:
+        service.start_engine_ahead()
     try:
         service.lease.acquire(PreviousInstance(data_dir, name))
     except NameHeldError as error:

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from inference.settings.neuron import ENGINE_COMMAND
 from inference.supervised_threads import SupervisedThread
 
 REAP_TIMEOUT_S = 2.0
+AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
 """What the last lines of an engine that has ended get to arrive."""
 OWN_ENGINE = "inference.engine"
@@ -62,6 +64,26 @@ def is_own_engine(command: Sequence[str]) -> bool:
     return OWN_ENGINE in command
 
 
+StartedProcess = tuple[socket.socket, subprocess.Popen[bytes]]
+"""An engine's process without a spec yet, and our end of its socket."""
+
+
+def start_process(command: Sequence[str], *, has_lines: bool) -> StartedProcess:
+    """``has_lines``: its standard error is a pipe. Raises ``OSError``."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [*command, "--fd", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if has_lines else None,
+            env=_engine_environment(),
+            # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
+            start_new_session=True,
+        )
+    return ours, process
+
+
 class EngineProcess:
     """``messages`` belongs to one thread; the other methods to any."""
 
@@ -71,21 +93,14 @@ class EngineProcess:
         command: Sequence[str],
         *,
         on_line: Callable[[bytes], None] | None = None,
+        started: StartedProcess | None = None,
     ) -> None:
-        """Starts the process and sends it its spec. ``on_line``: takes each line that it writes to
-        standard error, on a thread; ``None``: it writes to this process' own. Raises ``OSError``
-        when it cannot start."""
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, "--fd", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stderr=None if on_line is None else subprocess.PIPE,
-                env=_engine_environment(),
-                # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
-                start_new_session=True,
-            )
+        """Starts the process, unless it is ``started``, and sends it its spec. ``on_line``: takes
+        each line that it writes to standard error, on a thread; ``None``: it writes to this
+        process' own. Raises ``OSError`` when it cannot start."""
+        if started is None:
+            started = start_process(command, has_lines=on_line is not None)
+        self._socket, self._process = started
         self._stderr_reader: SupervisedThread | None = None
         if on_line is not None and self._process.stderr is not None:
             self._stderr_reader = SupervisedThread(
@@ -167,6 +182,61 @@ class EngineProcess:
                 self._channel.send(frame)
         except ChannelClosedError as error:
             raise EngineGoneError(f"engine process {self.pid} is gone") from error
+
+
+class EngineStarts:
+    """Starts engines. The first may be started ahead of its load, because importing torch takes an
+    engine seconds; one that no load has taken within ``AHEAD_LIMIT_S`` is ended."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_line: Callable[[str], Callable[[bytes], None]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``on_line``: by model, as for ``EngineProcess``."""
+        self._command = command
+        self._clock = clock
+        self._on_line = on_line
+        self._lock = threading.Lock()
+        self._ahead: StartedProcess | None = None
+        self._ahead_ends_s = 0.0
+
+    def start_ahead(self) -> None:
+        """Raises ``OSError``."""
+        with self._lock:
+            self._ahead_ends_s = self._clock() + AHEAD_LIMIT_S
+            self._ahead = start_process(self._command, has_lines=True)
+
+    def start(self, spec: LoadSpec) -> EngineProcess:
+        """Raises ``OSError``."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[1].poll() is not None:
+            _end_unused(ahead)
+            ahead = None
+        return EngineProcess(spec, self._command, on_line=self._on_line(spec.model), started=ahead)
+
+    def tick(self) -> None:
+        if self._ahead is not None and self._clock() >= self._ahead_ends_s:
+            self.close()
+
+    def close(self) -> None:
+        """Ends an engine that no load has taken."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            _end_unused(ahead)
+
+
+def _end_unused(started: StartedProcess) -> None:
+    ours, process = started
+    ours.close()
+    process.kill()
+    process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
 
 
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
