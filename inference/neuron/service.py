@@ -336,10 +336,9 @@ class NeuronService:
         self._persisted_specs.restore()
         # Before the held requests are published: those that were in the inbox are among them.
         self.drain_inbox()
-        heartbeat = self.heartbeat()
-        # First, so that a reader of a failed load no longer finds its persisted spec.
-        self._persisted_specs.write()
-        self._heartbeats.write(heartbeat, self._requests.held())
+        self._heartbeats.write(
+            self.heartbeat(), self._requests.held(), also=self._persisted_specs.queue
+        )
         self._requests.dead_gateways.drop()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:

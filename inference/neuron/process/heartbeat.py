@@ -45,9 +45,15 @@ class HeartbeatWriter:
         self._neuron = lease.neuron
         self._may_publish_name = True
 
-    def write(self, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]) -> None:
-        """``held``: as the fields of ``inference.protocol.held``. Raises ``NameLostError``,
-        ``redis.RedisError``."""
+    def write(
+        self,
+        heartbeat: NeuronHeartbeat,
+        held: Mapping[str, HeldRequests],
+        *,
+        also: Callable[[Pipeline], object] = lambda _: None,
+    ) -> None:
+        """``held``: as the fields of ``inference.protocol.held``. ``also`` adds commands to the
+        transaction. Raises ``NameLostError``, ``redis.RedisError``."""
         fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
 
         def write(pipe: Pipeline) -> None:
@@ -56,6 +62,7 @@ class HeartbeatWriter:
             if fields:
                 pipe.hset(held_key(self._neuron), mapping=fields)
                 pipe.pexpire(held_key(self._neuron), LEASE_EXPIRY_MS)
+            also(pipe)
 
         self._lease.write(write)
         self._publish_name(heartbeat.time_unix_s)

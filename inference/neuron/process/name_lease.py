@@ -123,7 +123,10 @@ class NameLease:
             earlier.write(self.value)
 
     def renew(self) -> None:
-        """Raises ``NameLostError``, ``redis.RedisError``."""
+        """Claims the name again where its lease has expired. Raises ``NameLostError``,
+        ``redis.RedisError``."""
+        if self._client.get(self.key) == self.value:
+            return  # write() extends it
         held, _ = self._try(b"")
         if held is not None:
             raise NameLostError(self.neuron, in_words(held))

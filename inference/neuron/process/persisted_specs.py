@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 import redis
+from redis.client import Pipeline
 
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.replicas.by_model import Replicas
@@ -57,9 +58,10 @@ class PersistedSpecs:
             if not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
         }
 
-    def write(self) -> None:
-        """Raises ``redis.RedisError``."""
-        self._specs.write(self._replicas.surviving_specs())
+    def queue(self, pipeline: Pipeline) -> None:
+        """Adds them to the transaction of a heartbeat, so that a reader of a failed load no longer
+        finds its persisted spec."""
+        self._specs.queue(pipeline, self._replicas.surviving_specs())
 
     def save(self) -> None:
         """Save the specs of loaded models when they change. Does nothing before ``restore`` has
@@ -67,7 +69,7 @@ class PersistedSpecs:
         if not self._is_restored:
             return
         try:
-            self.write()
+            self._specs.write(self._replicas.surviving_specs())
         except redis.RedisError as error:
             log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
 

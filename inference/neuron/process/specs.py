@@ -10,6 +10,7 @@ import logging
 
 import msgspec
 import redis
+from redis.client import Pipeline
 
 from inference.protocol.keys import specs_key
 from inference.protocol.load import LoadSpec
@@ -35,9 +36,13 @@ class SpecStore:
     def write(self, specs: list[LoadSpec]) -> None:
         """Makes the hash hold exactly these. Raises ``redis.RedisError``."""
         pipeline = self._client.pipeline(transaction=True)
+        self.queue(pipeline, specs)
+        pipeline.execute()
+
+    def queue(self, pipeline: Pipeline, specs: list[LoadSpec]) -> None:
+        """``write`` as a part of another transaction."""
         pipeline.delete(self._key)
         if specs:
             pipeline.hset(
                 self._key, mapping={spec.model: msgspec.json.encode(spec) for spec in specs}
             )
-        pipeline.execute()
