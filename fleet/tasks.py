@@ -21,6 +21,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.cached_models import read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
+from fleet.placement.decisions import Plan
 from helexa_site.celery import TASK_ROLL_UP_SERIES, TASK_TICK, app
 from metering.series.store import figures_add, series_roll_up
 
@@ -48,10 +49,14 @@ def tick() -> None:
         had_time = _had_time_to_connect()
         state = idle_state(fleet, watched, had_time)
         if idle_ticks.may_pass(state, now_s):
+            if idle_ticks.refresh_is_due(now_s):
+                refresh_hosts(fleet)
+                idle_ticks.refreshed(now_s)
             return
         is_recorded = record_heartbeats(client, fleet, snapshot, had_time=had_time)
-        is_decided = reconcile(client, watched, now_s)
-        idle_ticks.whole_tick_ended(state if is_recorded and is_decided else None, now_s)
+        plan = reconcile(client, watched, now_s)
+        is_idle = is_recorded and not (plan.actions or plan.restored or plan.time_slices)
+        idle_ticks.whole_tick_ended(state if is_idle else None, now_s, is_at_rest=plan.is_at_rest)
     except SnapshotUnavailableError as error:
         logger.warning("the fleet is neither recorded nor reconciled: %s", error)
 
@@ -82,8 +87,14 @@ def record_heartbeats(
     return not (downloading or is_loading or is_inviting)
 
 
-def reconcile(client: redis.Redis, watched: Watched, now_s: float) -> bool:
-    """Returns whether there was nothing to do. Raises ``SnapshotUnavailableError``."""
+def refresh_hosts(fleet: live.LiveFleet) -> None:
+    with leadership.this_control.fenced():
+        for report in fleet.reports:
+            services.report_refresh(report=report)
+
+
+def reconcile(client: redis.Redis, watched: Watched, now_s: float) -> Plan:
+    """Raises ``SnapshotUnavailableError``."""
     plan = services.fleet_plan(
         watched=watched, time_slices=watch.time_slices(watched.snapshot, now_s)
     )
@@ -92,7 +103,7 @@ def reconcile(client: redis.Redis, watched: Watched, now_s: float) -> bool:
             services.plan_begin(plan=plan)
     watch.keep(plan.time_slices, now_s)
     live.publish_time_slices(client, plan.time_slices, watched.gone_gateways)
-    return not (plan.actions or plan.restored or plan.time_slices)
+    return plan
 
 
 def _had_time_to_connect() -> bool:

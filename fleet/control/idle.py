@@ -2,7 +2,7 @@
 
     reports, without clocks and free memory ─┐
     the database                            ─┴─▶ as at the last whole tick, and nothing was under
-                                                 way then ─▶ passed, for WHOLE_TICK_EVERY_S at most
+                                                 way then ─▶ passed, for a while
 
 SQLite counts its commits, so that asking costs microseconds. PostgreSQL has no such number: there
 every tick is whole.
@@ -25,12 +25,17 @@ from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState
 WHOLE_TICK_EVERY_S = 10.0
 """What a passed tick would have noticed by the clock alone waits for so long: an idle model's
 unload, a failed load's next try."""
+AT_REST_EVERY_S = 60.0
+"""The same where the last plan was at rest."""
+REFRESH_EVERY_S = 10.0
+"""How often passing ticks record when hosts were seen, and their free memory."""
 
 
 class IdleTicks:
     def __init__(self) -> None:
         self._last: Any = None
-        self._last_s = 0.0
+        self._whole_due_s = 0.0
+        self._refresh_due_s = 0.0
         self._own_changes = 0
 
     def may_pass(self, state: object, now_s: float) -> bool:
@@ -38,14 +43,22 @@ class IdleTicks:
         return (
             state is not None
             and state == self._last
-            and now_s - self._last_s < WHOLE_TICK_EVERY_S
+            and now_s < self._whole_due_s
             and _own_changes() == self._own_changes
         )
 
-    def whole_tick_ended(self, state: object, now_s: float) -> None:
-        """``state`` from its beginning. What the tick itself wrote, it has seen."""
-        self._last, self._last_s = state, now_s
+    def refresh_is_due(self, now_s: float) -> bool:
+        return now_s >= self._refresh_due_s
+
+    def refreshed(self, now_s: float) -> None:
+        self._refresh_due_s = now_s + REFRESH_EVERY_S
         self._own_changes = _own_changes()
+
+    def whole_tick_ended(self, state: object, now_s: float, *, is_at_rest: bool = False) -> None:
+        """``state`` from its beginning. What the tick itself wrote, it has seen."""
+        self._last = state
+        self._whole_due_s = now_s + (AT_REST_EVERY_S if is_at_rest else WHOLE_TICK_EVERY_S)
+        self.refreshed(now_s)
 
 
 def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:

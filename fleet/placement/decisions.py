@@ -147,6 +147,9 @@ class Plan:
     actions: tuple[Action, ...] = ()
     time_slices: tuple[TimeSlice, ...] = ()
     restored: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    is_at_rest: bool = False
+    """Neither time nor memory that becomes free changes it: all that is wanted is loaded, and all
+    that is loaded stays. Said of a fleet of one host only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,8 +126,23 @@ class _Tick:
         self._move_leaving()
         self._give_time_slices(wanted)
         return Plan(
-            actions=tuple(self._actions), time_slices=self._snapshot.time_slices, restored=restored
+            actions=tuple(self._actions),
+            time_slices=self._snapshot.time_slices,
+            restored=restored,
+            is_at_rest=not (missing or self._actions) and self._is_at_rest(),
         )
+
+    def _is_at_rest(self) -> bool:
+        loaded = self._snapshot.by_model
+        waits = self._jobs != Jobs() or self._observed.waiting or self._snapshot.time_slices
+        return not waits and len(self._snapshot.neurons) == 1 and all(map(self._stays, loaded))
+
+    def _stays(self, model: str) -> bool:
+        """Whether it serves until somebody changes something."""
+        entry = self._catalogue.get(model)
+        (replica, *others) = self._snapshot.replicas_of(model)
+        is_ready = replica.status is ReplicaStatus.READY and not others
+        return is_ready and entry is not None and entry.idle_ttl_s is None
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
         """Loads the models from before a drain, or from before an eviction. Returns, by neuron, the

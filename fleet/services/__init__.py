@@ -9,6 +9,7 @@ from fleet.services.hosts.heartbeats import (
     heartbeat_record,
     neuron_mark_away,
     report_record,
+    report_refresh,
     silent_neurons_mark_away,
 )
 from fleet.services.hosts.invitations import (
@@ -138,6 +139,7 @@ __all__ = [
     "redis_users_apply",
     "reload_job_start",
     "report_record",
+    "report_refresh",
     "share_record",
     "sharing_state",
     "silent_neurons_mark_away",

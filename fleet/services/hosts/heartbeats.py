@@ -77,6 +77,20 @@ def report_record(*, report: Report) -> bool:
     return False
 
 
+def report_refresh(*, report: Report) -> None:
+    """Updates what differs each second on a host where nothing happens: its free memory, and that
+    it was seen."""
+    heartbeat = report.heartbeat
+    neuron = heartbeat and Neuron.objects.filter(name=heartbeat.name).first()
+    if heartbeat is not None and neuron is not None:
+        seen = {
+            "last_seen_at": timezone.now(),
+            "free_memory_bytes": heartbeat.host.free_memory_bytes,
+        }
+        _write(neuron, seen)
+        _devices_record(neuron, heartbeat.devices, refresh=True)
+
+
 def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
     """Updates the neuron, its devices and its replicas, advances its load jobs and stores its
     prefill speed."""

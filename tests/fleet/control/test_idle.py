@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from fleet import services, tasks
 from fleet.control import idle
 from fleet.control.idle import IdleTicks
-from fleet.models import Invitation
+from fleet.models import CatalogueModel, Device, Invitation
+from fleet.placement.decisions import Plan
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingModel, WaitingReport, encode_waiting_report
 from metering.actor import COMMAND
@@ -83,9 +85,46 @@ def test_no_tick_passes_while_a_host_is_invited(passes, publish) -> None:
 
 
 def test_what_the_clock_alone_brings_waits_a_few_seconds(passes, monkeypatch) -> None:
+    tiny = CatalogueModel.objects.get()
+    tiny.idle_ttl_s = 3600
+    services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
+    assert [passes(), passes()] == [False, True]
     now_s = tasks.time.monotonic()
     monkeypatch.setattr(tasks.time, "monotonic", lambda: now_s + idle.WHOLE_TICK_EVERY_S)
+    planned = spied_plans(monkeypatch)
     assert [passes(), passes()] == [False, True]
+    assert planned == [1]
+
+
+def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, monkeypatch) -> None:
+    def seen() -> tuple[datetime, int]:
+        device = Device.objects.get()
+        return device.neuron.last_seen_at, device.free_memory_bytes
+
+    before, _ = seen()
+    now_s, planned = tasks.time.monotonic(), spied_plans(monkeypatch)
+    stats = build.stats()
+    publish(replicas=[build.replica(stats=stats)], devices=[build.device(free_memory_bytes=12345)])
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: now_s + idle.REFRESH_EVERY_S)
+    assert [passes(), passes()] == [False, True]
+    after, free_bytes = seen()
+    assert (after > before, free_bytes, planned) == (True, 12345, [])
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: now_s + idle.AT_REST_EVERY_S)
+    assert [passes(), passes()] == [False, True]
+    assert planned == [1]
+
+
+def spied_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each plan that is made from now on."""
+    planned: list[int] = []
+    plan = services.fleet_plan
+
+    def spied(**named: Any) -> Plan:
+        planned.append(1)
+        return plan(**named)
+
+    monkeypatch.setattr(services, "fleet_plan", spied)
+    return planned
 
 
 def test_a_tick_that_breaks_is_not_taken_as_done(passes, publish, monkeypatch) -> None:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.live.snapshot import Absence, FleetSnapshot
-from fleet.placement.decisions import Unload
+from fleet.placement.decisions import Jobs, Observed, Unload
 from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
-from fleet.placement.reconcile import MAX_LOADS_A_TICK
+from fleet.placement.reconcile import MAX_LOADS_A_TICK, reconcile
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
@@ -31,6 +31,7 @@ from tests.fleet.placement.fleets import (
     replica,
 )
 
+IDLING = entry("tiny", 10, idle_ttl_s=60)
 MISSING = {
     "a pinned model that is nowhere": (PINNED, [host()], [load("a")]),
     "as many as there should be": (TWICE, [host("a"), host("b")], [load("a"), load("b")]),
@@ -91,6 +92,25 @@ MISSING = {
 def test_what_is_missing(tiny, hosts, expected) -> None:
     offered = catalogue(tiny, entry("other", 10))
     assert list(act(offered, fleet(*hosts))) == expected
+
+
+@each_case(
+    ("what", "offered", "hosts", "known", "expected"),
+    [
+        ("what is wanted is loaded", PINNED, [host("a", replica("tiny"))], {}, True),
+        ("nothing is wanted", PLAIN, [host()], {}, True),
+        ("it is missing, and has no room", PINNED, [host("a", free=0)], {}, False),
+        ("it loads", PINNED, [host("a", replica("tiny", LOADING))], {}, False),
+        ("it failed", PLAIN, [host("a", replica("tiny", FAILED))], {}, False),
+        ("it is not offered", PLAIN, [host("a", replica("unknown"))], {}, False),
+        ("it has an idle time", IDLING, [host("a", replica("tiny"))], {}, False),
+        ("a load failed lately", PLAIN, [host()], {"num_failures": {"tiny": 1}}, False),
+        ("several hosts", PINNED, [host("a", replica("tiny")), host("b")], {}, False),
+    ],
+)
+def test_at_rest_time_changes_nothing(what, offered, hosts, known, expected) -> None:
+    plan = reconcile(catalogue(offered), fleet(*hosts), jobs=Jobs(**known), observed=Observed())
+    assert plan.is_at_rest is expected, what
 
 
 def test_a_load_that_no_heartbeat_has_yet_counts() -> None:
