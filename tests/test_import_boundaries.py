@@ -165,7 +165,7 @@ BARE_IMPORTS = {
             *("metering.apps", "helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
             *("inference.gateway.server.run", "fleet.tasks", "metering.tasks"),
         ),
-        ("torch", "transformers", "inference.engine", "opentelemetry"),
+        ("torch", "transformers", "inference.engine", "opentelemetry", "numpy"),
     ),
     "engine": (
         ("inference.engine.serving.process",),

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import orjson
 
 from inference.protocol.events import Embedded, EmbeddedPart, Event
@@ -123,6 +122,8 @@ class OllamaEmbedEncoder:
 def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
     """``to_unit``: normalised to length 1, as in ``/api/embed``; the older endpoint has the model's
     own."""
+    import numpy as np  # a gateway without embeddings does without its memory
+
     numbers = np.frombuffer(vector, dtype="<f4")
     if to_unit:
         length = np.linalg.norm(numbers.astype(np.float64))

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 
 from inference.protocol.events import Embedded, EmbeddedPart, Event
@@ -139,4 +138,6 @@ class EmbeddingsBodyEncoder:
         """Writes numbers with the fewest digits that give the same float32."""
         if self._as_base64:
             return b'"%b"' % base64.b64encode(vector)
+        import numpy as np  # a gateway without embeddings does without its memory
+
         return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
