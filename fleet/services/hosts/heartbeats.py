@@ -81,14 +81,12 @@ def report_refresh(*, report: Report) -> None:
     """Updates what differs each second on a host where nothing happens: its free memory, and that
     it was seen."""
     heartbeat = report.heartbeat
-    neuron = heartbeat and Neuron.objects.filter(name=heartbeat.name).first()
-    if heartbeat is not None and neuron is not None:
-        seen = {
-            "last_seen_at": timezone.now(),
-            "free_memory_bytes": heartbeat.host.free_memory_bytes,
-        }
-        _write(neuron, seen)
-        _devices_record(neuron, heartbeat.devices, refresh=True)
+    neuron = Neuron.objects.filter(name=report.name).first()
+    if heartbeat is None or neuron is None:
+        return
+    free_bytes = heartbeat.host.free_memory_bytes
+    _write(neuron, {"last_seen_at": timezone.now(), "free_memory_bytes": free_bytes})
+    _devices_record(neuron, heartbeat.devices, refresh=True)
 
 
 def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
