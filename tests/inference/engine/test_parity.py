@@ -1,9 +1,12 @@
-"""The batched, paged engine equals transformers' greedy output, token for token, in float32."""
+"""The batched, paged engine equals transformers' greedy output, token for token, in float32. Each
+family's own layers are in ``tests/inference/models/families``."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
+
+import pytest
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
@@ -59,10 +62,20 @@ def test_batch_of_different_lengths(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(n, seed=n) for n in (1, 7, 8, 33, 70)}
     engine = engine_for(pair)
     for sequence_id, prompt in prompts.items():
-        submit(engine, sequence_id, prompt, 24)
-    check(pair, prompts, run(engine), 24)
+        submit(engine, sequence_id, prompt, 8)
+    check(pair, prompts, run(engine), 8)
 
 
+each_storage = pytest.mark.parametrize(
+    "pair",
+    [(name, path) for name in ("llama", "mistral") for path in ("torch", "native")],
+    indirect=True,
+    ids="-".join,
+)
+"""Whole contexts and windows: the same for all families."""
+
+
+@each_storage
 def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
     engine = engine_for(pair, prefill_tokens_per_step=9)
     early, late = prompt_of(5, seed=1), prompt_of(60, seed=2)
@@ -75,6 +88,7 @@ def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
     pair.check_greedy(late, answers["late"], 10)
 
 
+@each_storage
 def test_preemption_recomputes(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(20, seed=n) for n in range(4)}
     # Too little also where a sequence keeps no more than its window.
@@ -86,6 +100,7 @@ def test_preemption_recomputes(pair: Any) -> None:
     check(pair, prompts, answers, 40)
 
 
+@each_storage
 def test_prefix_hits(pair: Any) -> None:
     size = pair.block_tokens
     shared = prompt_of(5 * size, seed=3)

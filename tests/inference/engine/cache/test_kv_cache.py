@@ -114,7 +114,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 TestKVCache = KVCacheMachine.TestCase
-TestKVCache.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestKVCache.settings = settings(stateful_step_count=40)
 
 
 class FewKeptBlocksMachine(KVCacheMachine):
@@ -122,7 +122,9 @@ class FewKeptBlocksMachine(KVCacheMachine):
 
 
 TestFewKeptBlocks = FewKeptBlocksMachine.TestCase
-TestFewKeptBlocks.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFewKeptBlocks.settings = settings(
+    max_examples=settings.default.max_examples // 2, stateful_step_count=40
+)
 
 
 def run_through(cache: KVCache, tokens: list[int], seen: set[int] | None = None) -> int:

@@ -36,7 +36,7 @@ def test_on_a_cpu_nothing_is_tried() -> None:
     assert not drawer.is_exact
 
 
-@pytest.mark.parametrize("vocab_size", [6, 61, 3000, 151_936])
+@pytest.mark.parametrize("vocab_size", [6, 61, 3000, 50_000])
 def test_torch_passes_its_own_trial(vocab_size: int) -> None:
     try_drawer(TorchDrawer(), vocab_size, CPU)
 
@@ -86,7 +86,7 @@ def test_rounding_is_not_wrong(vocab_size: int) -> None:
     try_drawer(Wrong(CPU), vocab_size, CPU)
 
 
-@each_case("vocab_size", [61, 50_000])
+@each_case("vocab_size", [61, 3000])
 @each_case(
     "drawer",
     [

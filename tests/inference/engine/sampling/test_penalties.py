@@ -32,7 +32,7 @@ from tests.inference.models.dense_weights import DenseWeights
 
 VOCAB_SIZE = 640
 CONTEXT_TOKENS = 512
-NUM_TOKENS = 300
+NUM_TOKENS = 200
 PENALTIES: dict[str, dict[str, float]] = {
     "repetition": {"repetition_penalty": 1.3},
     "encouraged": {"repetition_penalty": 0.8, "presence_penalty": -0.5},
@@ -188,7 +188,7 @@ def test_in_a_batch(wide: Pair, expected: dict[str, list[int]]) -> None:
     assert len(set(expected["frequency"])) > 128, "arrays of used tokens grow twice"
 
 
-@pytest.mark.parametrize("name", [*PENALTIES, "drawn"])
+@pytest.mark.parametrize("name", ["all", "drawn"])
 def test_alone(wide: Pair, expected: dict[str, list[int]], name: str) -> None:
     assert answers_of(engine_for(wide), [name])[name] == expected[name]
 

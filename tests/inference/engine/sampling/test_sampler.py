@@ -139,10 +139,10 @@ def test_draws_follow_the_distribution() -> None:
     logits = torch.full((VOCAB_SIZE,), -math.inf)
     logits[[3, 4, 5]] = torch.tensor([0.5, 0.3, 0.2]).log()
     sampler, sequence = Sampler(VOCAB_SIZE), sequence_with(seed=1)
-    drawn = Counter(draw_next(sampler, [sequence], logits.unsqueeze(0)) for _ in range(3000))
+    drawn = Counter(draw_next(sampler, [sequence], logits.unsqueeze(0)) for _ in range(1000))
     assert set(drawn) == {3, 4, 5}
     for token, probability in ((3, 0.5), (4, 0.3), (5, 0.2)):
-        assert abs(drawn[token] / 3000 - probability) < 0.04
+        assert abs(drawn[token] / 1000 - probability) < 0.05
 
 
 def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:

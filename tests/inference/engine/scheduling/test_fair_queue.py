@@ -91,7 +91,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
 
 TestFairQueue = FairQueueMachine.TestCase
-TestFairQueue.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFairQueue.settings = settings(stateful_step_count=30)
 
 
 @given(

@@ -167,7 +167,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(ACTIONS, st.integers(10, 20), st.integers(1, 6), st.integers(3, 30))
 def test_any_order_of_events_gives_the_same_answers(
     actions: Any, num_blocks: int, max_running: int, prefill_tokens: int
@@ -187,7 +187,6 @@ def test_any_order_of_events_gives_the_same_answers(
     client.check()
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(SETTLED, st.integers(1, 40)), min_size=3, max_size=6), st.integers(10, 14)
 )

@@ -164,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(stateful_step_count=40)
 
 
 def sequence_of(

@@ -6,7 +6,7 @@ import random
 from functools import partial
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine.emission import Sampled
@@ -63,7 +63,6 @@ def grouped(stages: FakeStages, num_groups: int, **limits: Any) -> Client:
     return Client(device=stages, steps_ahead=partial(StepGroups, num_groups=num_groups), **limits)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     ACTIONS,
     st.integers(10, 20),

@@ -115,7 +115,7 @@ def test_one_step_that_hung_changes_little() -> None:
     assert model.seconds(20, 0) < 1.5 * card.seconds(20, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.lists(
         st.tuples(

@@ -123,7 +123,6 @@ def test_on_torchs_operators(directory: Path) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_states_of_other_kinds(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     directory = tiny.save(OTHERS[name](), tmp_path / name)
-    check_drafts(Hybrid(tiny.on_torch(directory, tmp_path), tiny.BLOCK_TOKENS))
     check_drafts(Hybrid(tiny.natively(library, directory, tmp_path), 32))
 
 
