@@ -4,9 +4,6 @@ transformers' greedy answers in float32."""
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +12,32 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
-from inference.engine.load.build import build_engine
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.families.registry import check_architecture
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import DenseWeight
-from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
-from tests.inference.greedy import check_greedy
 from tests.inference.loading.conftest import SIZES
+from tests.inference.models.families import parity
 from tests.inference.models.families.mixtures import (
     CASES,
     NUM_LAYERS,
     QWEN,
     TOKENIZER,
+    Case,
     reference_of,
     written,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONTEXT_TOKENS = 128
-OUTPUT_TOKENS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    reference: PreTrainedModel
-    directory: Path
-    gguf: Path
-
-
-@pytest.fixture(scope="module", params=CASES)
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    case = CASES[request.param]
-    folder = tmp_path_factory.mktemp("mixture")
-    directory = folder / "hf"
-    reference = reference_of(case)
-    reference.save_pretrained(directory)
-    (directory / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    return Files(reference, directory, written(case, directory, folder / "x.gguf"))
 
 
 def opened(source: Path, tmp_path: Path, **changes: Any) -> OpenedModel:
@@ -68,10 +45,6 @@ def opened(source: Path, tmp_path: Path, **changes: Any) -> OpenedModel:
     found = open_model(spec, tmp_path / "cache", lambda progress: None)
     assert isinstance(found, OpenedModel)
     return found
-
-
-def torch_model(found: OpenedModel, native_cache_dir: Path) -> AnyModel:
-    return build_model(found.config, found.weights, CONTEXT_TOKENS, "fp32")
 
 
 def native_model(found: OpenedModel, native_cache_dir: Path) -> AnyModel:
@@ -84,59 +57,23 @@ def native_model(found: OpenedModel, native_cache_dir: Path) -> AnyModel:
     return model
 
 
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(3, 64), k=length)
-
-
-@each_case("build", [torch_model, native_model])
-@each_case("format", ["safetensors", "gguf"])
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_engine_answers_as_transformers_does(
-    files: Files,
-    tmp_path: Path,
-    native_cache_dir: Path,
-    format: str,
-    build: Callable[[OpenedModel, Path], AnyModel],
+    case: Case, tmp_path: Path, native_cache_dir: Path
 ) -> None:
-    """Prompts in chunks among others that decode, too few blocks for all, and a prompt again
-    whose blocks are there."""
-    source = files.directory if format == "safetensors" else files.gguf
-    found = opened(source, tmp_path, dtype="float32")
-    model = build(found, native_cache_dir)
+    """Torch's operators and the native decoder read the same weights, whatever the file."""
+    reference = reference_of(case)
+    reference.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    found = opened(tmp_path / "hf", tmp_path, dtype="float32")
+    model = build_model(found.config, found.weights, CONTEXT_TOKENS, "fp32")
     found.close()
-    block_tokens = 8 if build is torch_model else 32
-    engine = build_engine(
-        model,
-        context_tokens=CONTEXT_TOKENS,
-        num_kv_blocks=CONTEXT_TOKENS // block_tokens,
-        block_tokens=block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=24),
-        check_when_idle=True,
-    )
-    prompts = {f"r{n}": prompt_of(n, seed=n) for n in (33, 30, 29, 2)}
-    answers: dict[str, list[int]] = {}
-    num_cached: dict[str, int] = {}
-
-    def run(sequence_ids: list[str]) -> None:
-        params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
-        for name in sequence_ids:
-            engine.submit(SubmitSequence(sequence_id=name, token_ids=prompts[name], params=params))
-        while engine.has_work:
-            for output in engine.step().outputs:
-                assert isinstance(output, SequenceStep), output
-                answers.setdefault(output.sequence_id, []).extend(output.token_ids)
-                if output.num_cached_tokens is not None:
-                    num_cached[output.sequence_id] = output.num_cached_tokens
-
-    run(list(prompts))
-    assert engine.stats().num_preemptions > 0
-    prompts["new"] = prompts["again"] = prompt_of(40, seed=40)
-    run(["new"])
-    run(["again"])
-    assert num_cached["again"] > 0
-    assert answers.keys() == prompts.keys()
-    for name, prompt in prompts.items():
-        assert len(answers[name]) == OUTPUT_TOKENS
-        check_greedy(files.reference, prompt, answers[name])
+    parity.check_batch_mates(reference, model, vocab_size=SIZES["vocab_size"])
+    file = written(case, tmp_path / "hf", tmp_path / "x.gguf")
+    found = opened(file, tmp_path, dtype="float32")
+    native = native_model(found, native_cache_dir)
+    found.close()
+    parity.check_batch_mates(reference, native, block_tokens=32, vocab_size=SIZES["vocab_size"])
 
 
 def test_stacked_experts_of_a_file_stay_packed(tmp_path: Path) -> None:

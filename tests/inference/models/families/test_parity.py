@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import parse_config
 from inference.models.families.family import Family
@@ -15,6 +18,7 @@ from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
+from tests.inference.greedy import check_greedy
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 from tests.inference.models.vision.image_models import IMAGE_MODELS
@@ -22,33 +26,70 @@ from tests.inference.models.vision.image_models import IMAGE_MODELS
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    reference: PreTrainedModel
+    folder: Path
+    """Of its safetensors."""
+
+
+Saver = Callable[[Row], Saved]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saver:
+    """Makes a row's model once for all tests."""
+    known: dict[str, Saved] = {}
+
+    def save(row: Row) -> Saved:
+        if row.model_type not in known:
+            reference = parity.build_reference(row)
+            folder = tmp_path_factory.mktemp(row.model_type) / "model"
+            known[row.model_type] = Saved(reference, parity.save_safetensors(reference, folder))
+        return known[row.model_type]
+
+    return save
+
+
 @each_case("row", ROWS, ids=lambda row: row.model_type)
-def test_safetensors(row: Row, tmp_path: Path) -> None:
-    reference = parity.build_reference(row)
-    folder = parity.save_safetensors(reference, tmp_path / "model")
-    parity.check_source(reference, folder, tmp_path)
+def test_safetensors(saved: Saver, row: Row, tmp_path: Path) -> None:
+    parity.check_source(saved(row).reference, saved(row).folder, tmp_path)
+
+
+STORAGES = ("llama", "mistral", "gemma3_text")
+"""Whole contexts, windows, and both."""
+
+
+@each_case("model_type", STORAGES)
+def test_preemption_and_prefix_hits(saved: Saver, model_type: str, tmp_path: Path) -> None:
+    one = saved(next(row for row in ROWS if row.model_type == model_type))
+    model = parity.built_on_torch(one.folder, tmp_path)
+    parity.check_preemption(one.reference, model)
+    parity.check_prefix_hits(one.reference, model)
 
 
 GGUF_ROWS = [row for row in ROWS if row.gguf is not None]
 
 
-@pytest.mark.parametrize("row", GGUF_ROWS, ids=lambda row: row.model_type)
-def test_gguf(row: Row, tmp_path: Path) -> None:
-    reference = parity.build_reference(row)
+@each_case("row", GGUF_ROWS, ids=lambda row: row.model_type)
+def test_gguf(saved: Saver, row: Row, tmp_path: Path) -> None:
+    """Other names and another config for the same layers."""
+    reference = saved(row).reference
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
-    parity.check_source(reference, path, tmp_path)
+    engine = parity.engine_of(parity.built_on_torch(path, tmp_path))
+    prompt = parity.prompt_of(61, seed=61)
+    (answer,) = parity.answers_of(engine, [prompt], 6)
+    check_greedy(reference, prompt, answer.token_ids)
 
 
 @each_case("row", ROWS, ids=lambda row: row.model_type)
-def test_natively(library: ctypes.CDLL, row: Row, tmp_path: Path) -> None:
-    """A window and a prompt's chunks in one: the other ways through the engine are the same for all
-    families."""
-    reference = parity.build_reference(row)
-    model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
+def test_natively(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) -> None:
+    one = saved(row)
+    model = parity.opened(one.folder, tmp_path)
     assert unsupported_reason(model.config, library) is None
     native = NativeModel(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
     model.close()
-    parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    parity.check_batch_mates(one.reference, native, block_tokens=native.decoder.block_tokens)
 
 
 def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> None:
@@ -73,7 +114,7 @@ def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> N
         engine = parity.engine_of(built, prefill_tokens_per_step=19, num_kv_blocks=16)
         prompts = [parity.prompt_of(length, seed=length) for length in lengths]
         for prompt, answer in zip(prompts, parity.answers_of(engine, prompts, 9), strict=True):
-            parity.check_greedy(reference, prompt, answer.token_ids)
+            check_greedy(reference, prompt, answer.token_ids)
     model.close()
 
 

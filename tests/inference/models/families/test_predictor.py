@@ -36,7 +36,11 @@ from tests.inference.models.families.tiny_predictors import (
     weights_of,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_BLOCKS = 32
+NUM_TOKENS = 16
+"""Of an answer."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -191,17 +195,16 @@ def engine_of(subject: Subject, *, drafts: bool, num_kv_blocks: int = 128) -> En
 
 def answers(engine: Engine, lengths: tuple[int, ...]) -> dict[str, list[int]]:
     for length in lengths:
-        tiny.submit(engine, str(length), prompt_of(length), 24)
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
     return tiny.run(engine)[0]
 
 
-@pytest.mark.parametrize("num_tokens", [1024, 72])
 def test_drafts_are_those_of_the_formula_and_change_nothing(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether drafts come true or not, and after a preemption."""
-    num_kv_blocks = -(-num_tokens // subject.block_tokens)
+    """Whether drafts come true or not, and after a preemption: all prompts have room at first."""
     lengths = (1, 28, 30, 31)
+    num_kv_blocks = sum(-(-(length + 1) // subject.block_tokens) for length in lengths) + 1
     expected = answers(engine_of(subject, drafts=False), lengths)
     made: list[tuple[list[int], list[int]]] = []
     draft = PredictorRunner.draft
@@ -227,9 +230,9 @@ def test_drafts_are_those_of_the_formula_and_change_nothing(
     assert answers(engine, lengths) == expected
     stats = engine.stats()
     assert 0 < stats.num_accepted_drafts < stats.num_drafted_tokens
-    assert (stats.num_preemptions > 0) == (num_tokens == 72)
+    assert stats.num_preemptions > 0
     assert len(made) > 10
-    for token_ids, drafts in made:
+    for token_ids, drafts in made[::3]:
         assert drafts == drafts_by_formula(subject, token_ids, len(drafts))
 
 
@@ -259,7 +262,7 @@ def test_a_predictor_that_rests_drafts_for_what_begins_after(
     assert drafted == {"33"} and runners[0].following_s > 0
     runners[0].rest()
     drafted.clear()
-    tiny.submit(engine, "20", prompt_of(20), 24)
+    tiny.submit(engine, "20", prompt_of(20), NUM_TOKENS)
     first = [token for _ in range(4) for token in tokens_of(engine.step().outputs)]
     runners[0].resume()
     assert first + tiny.run(engine)[0]["20"] == expected["20"]
