@@ -83,16 +83,16 @@ def saved(row: Row, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
 def test_the_engine_answers_as_transformers_does(row: Row, tmp_path: Path) -> None:
-    """Opened as an operator would; prompts in chunks beside others that decode, preempted, and
-    found again among prefixes."""
+    """Opened as an operator would; prompts in chunks beside others that decode."""
     reference, folder = saved(row, tmp_path)
     model = parity.opened(folder, tmp_path)
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
     assert isinstance(built, TransformersModel)
     parity.check_batch_mates(reference, built)
-    parity.check_preemption(reference, built)
-    parity.check_prefix_hits(reference, built)
+    if row.model_type == "ministral":  # with and without windows: the others' are stored alike
+        parity.check_preemption(reference, built)
+        parity.check_prefix_hits(reference, built)
 
 
 def test_the_load_report_reports_that_it_is_slower(tmp_path: Path) -> None:
