@@ -81,7 +81,14 @@ def answered(engine: Engine, prompts: Prompts) -> Answers:
     return found
 
 
-@pytest.mark.parametrize("num_tokens", slow_but([512, 7, 9, 16], 512, 7))
+KINDS = ("gemma3", "idefics3", "llava", "qwen3_5_moe", "qwen3_vl")
+"""Rows that see each other, tiles, rows of tokens, a hybrid, and images that layers are added."""
+each_kind = pytest.mark.parametrize("tiny", slow_but(IMAGE_MODELS, *KINDS), indirect=True)
+one_kind = pytest.mark.parametrize("tiny", slow_but(IMAGE_MODELS, "qwen3_vl"), indirect=True)
+"""For what the engine does with any image."""
+
+
+@pytest.mark.parametrize("num_tokens", slow_but([512, 7, 9, 16], 7))
 def test_batch_mates_in_chunks(
     tiny: TinyModel, model: AnyModel, prompts: Prompts, answers: Answers, num_tokens: int
 ) -> None:
@@ -92,7 +99,10 @@ def test_batch_mates_in_chunks(
     assert answered(engine, prompts) == answers
 
 
-@pytest.mark.parametrize("order", [("several", "one"), ("one", "several")], ids=str)
+@each_kind
+@pytest.mark.parametrize(
+    "order", slow_but([("several", "one"), ("one", "several")], ("several", "one")), ids=str
+)
 def test_preemption(
     tiny: TinyModel,
     on_torch: AnyModel,
@@ -109,6 +119,7 @@ def test_preemption(
     assert engine.stats().num_preemptions > 0
 
 
+@each_kind
 def test_drafts_behind_images(
     tiny: TinyModel, model: AnyModel, prompts: Prompts, answers: Answers
 ) -> None:
@@ -119,7 +130,8 @@ def test_drafts_behind_images(
     assert engine.stats().num_accepted_drafts > 0
 
 
-@pytest.mark.parametrize("which", ["one", "several"])
+@each_kind
+@pytest.mark.parametrize("which", slow_but(["one", "several"], "several"))
 def test_prefix_hits_are_of_the_same_image(
     tiny: TinyModel, model: AnyModel, prompts: Prompts, answers: Answers, which: str
 ) -> None:
@@ -147,6 +159,7 @@ def test_prefix_hits_are_of_the_same_image(
     )
 
 
+@one_kind
 def test_no_step_waits_for_more_than_one_image(
     tiny: TinyModel,
     on_torch: AnyModel,
@@ -179,6 +192,7 @@ def test_no_step_waits_for_more_than_one_image(
     assert max(runs) == 1 and sum(runs) == len(contents), "some are in two prompts"
 
 
+@one_kind
 def test_an_image_that_cannot_be_read_fails_its_own_sequence(
     tiny: TinyModel, on_torch: AnyModel, prompts: Prompts, answers: Answers
 ) -> None:
