@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(
 
 def weight() -> GroupedWeight:
     generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(0, 16, (32, 256), generator=generator).to(torch.uint8)
-    scales = torch.rand(32, 8, generator=generator).half()
+    codes = torch.randint(0, 16, (16, 64), generator=generator).to(torch.uint8)
+    scales = torch.rand(16, 2, generator=generator).half()
     return GroupedWeight(bits=4, codes=codes, scales=scales, minimums=-8 * scales)
 
 

@@ -26,7 +26,9 @@ from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
+    """Also where a predictor follows the steps."""
     model = tiny_model(device)
+    model.config = replace(model.config, has_predictor=True)
     graphed, execution = setup.accelerate(model)
     assert isinstance(graphed, GraphedDecoder)
     assert execution == "torch operators, Triton attention, rotation, pointwise"
@@ -35,35 +37,40 @@ def test_triton_where_it_runs(device: torch.device) -> None:
     assert isinstance(model.operators.attention["attention"], TritonAttention)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
-        {"qk_norm": False},
-        {"is_qk_norm_after_rotation": True},
         {"sliding_window": 40},
         {"mixers": ("chunked",) * CONFIG.num_layers, "chunk_tokens": 40},
-        {"has_sinks": True, "qk_norm": False},
+        {"has_sinks": True},
         {"attention_soft_cap": 20.0},
     ],
     ids=str,
 )
-def test_what_a_family_asks_for_runs_on_triton_alone(
+def test_attention_that_a_family_asks_for_runs_on_triton(
     device: torch.device, changes: dict[str, Any]
 ) -> None:
     """A card that runs less than this has a kernel that does not compile there."""
-    _, execution = setup.accelerate(tiny_model(device, config=replace(CONFIG, **changes)))
-    assert execution == "torch operators, Triton attention, rotation, pointwise"
+    model = tiny_model(device, config=replace(CONFIG, **changes))
+    (kind,) = model.operators.attention
+    assert isinstance(setup.working_attention(model, kind), TritonAttention)
+
+
+@each_case("changes", [{"qk_norm": False}, {"is_qk_norm_after_rotation": True}], ids=str)
+def test_rotation_that_a_family_asks_for_runs_on_triton(
+    device: torch.device, changes: dict[str, Any]
+) -> None:
+    model = tiny_model(device, config=replace(CONFIG, **changes))
+    assert setup.working_rotation(model) is triton_rotation
 
 
 def test_what_no_kernel_computes_is_named(device: torch.device) -> None:
-    config = replace(CONFIG, rotary_dim=CONFIG.head_dim // 2)
-    _, execution = setup.accelerate(tiny_model(device, config=config))
-    assert execution.endswith(
-        "pointwise (no Triton rotation: only whole heads are rotated, by halves)"
-    )
+    model = tiny_model(device, config=replace(CONFIG, rotary_dim=CONFIG.head_dim // 2))
+    with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
+        setup.working_rotation(model)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fits", "tried"),
     [
         (lambda tuning: tuning.stages <= 2, [(3, 64), (2, 64)]),
@@ -106,15 +113,8 @@ def test_a_card_with_little_shared_memory_gets_what_fits(
             return super().of_step(step)
 
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", Picky)
-    assert isinstance(setup.accelerate(tiny_model(device))[0], GraphedDecoder)
+    assert isinstance(setup.working_attention(tiny_model(device), "attention"), Picky)
     assert [(tuning.stages, tuning.prefill_tile_rows) for tuning in found] == tried
-
-
-def test_steps_that_a_predictor_follows_are_captured(device: torch.device) -> None:
-    model = tiny_model(device)
-    model.config = replace(model.config, has_predictor=True)
-    found, _ = setup.accelerate(model)
-    assert isinstance(found, GraphedDecoder)
 
 
 class Wrong(TritonAttention):
