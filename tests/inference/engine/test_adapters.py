@@ -128,8 +128,8 @@ def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: A
     for seed in range(2):
         for name in (*KINDS, None):
             prompt = prompt_of(11 + 23 * seed, seed)
-            submit(engine, f"{name}{seed}", prompt, 16, adapted.specs.get(name or ""))
-            wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 16)
+            submit(engine, f"{name}{seed}", prompt, 8, adapted.specs.get(name or ""))
+            wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 8)
     assert len({tuple(answer) for answer in wanted.values()}) == len(wanted), "adapters do nothing"
     assert run(engine)[0] == wanted
     assert engine.stats().adapters == [*KINDS]
@@ -148,13 +148,13 @@ def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) ->
     """Scripted ones, and those of a draft model, which has no adapters."""
     prompts = {str(name): prompt_of(20, seed) for seed, name in enumerate((*KINDS, None))}
     wanted = {
-        name: adapted.greedy(None if name == "None" else name, prompt, 24)
+        name: adapted.greedy(None if name == "None" else name, prompt, 16)
         for name, prompt in prompts.items()
     }
     scripted = adapted.engine(speculator=ScriptedSpeculator(wanted))
     for engine in (scripted, adapted.engine(draft_model=adapted.pair.model)):
         for name, prompt in prompts.items():
-            submit(engine, name, prompt, 24, adapted.specs.get(name))
+            submit(engine, name, prompt, 16, adapted.specs.get(name))
         assert run(engine)[0] == wanted
     assert scripted.stats().num_accepted_drafts > 20
 

@@ -81,8 +81,16 @@ def words(
 
 
 @each_case("execution", ["torch", "native"])
-@each_case("quantization", ["q8", "q6", "q5", "q4"])
-@each_case("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@each_case(
+    ("quantization", "dtype"),
+    [
+        ("q8", torch.float32),
+        ("q6", torch.bfloat16),
+        ("q5", torch.float32),
+        ("q4", torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_a_quantised_model_stays_close_to_its_dense_self(
     tiny_model_dir: Path,
     native_cache_dir: Path,
