@@ -25,7 +25,7 @@ from tests.inference.loading.mutations.subjects import SLOW, SUBJECTS
 
 FEW = 15
 HAS_MANY = bool(os.environ.get("HELEXA_MUTATED_FILES", "").strip())
-FEW_HEADERS, HEADERS_OF_EACH = 100, 250
+FEW_HEADERS, HEADERS_OF_EACH = 50, 250
 MOST_HEADER_BYTES = 4 * 2**20
 """The files have headers of some kilobytes."""
 MANY = int(os.environ.get("HELEXA_MUTATED_FILES", "").strip() or 400)
