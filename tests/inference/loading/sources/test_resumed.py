@@ -19,10 +19,11 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress
 from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
-WEIGHTS = random.Random(8).randbytes(15_000_000)
-HALF = 12_000_000
+WEIGHTS = random.Random(8).randbytes(1_500_000)
+HALF = 1_200_000
 WRITTEN = constants.DOWNLOAD_CHUNK_SIZE
 """What huggingface_hub writes at once, of what it has received."""
+LARGE_BYTES = WRITTEN * 3 // 2
 SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0")
 
 
@@ -43,7 +44,7 @@ def partial(hub: RangeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
 
 def pull_half(hub: RangeHub, cache: Path) -> None:
     """Cancelled in the middle of the weights."""
-    hub.stop_at = HALF
+    hub.stop_at = LARGE_BYTES * 4 // 5
     file = partial(hub, cache)
     fetched = Fetcher(cache, lambda: 1 << 30).fetch(
         SPEC,
@@ -56,15 +57,16 @@ def pull_half(hub: RangeHub, cache: Path) -> None:
 
 @pytest.mark.slow
 def test_a_pull_after_a_cancel_asks_for_the_rest_alone(hub: RangeHub, tmp_path: Path) -> None:
+    hub.files["x-Q4_0.gguf"] = large = random.Random(8).randbytes(LARGE_BYTES)
     pull_half(hub, tmp_path)
     done = partial(hub, tmp_path).stat().st_size
     (model,) = list_cached(tmp_path)
     assert model.is_partial and model.partial_bytes == done
-    assert model.wanted_bytes == len(WEIGHTS) + 2
+    assert model.wanted_bytes == LARGE_BYTES + 2
 
     reported: list[LoadProgress] = []
     fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, reported.append, lambda: False)
-    assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
+    assert fetched is not None and Path(fetched.weights[0]).read_bytes() == large
     assert [wanted for name, wanted in hub.ranges if name == "x-Q4_0.gguf"] == [
         "",
         f"bytes={done}-",
@@ -114,10 +116,10 @@ def test_whatever_came_before_the_file_is_right_in_the_end(
 def test_a_file_too_large_for_one_answer_continues_in_pieces(
     hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
 ) -> None:
-    monkeypatch.setattr(resumed, "MAX_ANSWER_BYTES", 4_000_000)
-    monkeypatch.setattr(resumed, "PIECE_BYTES", 4_000_000)
+    monkeypatch.setattr(resumed, "MAX_ANSWER_BYTES", 400_000)
+    monkeypatch.setattr(resumed, "PIECE_BYTES", 400_000)
     target = tmp_path / hub.etag("x-Q4_0.gguf")
-    partial_of(target).write_bytes(WEIGHTS[:6_150_000])  # 41 %
+    partial_of(target).write_bytes(WEIGHTS[:615_000])  # 41 %
     change(partial_of(target))
     resumed.transfer(
         f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf",
@@ -128,7 +130,7 @@ def test_a_file_too_large_for_one_answer_continues_in_pieces(
     )
     assert target.read_bytes() == WEIGHTS
     ranges = [wanted for _, wanted in hub.ranges]
-    rest = ["bytes=6150000-10149999", "bytes=10150000-14149999", "bytes=14150000-14999999"]
+    rest = ["bytes=615000-1014999", "bytes=1015000-1414999", "bytes=1415000-1499999"]
     assert ranges[:3] == rest
     assert len(ranges) == (3 if change is not damage else 7), "what is damaged comes anew, once"
 
