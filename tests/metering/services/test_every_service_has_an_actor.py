@@ -38,6 +38,7 @@ WITHOUT_AN_ACTOR = {
     # What machines report, each second.
     "fleet.services.hosts.heartbeats.heartbeat_record": "a neuron's report",
     "fleet.services.hosts.heartbeats.report_record": "a neuron's report",
+    "fleet.services.hosts.heartbeats.report_refresh": "a neuron's report",
     "fleet.services.hosts.heartbeats.problem_record": "a neuron's report, or its caller is audited",
     "fleet.services.hosts.cut_off.oversized_neurons_cut_off": "audited as the control's",
     "fleet.services.hosts.cut_off.flooding_neurons_cut_off": "audited as the control's",
