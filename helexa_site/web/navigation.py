@@ -41,7 +41,6 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
             Item("Requests", "list_alt", "requests", also="request"),
             Item("Usage", "bar_chart", "usage"),
             Item("My keys", "key", "usage-keys", also="usage-key"),
-            Item("API reference", "api", "api-reference", also="api-docs"),
         ),
     ),
     (
@@ -62,7 +61,6 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
             _rows("Upstreams", "cloud", "fleet_upstream"),
             _rows("Invitations", "mail", "fleet_invitation"),
             _rows("Policy", "policy", "fleet_fleetpolicy"),
-            Item("Settings", "settings", "settings", for_superusers=True),
         ),
     ),
     (
@@ -76,20 +74,22 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
     (
         "People",
         (
-            _rows("Users", "person", "auth_user"),
             _rows("Accounts", "account_balance_wallet", "metering_account"),
             _rows("API keys", "vpn_key", "metering_apikey"),
             _rows("Budgets", "savings", "metering_budget"),
+            _rows("Users", "person", "auth_user"),
+            _rows("Groups", "group", "auth_group"),
             Item("Spending", "payments", "usage-accounts", for_staff=True),
-            _rows("Hours of usage", "schedule", "metering_usagehour"),
+        ),
+    ),
+    (
+        "System",
+        (
             _rows("Ledger", "receipt_long", "metering_ledgerentry"),
-            Item(
-                "Audit",
-                "history",
-                "usage-audit",
-                "metering.view_auditentry",
-                for_staff=True,
-            ),
+            _rows("Hours of usage", "schedule", "metering_usagehour"),
+            Item("Audit", "history", "usage-audit", "metering.view_auditentry", for_staff=True),
+            Item("Settings", "settings", "settings", for_superusers=True),
+            Item("API reference", "api", "api-reference", also="api-docs"),
         ),
     ),
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import reverse
 
 from fleet.first_steps import snippets
 from fleet.management.connect.clients import Target
@@ -57,6 +59,21 @@ def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -
     titles = [item.title for _, items in GROUPS for item in items]
     assert len(set(titles)) == len(titles), "no second list of a name"
     assert 'class="hx-skip" href="#main"' in text and 'id="main" role="main"' in text
+
+
+def test_each_list_of_the_admin_has_its_place(operator: Client) -> None:
+    text = page(operator, "/requests/")
+    titles = re.findall(r"<h2[^>]*>\s*(?:<span[^>]*>)?\s*(\w+)", text)
+    groups = ["Models", "Fleet", "Bench", "People", "System"]
+    assert [title for title in titles if title in groups] == groups
+    lists = {
+        reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+        for model in admin.site._registry
+    }
+    assert lists - set(links(text)) == set()
+    system = text[text.index("System") :]
+    for words in ("Ledger", "Audit", "Settings", "API reference"):
+        assert words in system, words
 
 
 @each_case("path", OF_MEMBERS)
