@@ -95,6 +95,18 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
 )
 
 
+SEARCHED = (
+    *("fleet.cataloguemodel", "fleet.alias", "fleet.neuron", "fleet.upstream"),
+    *("metering.account", "metering.apikey", "auth.user", "bench.benchtarget"),
+)
+"""The rows that the search of every page finds by name, beside the lists of the admin."""
+
+
+def searched_models(request: HttpRequest) -> list[str]:
+    names = (label.split(".") for label in SEARCHED)
+    return [f"{app}.{one}" for app, one in names if request.user.has_perm(f"{app}.view_{one}")]
+
+
 def navigation_of(request: HttpRequest) -> list[dict[str, Any]]:
     match = request.resolver_match
     here = "" if match is None else match.view_name

@@ -76,6 +76,18 @@ def test_each_list_of_the_admin_has_its_place(operator: Client) -> None:
         assert words in system, words
 
 
+def test_names_are_searched_from_every_page(operator: Client, account: Account) -> None:
+    CatalogueModel.objects.create(name="research-tiny", source="pypi:tiny")
+    assert all('id="search"' in page(operator, path) for path in ("/admin/", "/usage/"))
+    found = page(operator, "/admin/search/?s=research&extended=1")
+    assert ">research-tiny<" in found and "/admin/metering/account/research/change/" in found
+    assert "/admin/metering/budget/" in page(operator, "/admin/search/?s=budget&extended=1")
+    client = staff("dave", "view_cataloguemodel", "add_account")
+    found = page(client, "/admin/search/?s=research&extended=1")
+    assert ">research-tiny<" in found and "/account/research/" not in found
+    assert 'id="search"' not in page(person("mia", account, role="member"), "/usage/")
+
+
 @each_case("path", OF_MEMBERS)
 def test_members_have_their_pages(account: Account, path: str) -> None:
     text = page(person(f"mia{path}", account, role="member", password="her own"), path)
