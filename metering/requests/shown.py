@@ -51,6 +51,7 @@ class RequestRow:
     account: str
     key: str
     model: str
+    endpoint: str
     neuron: str
     status: str
     outcome: str
@@ -81,6 +82,7 @@ def request_rows(
             account=record.account or UNKNOWN,
             key=key_names.get(record.key, record.key),
             model=record.model or record.model_asked,
+            endpoint=record.endpoint,
             neuron=record.neuron,
             status=str(record.status or ""),
             outcome=record.outcome,

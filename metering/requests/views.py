@@ -30,18 +30,17 @@ from metering.selectors import RequestFilter
 from metering.usage.reader import Reader, for_members
 
 ROWS = 50
-TITLES = {
-    "id": "Id begins with",
+TITLES = {"id": "Id begins with", "model": "Model", "since": "Since"}
+MORE_TITLES = {
     "account": "Account",
     "key": "Key or its name",
     "end_user": "End user",
-    "model": "Model",
     "neuron": "Neuron",
     "status": "Status",
     "code": "Code",
-    "since": "Since",
     "until": "Until",
 }
+"""Those of the filters that are folded while none of them is set."""
 HINTS = {"since": "2h, or 2026-01-31T12:00", "until": "UTC"}
 
 
@@ -105,10 +104,9 @@ def _context(
     return {
         "problem": problem,
         "rows": request_rows(shown, selectors.key_names(shown), is_operator=reader.is_operator),
-        "fields": [
-            (name, title, request.GET.get(name, ""), HINTS.get(name, ""))
-            for name, title in TITLES.items()
-        ],
+        "fields": _fields(request, TITLES),
+        "more_fields": _fields(request, MORE_TITLES),
+        "has_more": not chosen.keys().isdisjoint(MORE_TITLES),
         "outcomes": OUTCOMES,
         "outcome": request.GET.get("outcome", ""),
         "is_newest": is_newest and not problem,
@@ -118,6 +116,18 @@ def _context(
         "csv_url": f"?{urlencode({**chosen, 'format': 'csv'})}",
         "max_csv_rows": f"{MAX_CSV_ROWS:,}",
     }
+
+
+def _fields(request: HttpRequest, titles: dict[str, str]) -> list[dict[str, str]]:
+    return [
+        {
+            "name": name,
+            "title": title,
+            "value": request.GET.get(name, ""),
+            "hint": HINTS.get(name, ""),
+        }
+        for name, title in titles.items()
+    ]
 
 
 def _csv(where: RequestFilter) -> HttpResponse:

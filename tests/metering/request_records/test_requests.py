@@ -220,11 +220,20 @@ def test_filters_are_in_the_address(operator: Client) -> None:
     text = text_of(operator, requests_url(outcome="failed", neuron="attic", code=""))
     assert failed[:8] in text and answered[:8] not in text
     assert 'value="attic"' in text and "<option selected>failed" in text
+    assert '<details class="hx-more" open>' in text
+    text = text_of(operator, "/requests/?model=tiny&outcome=answered")
+    assert '<details class="hx-more">' in text, "rare filters are folded while none is set"
     text = text_of(operator, "/requests/?status=many")
     assert "&#x27;many&#x27; is not an HTTP status" in text
     text = text_of(operator, "/requests/?model=tiny", **{"HX-Request": "true"})
     assert answered[:8] in text and text.lstrip().startswith('<div id="request-rows">')
     assert "<html" not in text, "the live part is the rows alone"
+
+
+def test_what_has_no_model_shows_its_path(operator: Client) -> None:
+    record(model_asked="", model="", endpoint="/v1/models")
+    row = text_of(operator, "/requests/").partition("<tbody>")[2]
+    assert "<code>/v1/models</code>" in row and "dashboard/model?name=" not in row
 
 
 def test_older_pages(operator: Client) -> None:
