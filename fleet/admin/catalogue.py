@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,7 +46,8 @@ from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
 from metering import selectors as metering_selectors
 from metering.links import requests_url
-from metering.selectors import UsageFilter, UsageGroup, UsageSums
+from metering.selectors import UsageFilter, UsageGroup
+from metering.usage.rows import SumsRow, price_text, sums_row
 
 MAX_USERS = 8
 
@@ -277,31 +277,21 @@ class AliasAdmin(UnfoldAdmin):
             services.alias_delete(actor=actor_of(request), alias=alias)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
-    name: str
-    requests: str
-    tokens: str
-
-
 def page_of_model(model: CatalogueModel) -> dict[str, Any]:
     return model_context(model) | {
         "users": _users(model.name),
+        "price": price_text(model.settings(), selectors.catalogue_by_name().get(model.name)),
         "failures": recent_errors(model_name=model.name),
         "requests_url": requests_url(model=model.name),
     }
 
 
-def _users(name: str) -> list[User]:
+def _users(name: str) -> list[SumsRow]:
     period = metering_selectors.period_of(None, None, today=timezone.now().date())
     rows = metering_selectors.usage_list(
         by=UsageGroup.ACCOUNT, period=period, where=UsageFilter(model=name)
     )
     return [
-        User(name=row.name, requests=f"{row.sums.requests:,}", tokens=f"{_tokens(row.sums):,}")
+        sums_row(row.name, row.sums, {"model": name, "account": row.name})
         for row in rows[:MAX_USERS]
     ]
-
-
-def _tokens(sums: UsageSums) -> int:
-    return sums.prompt_tokens + sums.completion_tokens

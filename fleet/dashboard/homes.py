@@ -11,7 +11,14 @@ from fleet.dashboard.neuron_rows import AWAY, neuron_rows
 from fleet.dashboard.query import BoardQuery
 from fleet.dashboard.rows import ModelRow, NeuronRow
 from fleet.models import CatalogueModel, Neuron
-from fleet.overview import FleetOverview, JobLine, NeuronLine, ReplicaLine, fleet_overview
+from fleet.overview import (
+    FleetOverview,
+    JobLine,
+    ModelLine,
+    NeuronLine,
+    ReplicaLine,
+    fleet_overview,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +28,8 @@ class ModelHome:
 
     name: str
     row: ModelRow | None
+    waits_for: str
+    """The reason why no host can load it now; empty where one can, or has."""
     neurons: tuple[NeuronRow, ...]
     may_sleep: bool
 
@@ -46,9 +55,16 @@ def model_home(overview: FleetOverview, name: str, base: str = "") -> ModelHome:
     return ModelHome(
         name=name,
         row=row,
+        waits_for="" if line is None else _waits_for(line),
         neurons=_unfolded(overview, [neuron for neuron in holding if neuron.replicas]),
         may_sleep=able and not base and (row is None or not row.is_kept_loaded),
     )
+
+
+def _waits_for(line: ModelLine) -> str:
+    if line.no_host:
+        return f"No host can run it: {line.no_host}."
+    return f"No host takes it now: {line.not_now}." if line.not_now else ""
 
 
 def neuron_home(overview: FleetOverview, name: str) -> NeuronRow | None:

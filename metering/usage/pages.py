@@ -16,7 +16,6 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from fleet import selectors as fleet_selectors
-from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.dashboard.links import model_url
 from fleet.models import CatalogueModel
 from helexa_site.web.pages import render_page
@@ -24,10 +23,18 @@ from metering import selectors
 from metering.errors import MeteringValueError
 from metering.links import account_url, key_url
 from metering.models import Account
-from metering.money import cost_text, usd_text
+from metering.money import cost_text
 from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
 from metering.usage.reader import Reader, for_members, for_operators
-from metering.usage.rows import SumsRow, budget_rows, chart_of, csv_text, refusal_rows, sums_row
+from metering.usage.rows import (
+    SumsRow,
+    budget_rows,
+    chart_of,
+    csv_text,
+    price_text,
+    refusal_rows,
+    sums_row,
+)
 
 MAX_DAYS = 400
 MAX_ROWS = 20
@@ -196,21 +203,11 @@ def _model_costs(rows: list[UsageRow]) -> list[ModelCost]:
     return [
         ModelCost(
             sums=sums_row(row.name, row.sums),
-            price=_price(settings.get(row.name), offered.get(row.name)),
+            price=price_text(settings.get(row.name), offered.get(row.name)),
             per_million=_per_million(row),
         )
         for row in rows[:MAX_ROWS]
     ]
-
-
-def _price(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
-    """``settings``: ``None`` where the model has been removed."""
-    own = None if settings is None else settings.prices
-    highest = own if offered is None else offered.highest_prices
-    if highest is None:
-        return "none"
-    most = "" if highest == own else "up to "
-    return f"{most}{usd_text(highest.input_micro_usd)} in, {usd_text(highest.output_micro_usd)} out"
 
 
 def _per_million(row: UsageRow) -> str:

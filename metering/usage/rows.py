@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 
 import redis
 
+from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.live import reading as live
 from fleet.live.refusals import read_refusals
 from helexa_site.web.moments import moment_text
 from metering.links import account_url, requests_url
-from metering.money import MICRO_USD_PER_USD, amount_words, cost_text
+from metering.money import MICRO_USD_PER_USD, amount_words, cost_text, usd_text
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
 from metering.selectors.usage import SUMS
 
@@ -66,6 +67,16 @@ def sums_row(
         completion_tokens=f"{sums.completion_tokens:,}",
         cost=cost_text(sums.cost_micro_usd),
     )
+
+
+def price_text(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
+    """``settings``: ``None`` where the model has been removed."""
+    own = None if settings is None else settings.prices
+    highest = own if offered is None else offered.highest_prices
+    if highest is None:
+        return "none"
+    most = "" if highest == own else "up to "
+    return f"{most}{usd_text(highest.input_micro_usd)} in, {usd_text(highest.output_micro_usd)} out"
 
 
 def chart_of(by: UsageGroup, rows: Sequence[UsageRow], period: UsagePeriod) -> Chart:

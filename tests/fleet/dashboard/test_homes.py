@@ -61,7 +61,8 @@ def test_a_models_page_is_its_home(admin_client, model, loaded) -> None:
     assert "Please correct" not in text
     users = text[text.index("Who uses it") :]
     assert users.index(">ops</a>") < users.index(">research</a>")
-    assert "2,500" in users and "1,234" in users
+    assert "2,500" in users and "234" in users and "$0.0025" in users
+    assert "A million tokens cost: <strong>none</strong>" in users
     assert 'href="/requests/?model=tiny&amp;account=ops"' in users
 
 
@@ -74,6 +75,20 @@ def test_common_settings_are_open_and_the_others_folded(admin_client, model) -> 
     assert text.count("<details><summary>") == 8
     empty = page(admin_client, reverse("admin:fleet_cataloguemodel_add"))
     assert "Advanced: Prices" in empty and "Who uses it" not in empty
+
+
+def test_a_model_names_what_it_waits_for(admin_client, model, publish, build) -> None:
+    card = build.device(kind="cuda", name="a card", total_memory_bytes=1024**3)
+    services.heartbeat_record(heartbeat=publish(version=VERSION, devices=[card]))
+    assert "No host" not in page(admin_client, PART)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    Neuron.objects.update(status="draining")
+    assert "No host takes it now: beast is draining." in page(admin_client, PART)
+    model.min_device_vram_mb = 48_000
+    services.catalogue_model_update(
+        actor=COMMAND, model=model, changed_fields=["min_device_vram_mb"]
+    )
+    assert "No host can run it: it needs a card of 46.9 GiB" in page(admin_client, PART)
 
 
 def test_its_buttons_answer_with_its_state(admin_client, model, loaded, publish, sent) -> None:
