@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from django.urls import reverse
+
 from fleet.dashboard.finding_links import finding_rows, grouped
 from fleet.dashboard.links import model_url
 from fleet.dashboard.neuron_rows import AWAY, neuron_rows
@@ -216,11 +218,16 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
             detail=f"{count_words(overview.requests_today)} today",
             url=requests_url(),
         ),
-        Tile(title="Tokens a minute", value=count_words(last.tokens if last else 0)),
+        Tile(
+            title="Tokens a minute",
+            value=count_words(last.tokens if last else 0),
+            url=reverse("usage"),
+        ),
         Tile(
             title="In flight",
             value=f"{running:,}",
             detail=f"{waiting:,} waiting, {speed:.0f} tok/s",
+            url=reverse("admin:fleet_replica_changelist"),
         ),
         Tile(
             title="Refused",
@@ -232,6 +239,7 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
             title="Spent today",
             value=cost_text(overview.spent_today_micro_usd),
             detail="since midnight UTC",
+            url=reverse("usage-accounts"),
             is_of_money=True,
         ),
     )

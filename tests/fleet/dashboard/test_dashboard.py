@@ -361,7 +361,9 @@ def test_counts_and_changes_lead_to_what_they_are_of(admin_client, model, redis_
     redis_db.hincrby(key, encode_field(Refused("queue_full", "research")), 17)
     redis_db.hincrby(key, encode_field(Refused(BROKE_WORKER, "research", "hx-1")), 5)
     text = page(admin_client, BOARD)
-    assert '<a id="tile-1" href="/requests/">' in text
+    pages = {1: "/requests/", 2: "/usage/", 3: "/admin/fleet/replica/", 5: "/usage/accounts"}
+    for number, address in pages.items():
+        assert f'<a id="tile-{number}" href="{address}">' in text
     assert '<a id="tile-4" href="/requests/?outcome=refused&amp;since=2h">17</a>' in text
     assert '<a id="refused-queue_full" href="/requests/?code=queue_full&amp;since=2h">' in text
     refusals = text[text.index('id="refusals-title"') :]
