@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import wraps
 from typing import Any
 
@@ -26,6 +27,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from fleet.models import CatalogueModel
+from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
 from metering.bench import charts, results, summaries
@@ -47,6 +49,18 @@ MEASURE_TAB = ("bench-jobs", "Measure")
 MAX_SHOWN = 200
 MAX_CSV = 50_000
 MAX_JOBS_SHOWN = 20
+SHOWN_APART = ("id", "artifact", "error", "detail", "settings")
+WORDS = {
+    "ts": "when",
+    "id": "",
+    "sha": "commit",
+    "ttft": "TTFT",
+    "tps": "tok/s",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "pct": "%",
+}
+"""The words of a run's columns that people would write otherwise."""
 JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
 
 
@@ -194,19 +208,31 @@ def runs_as_csv(request: HttpRequest) -> HttpResponse:
 @bench_page
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     found = get_object_or_404(BenchRun, pk=pk)
-    shown_apart = ("artifact", "error", "detail", "settings")
     fields = {
-        name: value
-        for name, value in results.run_row(found).items()
-        if value not in (None, "", "[]") and name not in shown_apart
+        _label(field.name): _words(field.value_from_object(found))
+        for field in BenchRun._meta.concrete_fields
+        if field.name not in SHOWN_APART
     }
     context = {
         "run": found,
-        "fields": fields,
+        "fields": {label: words for label, words in fields.items() if words},
         "detail": json.dumps(found.detail, indent=2) if found.detail else "",
         "settings_text": json.dumps(found.settings, indent=2) if found.settings else "",
     }
     return _shown(request, "bench/run.html", "bench-runs", context)
+
+
+def _label(name: str) -> str:
+    words = " ".join(WORDS.get(word, word) for word in name.split("_")).strip()
+    return words[:1].upper() + words[1:]
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, datetime):
+        return moment_text(value)
+    if isinstance(value, list):
+        return ", ".join(one if isinstance(one, str) else json.dumps(one) for one in value)
+    return "" if value is None else str(value)
 
 
 def _choice(

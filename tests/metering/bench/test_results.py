@@ -212,9 +212,15 @@ def test_runs_are_filtered_and_shown(measured: Client) -> None:
     assert "1 run<" in text and "HTTP 500: not today" in text
     assert "There is none." in page(measured, "runs/?model=x")
     assert "neither true nor false" in page(measured, "runs/?ok=maybe", 400)
-    run = results.run(artifact="<b>Hello</b>", detail={"wrong": {"case": "no call"}})
+    run = results.run(
+        decode_tps=40.0, artifact="<b>Hello</b>", detail={"wrong": {"case": "no call"}}
+    )
     shown = page(measured, f"runs/{run.pk}/")
     assert "&lt;b&gt;Hello&lt;/b&gt;" in shown and "no call" in shown
+    for name in ("When", "Decode tok/s", "GPUs", "Target name"):
+        assert f'<th scope="row">{name}</th>' in shown, name
+    assert "_" not in "".join(re.findall(r'<th scope="row">([^<]*)</th>', shown))
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</td>", shown)
     page(measured, "runs/0/", 404)
 
 
