@@ -10,7 +10,8 @@ from django.template.loader import render_to_string
 from fleet.admin.loading import actor_of, cancel, show_outcome
 from fleet.admin.unfold_types import ReportedAdmin, action, display, linked_column
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.dashboard.words import DONE
+from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob
 from fleet.placement.decisions import stage_evictions
@@ -21,13 +22,6 @@ LOAD_JOB_LABELS = {
     LoadJobStatus.SUCCEEDED.label: "success",
     LoadJobStatus.FAILED.label: "danger",
     LoadJobStatus.CANCELLED.label: "default",
-}
-
-DONE = {
-    LoadJobKind.LOAD: "loaded",
-    LoadJobKind.UNLOAD: "unloaded",
-    LoadJobKind.RELOAD: "reloaded",
-    LoadJobKind.SLEEP: "asleep",
 }
 
 
@@ -113,7 +107,7 @@ class LoadJobAdmin(ReportedAdmin):
 
 def _stage_in_words(job: LoadJob) -> str:
     if job.status == LoadJobStatus.SUCCEEDED:
-        return DONE[LoadJobKind(job.kind)]
+        return DONE[job.kind]
     if not job.is_active:
         return job.stage
     if job.replacement_id is not None:

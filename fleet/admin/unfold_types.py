@@ -112,9 +112,9 @@ def asking_first(action: Action) -> Action:
         context = page.admin_site.each_context(request) | {
             "title": "Are you sure?",
             "opts": page.model._meta,
-            "action": name,
             "description": description,
             "objects": queryset,
+            "hidden": [("action", name), *(("_selected_action", one.pk) for one in queryset)],
         }
         return TemplateResponse(request, "fleet/ask_first.html", context)
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 from urllib.parse import urlencode
 
 from django.contrib.auth.models import AbstractUser
-from django.db.models import Q
+from django.db.models import Model, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -26,6 +26,7 @@ from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
 from fleet.overview import fleet_overview, outdated_models
 from fleet.overview.jobs import job_lines_by_id
+from helexa_site.web.pages import render_page
 
 MAX_FOLLOWED_JOBS = 20
 SHOWN_CHOICES = (
@@ -58,10 +59,7 @@ def model(request: HttpRequest) -> HttpResponse:
     the catalogue no longer has it."""
     name = request.GET.get("name", "")
     found = CatalogueModel.objects.filter(Q(name=name) | Q(aliases__name=name)).first()
-    if found is None:
-        replicas = reverse("admin:fleet_replica_changelist")
-        return HttpResponseRedirect(f"{replicas}?{urlencode({'q': name})}")
-    return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_change", args=[found.pk]))
+    return _to_page(found, "replica" if found is None else "cataloguemodel", name)
 
 
 @require_GET
@@ -70,20 +68,16 @@ def neuron(request: HttpRequest) -> HttpResponse:
     upstream. To the list if it is gone."""
     name = request.GET.get("name", "")
     if name.startswith(UPSTREAM_PREFIX):
-        return _upstream(name.removeprefix(UPSTREAM_PREFIX))
-    found = Neuron.objects.filter(name=name).first()
-    if found is None:
-        neurons = reverse("admin:fleet_neuron_changelist")
-        return HttpResponseRedirect(f"{neurons}?{urlencode({'q': name})}")
-    return HttpResponseRedirect(reverse("admin:fleet_neuron_change", args=[found.pk]))
+        name = name.removeprefix(UPSTREAM_PREFIX)
+        return _to_page(Upstream.objects.filter(name=name).first(), "upstream", name)
+    return _to_page(Neuron.objects.filter(name=name).first(), "neuron", name)
 
 
-def _upstream(name: str) -> HttpResponse:
-    found = Upstream.objects.filter(name=name).first()
-    if found is None:
-        upstreams = reverse("admin:fleet_upstream_changelist")
-        return HttpResponseRedirect(f"{upstreams}?{urlencode({'q': name})}")
-    return HttpResponseRedirect(reverse("admin:fleet_upstream_change", args=[found.pk]))
+def _to_page(found: Model | None, noun: str, name: str) -> HttpResponse:
+    if found is not None:
+        return HttpResponseRedirect(reverse(f"admin:fleet_{noun}_change", args=[found.pk]))
+    rows = reverse(f"admin:fleet_{noun}_changelist")
+    return HttpResponseRedirect(f"{rows}?{urlencode({'q': name})}")
 
 
 @require_GET
@@ -123,7 +117,13 @@ def do(request: HttpRequest) -> HttpResponse:
     command = request.POST.get("do", "")
     has_scripts = request.headers.get("hx-request") == "true"
     if not has_scripts and asks_first(command) and "sure" not in request.POST:
-        return render(request, "fleet/sure.html", {"title": "Are you sure?", "command": command})
+        asked = {"description": command.capitalize(), "hidden": [("do", command)]}
+        return render_page(
+            request,
+            "fleet/ask_first.html",
+            title="Are you sure?",
+            context=asked | {"back": reverse("admin:index")},
+        )
     outcomes = act(cast(AbstractUser, request.user), command)
     if not has_scripts:
         for outcome in outcomes:

@@ -122,7 +122,7 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         else:
             context = {"key": made.row, "shown_once": made.key}
             response = render_page(
-                request, "metering/my_key_created.html", title="A new API key", context=context
+                request, "metering/key_created.html", title="A new API key", context=context
             )
             for name, value in SHOWN_ONCE.items():
                 response[name] = value
