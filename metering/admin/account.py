@@ -190,6 +190,7 @@ def page_of_account(account: Account) -> dict[str, Any]:
         "budgets": budget_rows(
             selectors.budgets_of(account=account.name, key="", now_unix_s=now_unix_s)
         ),
+        "people": account.memberships.select_related("user").order_by("user__username"),
         "limits": limit_rows(account),
         "keys": _key_rows(account, used, now_unix_s),
         "num_more_keys": max(0, num_keys - MAX_KEYS),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -18,7 +20,7 @@ from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
 from metering.actor import COMMAND
 from metering.models import Account, ApiKey, Budget
-from tests.metering.callers import page, recorded, staff, used
+from tests.metering.callers import page, person, recorded, staff, used
 
 pytestmark = pytest.mark.django_db
 
@@ -64,6 +66,14 @@ def test_an_accounts_page_is_its_home(operator: Client, account: Account) -> Non
     ):
         assert f'href="{address}"' in text
     assert "kind=account&amp;name=research" in text
+    assert "Nobody belongs to it." in text
+    person("mia", account, role="member")
+    user = User.objects.get(username="mia")
+    text = shown(operator)
+    assert f'<a href="/admin/auth/user/{user.pk}/change/">mia</a> (member)' in text
+    assert re.search(r"<h1>.*>\s*research\s*</a>\s*</h1>", text, re.DOTALL), (
+        "the breadcrumb, as it is written"
+    )
 
 
 def test_refusals_are_counted_by_code(
