@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
-from django.utils.cache import add_never_cache_headers
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from fleet.admin.loading import actor_of
@@ -27,6 +26,7 @@ from fleet.management.connect.clients import CLIENTS, Target
 from fleet.management.connect.settings_files import settings_text
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from fleet.services.hosts.invitations import DEFAULT_SHARE_PORT, sharing_state
+from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.errors import MeteringValueError
 from metering.keys.store import without_playground_keys
@@ -142,11 +142,10 @@ def steps_context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
+@never_cache
 @require_GET
 def card(request: HttpRequest) -> HttpResponse:
-    response = render(request, "fleet/first_steps.html", steps_context(request))
-    add_never_cache_headers(response)
-    return response
+    return render(request, "fleet/first_steps.html", steps_context(request))
 
 
 @require_POST
@@ -169,7 +168,6 @@ def make_key(request: HttpRequest) -> HttpResponse:
     url = request.build_absolute_uri("/").rstrip("/")
     model = first_model()
     context = {
-        "title": "A new API key",
         "key": made.row,
         "shown_once": made.key,
         "model": model,
@@ -177,10 +175,9 @@ def make_key(request: HttpRequest) -> HttpResponse:
     }
     has_scripts = request.headers.get("hx-request") == "true"
     template = "fleet/first_key.html" if has_scripts else "fleet/first_key_page.html"
-    response = render(request, template, admin.site.each_context(request) | context)
-    response["Cache-Control"] = "no-store"
-    response["Referrer-Policy"] = "no-referrer"
-    return response
+    return render_page(
+        request, template, title="A new API key", context=context, headers=SHOWN_ONCE
+    )
 
 
 @require_POST

@@ -9,7 +9,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
@@ -44,6 +43,7 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
+from helexa_site.web.pages import render_page
 from metering import selectors as metering_selectors
 from metering.links import requests_url
 from metering.selectors import UsageFilter, UsageGroup
@@ -242,14 +242,13 @@ class CatalogueModelAdmin(HomePageAdmin):
     def _ask_for_neuron(
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel], form: LoadOnNeuronForm
     ) -> HttpResponse:
-        context = self.admin_site.each_context(request) | {
-            "title": "Load on a neuron",
-            "opts": self.model._meta,
-            "models": queryset,
-            "form": form,
-            "action": "load_selected_on_neuron",
-        }
-        return TemplateResponse(request, "fleet/load_on_neuron.html", context)
+        context = {"opts": self.opts, "models": queryset, "form": form}
+        return render_page(
+            request,
+            "fleet/load_on_neuron.html",
+            title="Load on a neuron",
+            context=context | {"action": "load_selected_on_neuron"},
+        )
 
 
 @admin.register(Alias)

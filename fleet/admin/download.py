@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from django import forms
 from django.contrib import admin, messages
@@ -11,7 +10,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.loader import render_to_string
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from unfold.widgets import UnfoldAdminTextInputWidget
 
@@ -27,9 +25,7 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live.cached_models import CachedLine, cached_list
 from fleet.management.sizes import size_text
 from fleet.models import Download
-
-if TYPE_CHECKING:
-    from fleet.admin.unfold_types import ReportedAdmin
+from helexa_site.web.pages import render_page
 
 
 @admin.register(Download)
@@ -149,14 +145,14 @@ def cached_page(admin: ReportedAdmin, request: HttpRequest) -> HttpResponse:
         done = _delete(request) if "delete" in request.POST else _pull(request, form)
         if done:
             return HttpResponseRedirect(reverse("admin:fleet_download_changelist"))
-    context = admin.admin_site.each_context(request) | {
-        "title": "What neurons have downloaded",
-        "opts": admin.model._meta,
+    context = {
+        "opts": admin.opts,
         "form": PullForm() if "delete" in request.POST else form,
         "lines": _lines(request),
         "may_change": admin.has_operate_permission(request),
     }
-    return TemplateResponse(request, "fleet/cached.html", context)
+    title = "What neurons have downloaded"
+    return render_page(request, "fleet/cached.html", title=title, context=context)
 
 
 def _pull(request: HttpRequest, form: PullForm) -> bool:

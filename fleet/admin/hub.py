@@ -3,13 +3,12 @@ and where they fit, choose."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
@@ -21,6 +20,7 @@ from fleet.errors import FleetError, SnapshotUnavailableError
 from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot
+from helexa_site.web.pages import render_page
 from inference.loading.sources.hub_sources import default_scheme, hub_schemes
 from inference.settings.storage import SOURCES
 
@@ -70,11 +70,7 @@ def hub_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
     if not admin.has_add_permission(request):
         raise PermissionDenied
     form = LookForm(request.POST if request.method == "POST" else request.GET)
-    context = admin.admin_site.each_context(request) | {
-        "title": "Add from Hugging Face",
-        "opts": admin.model._meta,
-        "form": form,
-    }
+    context: dict[str, Any] = {"opts": admin.opts, "form": form}
     try:
         if form.is_valid() and form.cleaned_data["repository"]:
             repository = _client(form).repository(
@@ -87,7 +83,7 @@ def hub_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
             context["matches"] = _client(form).search(form.cleaned_data["words"])
     except FleetError as error:
         messages.error(request, str(error))
-    return TemplateResponse(request, "fleet/hub.html", context)
+    return render_page(request, "fleet/hub.html", title="Add from Hugging Face", context=context)
 
 
 def _client(form: LookForm) -> HubClient:

@@ -9,7 +9,6 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import reverse_lazy
 from django.utils.text import format_lazy
 from unfold.widgets import UnfoldAdminTextInputWidget
@@ -21,6 +20,7 @@ from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
 from fleet.services.hosts.invitations import invitation_check
 from helexa_site.program import installation, neuron_program
+from helexa_site.web.pages import SHOWN_ONCE, render_page
 from inference.protocol.keys import NEURON_NAME
 
 
@@ -84,18 +84,14 @@ class InvitationAdmin(UnfoldAdmin):
     ) -> HttpResponse:
         """The page with the line, which is stored nowhere: not in the session, a cache or the
         history."""
-        context = self.admin_site.each_context(request) | {
-            "title": f"An invitation for {obj.neuron_name}",
-            "opts": self.model._meta,
-            "invitation": obj,
-            "where": installation().value,
-            "shown_once": f"{neuron_program()} neuron --join {obj.shown_once}",
-        }
-        return TemplateResponse(
+        line = f"{neuron_program()} neuron --join {obj.shown_once}"
+        shown = {"invitation": obj, "where": installation().value, "shown_once": line}
+        return render_page(
             request,
             "fleet/invitation_created.html",
-            context,
-            headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"},
+            title=f"An invitation for {obj.neuron_name}",
+            context={"opts": self.opts, **shown},
+            headers=SHOWN_ONCE,
         )
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:

@@ -8,7 +8,6 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from unfold.widgets import (
     UnfoldAdminFileFieldWidget,
@@ -22,6 +21,7 @@ from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError
 from fleet.models_toml import Document, Plan, plan_import, read_document, write_document
 from fleet.models_toml.reading import MAX_BYTES
+from helexa_site.web.pages import render_page
 
 
 class ImportForm(forms.Form):
@@ -92,15 +92,15 @@ def _apply(request: HttpRequest, document: Document, is_pruning: bool, seen: str
 def _show(
     admin: UnfoldAdmin, request: HttpRequest, form: ImportForm, plan: Plan | None
 ) -> HttpResponse:
-    context = admin.admin_site.each_context(request) | {
-        "title": "Import a models.toml",
-        "opts": admin.model._meta,
+    context = {
+        "opts": admin.opts,
         "form": form,
         "plan": plan,
         "text": form.cleaned_data.get("text", "") if plan is not None else "",
         "is_pruning": plan is not None and form.cleaned_data["prune"],
     }
-    return TemplateResponse(request, "fleet/models_toml.html", context)
+    title = "Import a models.toml"
+    return render_page(request, "fleet/models_toml.html", title=title, context=context)
 
 
 def _text_of(file: Any) -> str:

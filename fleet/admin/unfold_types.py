@@ -12,11 +12,11 @@ from django import forms
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from fleet.errors import CatalogueValueError
+from helexa_site.web.pages import render_page
 from metering.errors import MeteringValueError
 
 if TYPE_CHECKING:
@@ -99,6 +99,11 @@ class CheckedForm(AnyForm):
 
 SURE = "sure"
 
+
+def ask(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
+    return render_page(request, "fleet/ask_first.html", title="Are you sure?", context=context)
+
+
 Action = Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]
 
 
@@ -109,14 +114,9 @@ def asking_first(action: Action) -> Action:
             return action(page, request, queryset)
         name = request.POST.get("action", "")
         _, _, description = page.get_actions(request)[name]
-        context = page.admin_site.each_context(request) | {
-            "title": "Are you sure?",
-            "opts": page.model._meta,
-            "description": description,
-            "objects": queryset,
-            "hidden": [("action", name), *(("_selected_action", one.pk) for one in queryset)],
-        }
-        return TemplateResponse(request, "fleet/ask_first.html", context)
+        hidden = [("action", name), *(("_selected_action", one.pk) for one in queryset)]
+        context = {"description": description, "objects": queryset, "hidden": hidden}
+        return ask(request, context | {"opts": page.opts})
 
     return asking
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from django.urls import reverse
@@ -107,7 +107,7 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
             model_row(model, jobs_of_models[model.name], explained) for model in models.lines
         ),
         models_paging=_paging(
-            models, MODELS_A_PAGE, lambda page: query.at_models_page(page).url_query()
+            models, MODELS_A_PAGE, lambda page: replace(query, models_page=page).url_query()
         ),
         neurons=neuron_rows(
             neurons.lines,
@@ -119,7 +119,7 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
             ),
         ),
         neurons_paging=_paging(
-            neurons, NEURONS_A_PAGE, lambda page: query.at_neurons_page(page).url_query()
+            neurons, NEURONS_A_PAGE, lambda page: replace(query, neurons_page=page).url_query()
         ),
         downloads=tuple(map(download_row, overview.downloads)),
         refusals=overview.refusals,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 
 from django.urls import reverse
 
@@ -118,9 +117,4 @@ def _target(finding: Attention) -> tuple[str, str]:
     url_name, page = PAGES.get(finding.kind, ("", ""))
     if not url_name:
         return "", ""
-    return _address(url_name) + ("" if finding.about else FILTERS.get(finding.kind, "")), page
-
-
-@cache
-def _address(url_name: str) -> str:
-    return reverse(url_name)
+    return reverse(url_name) + ("" if finding.about else FILTERS.get(finding.kind, "")), page

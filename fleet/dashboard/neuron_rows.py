@@ -4,6 +4,7 @@ addresses of the admin's pages."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from zlib import crc32
 
 from django.urls import reverse
@@ -60,7 +61,7 @@ def neuron_rows(
             )
             for replica in shown
         )
-        fold = query.with_flipped(neuron.name).url_query() or "?"
+        fold = replace(query, flipped=query.flipped ^ {neuron.name}).url_query() or "?"
         rows.append(_neuron_row(neuron, replicas, is_unfolded=is_unfolded, fold=fold))
     return tuple(rows)
 

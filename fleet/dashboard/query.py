@@ -6,7 +6,7 @@ It is in the address, and in the board: each refresh sends it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, Self, TypeVar
 from urllib.parse import urlencode
@@ -64,15 +64,6 @@ class BoardQuery:
         }
         found = urlencode({key: value for key, value in asked.items() if value})
         return f"?{found}" if found else ""
-
-    def at_models_page(self, page: int) -> BoardQuery:
-        return replace(self, models_page=page)
-
-    def at_neurons_page(self, page: int) -> BoardQuery:
-        return replace(self, neurons_page=page)
-
-    def with_flipped(self, neuron: str) -> BoardQuery:
-        return replace(self, flipped=self.flipped ^ {neuron})
 
 
 def _page(words: str) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
 from django.urls import reverse
-from django.utils.cache import add_never_cache_headers
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from fleet.admin.loading import actor_of
@@ -18,10 +16,12 @@ from fleet.services.hosts.invitations import (
     redis_unshare,
     sharing_state,
 )
+from helexa_site.web.pages import render_page
 
 SHARES = "fleet.change_fleetpolicy"
 
 
+@never_cache
 @require_http_methods(["GET", "POST"])
 def sharing(request: HttpRequest) -> HttpResponse:
     if not request.user.has_perm(SHARES):
@@ -34,15 +34,17 @@ def sharing(request: HttpRequest) -> HttpResponse:
         except InvitationError as error:
             problem = str(error)
     context = {
-        **admin.site.each_context(request),
-        "title": "Sharing",
         "sharing": sharing_state(),
         "share_port": request.POST.get("port") or DEFAULT_SHARE_PORT,
         "problem": problem,
     }
-    response = render(request, "fleet/sharing.html", context, status=400 if problem else 200)
-    add_never_cache_headers(response)
-    return response
+    return render_page(
+        request,
+        "fleet/sharing.html",
+        title="Sharing",
+        context=context,
+        status=400 if problem else 200,
+    )
 
 
 def _do(request: HttpRequest) -> None:

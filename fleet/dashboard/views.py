@@ -11,22 +11,23 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from fleet.admin.loading import Outcome, show_outcome
+from fleet.admin.unfold_types import ask
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
 from fleet.dashboard.board import board_of, outdated_rows
 from fleet.dashboard.homes import model_context, neuron_context
 from fleet.dashboard.query import BoardQuery, Shown
-from fleet.dashboard.words import asks_first, changes_settings
+from fleet.dashboard.words import ASK_FIRST, CHANGE_SETTINGS
 from fleet.errors import FleetError
 from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
 from fleet.overview import fleet_overview, outdated_models
 from fleet.overview.jobs import job_lines_by_id
-from helexa_site.web.pages import render_page
 
 MAX_FOLLOWED_JOBS = 20
 SHOWN_CHOICES = (
@@ -95,6 +96,7 @@ def outdated(request: HttpRequest) -> HttpResponse:
     return _outdated(request)
 
 
+@never_cache
 @require_GET
 def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
     """The last lines of a model's engines, read from their neuron. By name: a reload makes a new
@@ -105,9 +107,7 @@ def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
     except FleetError as error:
         problem = str(error)
     context = {"neuron": neuron, "model": model, "lines": lines, "problem": problem}
-    response = render(request, "fleet/engine_log.html", context)
-    add_never_cache_headers(response)
-    return response
+    return render(request, "fleet/engine_log.html", context)
 
 
 @require_POST
@@ -115,21 +115,17 @@ def do(request: HttpRequest) -> HttpResponse:
     """A button of the board, or of a page that shows a part of it. Without scripts, which ask
     before sending, this asks, and answers with the whole page."""
     command = request.POST.get("do", "")
+    verb = command.partition(" ")[0]
     has_scripts = request.headers.get("hx-request") == "true"
-    if not has_scripts and asks_first(command) and "sure" not in request.POST:
+    if not has_scripts and verb in ASK_FIRST and "sure" not in request.POST:
         asked = {"description": command.capitalize(), "hidden": [("do", command)]}
-        return render_page(
-            request,
-            "fleet/ask_first.html",
-            title="Are you sure?",
-            context=asked | {"back": reverse("admin:index")},
-        )
+        return ask(request, asked | {"back": reverse("admin:index")})
     outcomes = act(cast(AbstractUser, request.user), command)
     if not has_scripts:
         for outcome in outcomes:
             show_outcome(request, outcome)
         return HttpResponseRedirect(reverse("admin:index"))
-    if changes_settings(command):
+    if verb in CHANGE_SETTINGS:
         return _loaded_again(request, outcomes)
     match request.headers.get("hx-target"):
         case "outdated":

@@ -23,16 +23,7 @@ TONES = {
 DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded", "sleep": "asleep"}
 
 ASK_FIRST = frozenset({"unload", "drain"})
-
-
-def asks_first(command: str) -> bool:
-    verb, _, _ = command.partition(" ")
-    return verb in ASK_FIRST
-
-
-def changes_settings(command: str) -> bool:
-    verb, _, _ = command.partition(" ")
-    return verb in ("pin", "unpin")
+CHANGE_SETTINGS = frozenset({"pin", "unpin"})
 
 
 def tone_of(status: str) -> str:

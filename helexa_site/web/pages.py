@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from django.conf import settings
@@ -40,11 +41,24 @@ def shell_of(request: HttpRequest) -> dict[str, Any]:
     }
 
 
+SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+"""The headers of a page with a secret that is stored nowhere."""
+
+
 def render_page(
-    request: HttpRequest, template: str, *, title: str, context: dict[str, Any], status: int = 200
+    request: HttpRequest,
+    template: str,
+    *,
+    title: str,
+    context: dict[str, Any],
+    status: int = 200,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> HttpResponse:
     whole = {**shell_of(request), "title": title, **context}
-    return render(request, template, whole, status=status)
+    response = render(request, template, whole, status=status)
+    for name, value in headers.items():
+        response[name] = value
+    return response
 
 
 def front(request: HttpRequest) -> HttpResponse:

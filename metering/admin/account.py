@@ -24,7 +24,7 @@ from metering.links import key_url, requests_url
 from metering.models import Account, Budget, Membership
 from metering.money import cost_text
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
-from metering.requests.shown import request_errors, request_rows
+from metering.requests.shown import Detail, request_errors, request_rows
 from metering.selectors import (
     RequestFilter,
     UsageFilter,
@@ -171,12 +171,6 @@ class KeyRow:
     last_used: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitRow:
-    name: str
-    value: str
-
-
 def page_of_account(account: Account) -> dict[str, Any]:
     """The context of ``metering/account_page.html``. Makes the same number of queries however much
     the account has."""
@@ -191,7 +185,7 @@ def page_of_account(account: Account) -> dict[str, Any]:
             selectors.budgets_of(account=account.name, key="", now_unix_s=now_unix_s)
         ),
         "people": account.memberships.select_related("user").order_by("user__username"),
-        "limits": limit_rows(account),
+        "limits": _limits(account),
         "keys": _key_rows(account, used, now_unix_s),
         "num_more_keys": max(0, num_keys - MAX_KEYS),
         "models": _model_rows(account.name, period),
@@ -202,13 +196,14 @@ def page_of_account(account: Account) -> dict[str, Any]:
     }
 
 
-def limit_rows(account: Account) -> list[LimitRow]:
-    rows = []
-    for name in LIMIT_FIELDS:
-        value = getattr(account, name)
-        label = str(Account._meta.get_field(name).verbose_name)  # type: ignore[union-attr]
-        rows.append(LimitRow(name=label, value="" if value is None else f"{value:,}"))
-    return rows
+def _limits(account: Account) -> list[Detail]:
+    return [
+        Detail(
+            name=str(Account._meta.get_field(name).verbose_name),  # type: ignore[union-attr]
+            value="" if (value := getattr(account, name)) is None else f"{value:,}",
+        )
+        for name in LIMIT_FIELDS
+    ]
 
 
 def _sums_by_key(account: str, period: UsagePeriod) -> dict[str, UsageSums]:

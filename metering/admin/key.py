@@ -8,7 +8,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 from unfold.widgets import (
     UnfoldAdminCheckboxSelectMultipleWidget,
@@ -28,6 +27,7 @@ from fleet.admin.unfold_types import (
 )
 from fleet.dashboard.links import model_url
 from fleet.selectors import nameable_models
+from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.keys.store import key_status
@@ -156,17 +156,12 @@ class ApiKeyAdmin(UnfoldAdmin):
     ) -> HttpResponse:
         """The page with the key, which is stored nowhere: not in the session, a cache or the
         history."""
-        context = self.admin_site.each_context(request) | {
-            "title": "A new API key",
-            "opts": self.model._meta,
-            "key": obj,
-            "shown_once": obj.shown_once,
-        }
-        return TemplateResponse(
+        return render_page(
             request,
             "metering/key_created.html",
-            context,
-            headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"},
+            title="A new API key",
+            context={"opts": self.opts, "key": obj, "shown_once": obj.shown_once},
+            headers=SHOWN_ONCE,
         )
 
     account_link = linked_column("account_id", account_url, "Account")

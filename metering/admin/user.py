@@ -18,14 +18,12 @@ from django.contrib.auth.models import Group, User
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
-from unfold.widgets import (
-    UnfoldAdminSelectWidget,
-)
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, asking_first
+from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.admin.account import memberships_save
 from metering.models import Account, Membership
@@ -43,7 +41,6 @@ else:
     BaseUserAdmin = DjangoUserAdmin
     UserForm = forms.ModelForm
 
-SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 USER_FIELDS = ("username", "first_name", "last_name", "email")
 MEMBER_FIELDS = (*USER_FIELDS, "account", "role")
 ADDS_MEMBERS = "metering.add_membership"
@@ -173,15 +170,15 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
         """The links are not stored, and a browser's cache has them no longer than the page is
         open."""
-        context = self.admin_site.each_context(request) | {
-            "title": "An invitation",
-            "opts": self.model._meta,
-            "invited": [
-                (user, request.build_absolute_uri(invitation_path(user))) for user in users
-            ],
-            "days": settings.PASSWORD_RESET_TIMEOUT // S_PER_DAY,
-        }
-        return TemplateResponse(request, "metering/user_invited.html", context, headers=SHOWN_ONCE)
+        links = [(user, request.build_absolute_uri(invitation_path(user))) for user in users]
+        days = settings.PASSWORD_RESET_TIMEOUT // S_PER_DAY
+        return render_page(
+            request,
+            "metering/user_invited.html",
+            title="An invitation",
+            context={"opts": self.opts, "invited": links, "days": days},
+            headers=SHOWN_ONCE,
+        )
 
     def _audit(
         self, request: HttpRequest, action: str, user: User, detail: dict[str, Any] | None = None

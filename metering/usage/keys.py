@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
 from fleet.selectors import nameable_models
-from helexa_site.web.pages import render_page
+from helexa_site.web.pages import SHOWN_ONCE, render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
@@ -106,9 +106,6 @@ def _initial(key: ApiKey) -> dict[str, Any]:
     }
 
 
-SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-
-
 @for_members
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
@@ -120,13 +117,13 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         except MeteringValueError as error:
             form.add_error(error.field if error.field in form.fields else None, str(error))
         else:
-            context = {"key": made.row, "shown_once": made.key}
-            response = render_page(
-                request, "metering/key_created.html", title="A new API key", context=context
+            return render_page(
+                request,
+                "metering/key_created.html",
+                title="A new API key",
+                context={"key": made.row, "shown_once": made.key},
+                headers=SHOWN_ONCE,
             )
-            for name, value in SHOWN_ONCE.items():
-                response[name] = value
-            return response
     keys = reader.own_keys()
     budgets = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=time.time())
     context = {

@@ -271,4 +271,3 @@ def test_a_query_goes_into_an_address_and_back() -> None:
     )
     assert BoardQuery.of(QueryDict(query.url_query()[1:])) == query
     assert BoardQuery().url_query() == ""
-    assert query.with_flipped("one").flipped == {"two"}
