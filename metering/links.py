@@ -10,7 +10,7 @@ from django.urls import reverse
 from fleet.dashboard.links import model_url, neuron_url
 
 ENDS = frozenset({"delete", "remove", "revoke"})
-"""Actions after which a neuron, a model or an account has no page. A key keeps its page."""
+"""Actions after which a neuron, a model or an account has no page."""
 
 
 def account_url(name: str) -> str:
@@ -30,16 +30,21 @@ AUDITED: Mapping[str, Callable[[str], str]] = {
     "account": account_url,
     "alias": model_url,
     "key": key_url,
+    "load_job": model_url,
+    "membership": lambda both: account_url(both.partition("/")[0]),
     "model": model_url,
     "neuron": neuron_url,
     "request": request_url,
+    "upstream": lambda name: neuron_url(f"upstream:{name}"),
+    "user": lambda name: f"{reverse('admin:auth_user_changelist')}?{urlencode({'q': name})}",
 }
+KEEPS_ITS_PAGE = frozenset({"key", "membership"})
 
 
 def audited_url(action: str, object_id: str) -> str:
     """The page of an audit entry's object; empty: it has none."""
     noun, _, verb = action.partition(".")
-    has_ended = verb in ENDS and noun != "key"
+    has_ended = verb in ENDS and noun not in KEEPS_ITS_PAGE
     return "" if has_ended or noun not in AUDITED else AUDITED[noun](object_id)
 
 

@@ -132,6 +132,11 @@ def test_members_are_led_to_no_page_of_the_admin(account: Account) -> None:
     [
         ("model.update", "tiny", "/admin/dashboard/model?name=tiny"),
         ("key.revoke", "hx-1", "/admin/metering/apikey/hx-1/change/"),
+        ("load_job.cancel", "tiny", "/admin/dashboard/model?name=tiny"),
+        ("membership.remove", "research/mia", "/admin/metering/account/research/change/"),
+        ("upstream.update", "box", "/admin/dashboard/neuron?name=upstream%3Abox"),
+        ("upstream.delete", "box", ""),
+        ("user.update", "mia", "/admin/auth/user/?q=mia"),
         ("neuron.remove", "beast", ""),
         ("account.delete", "research", ""),
         ("fleet.share", "10.0.0.5:6379", ""),
