@@ -9,12 +9,11 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
-from fleet.admin.load_job import LOAD_JOB_LABELS
+from fleet.admin.load_job import LOAD_JOB_LABELS, progress_of
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import ReportedAdmin, action, display, linked_column
 from fleet.catalogue import SETTINGS
@@ -82,19 +81,9 @@ class DownloadAdmin(ReportedAdmin):
 
     @display(description="Progress")
     def progress_bar(self, download: Download) -> str:
-        fraction = download.progress_fraction
         done, total = download.bytes_done, download.bytes_total
-        return render_to_string(
-            "fleet/load_progress.html",
-            {
-                "stage": download.status,
-                "percent": None if fraction is None else round(100 * fraction),
-                "amount": f"{size_text(done)} of {size_text(total)}" if total else "",
-                "detail": download.detail,
-                "eta_s": download.eta_s,
-                "is_active": download.is_active,
-            },
-        )
+        amount = f"{size_text(done)} of {size_text(total)}" if total else ""
+        return progress_of(download, download.status, amount, download.detail)
 
     @action(description="Cancel", permissions=["operate"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Download]) -> None:

@@ -10,10 +10,11 @@ from django.template.loader import render_to_string
 from fleet.admin.loading import actor_of, cancel, show_outcome
 from fleet.admin.unfold_types import ReportedAdmin, action, display, linked_column
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.dashboard.words import DONE
+from fleet.dashboard.rows import ProgressRow
+from fleet.dashboard.words import DONE, duration_words
 from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
-from fleet.models import LoadJob
+from fleet.models import Download, LoadJob
 from fleet.placement.decisions import stage_evictions
 
 LOAD_JOB_LABELS = {
@@ -72,20 +73,8 @@ class LoadJobAdmin(ReportedAdmin):
 
     @display(description="Progress")
     def progress_bar(self, job: LoadJob) -> str:
-        """Renders the progress of the present stage. A failed or cancelled job shows where it
-        ended."""
-        fraction = job.progress_fraction
-        return render_to_string(
-            "fleet/load_progress.html",
-            {
-                "stage": _stage_in_words(job),
-                "percent": None if fraction is None else round(100 * fraction),
-                "amount": "" if job.status == LoadJobStatus.SUCCEEDED else _amount(job),
-                "detail": job.progress_detail,
-                "eta_s": job.eta_s,
-                "is_active": job.is_active,
-            },
-        )
+        amount = "" if job.status == LoadJobStatus.SUCCEEDED else _amount(job)
+        return progress_of(job, _stage_in_words(job), amount, job.progress_detail)
 
     @display(description="Stages")
     def stages_in_words(self, job: LoadJob) -> str:
@@ -103,6 +92,19 @@ class LoadJobAdmin(ReportedAdmin):
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:
         for job in queryset.select_related("neuron"):
             show_outcome(request, cancel(actor=actor_of(request), job=job))
+
+
+def progress_of(row: LoadJob | Download, stage: str, amount: str, detail: str) -> str:
+    """Renders the progress of the present stage. One that failed or was cancelled shows where it
+    ended."""
+    fraction = row.progress_fraction
+    percent = None if fraction is None else round(100 * fraction)
+    words = stage if percent is None else f"{stage} {percent} %"
+    words += f" ({amount})" if amount else ""
+    words += f", {detail}" if row.is_active and detail else ""
+    words += "" if row.eta_s is None else f", about {duration_words(row.eta_s)} left"
+    progress = ProgressRow(text=words, percent=percent if row.is_active else None)
+    return render_to_string("fleet/progress.html", {"progress": progress})
 
 
 def _stage_in_words(job: LoadJob) -> str:
