@@ -12,7 +12,7 @@ from helexa_site.databases import database_settings
 from helexa_site.instance import secret_key
 from helexa_site.program import REPOSITORY_DIR
 from helexa_site.web.hosts import allowed_hosts
-from helexa_site.web.navigation import navigation_of, searched_models
+from helexa_site.web.navigation import navigation_of, searched_models, searched_pages
 from inference.version import VERSION
 
 CONFIG = read_config()
@@ -183,5 +183,5 @@ UNFOLD = {
     "LOGIN": {"form": "helexa_site.logins.OperatorLoginForm"},
     "DASHBOARD_CALLBACK": "fleet.dashboard.views.dashboard_context",
     "SIDEBAR": {"navigation": navigation_of},
-    "COMMAND": {"search_models": searched_models},
+    "COMMAND": {"search_models": searched_models, "search_callback": searched_pages},
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django.urls import reverse
+from unfold.dataclasses import SearchResult
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -100,11 +103,28 @@ SEARCHED = (
     *("metering.account", "metering.apikey", "auth.user", "bench.benchtarget"),
 )
 """The rows that the search of every page finds by name, beside the lists of the admin."""
+REQUEST_ID = re.compile("[0-9a-f]{8,32}")
 
 
 def searched_models(request: HttpRequest) -> list[str]:
     names = (label.split(".") for label in SEARCHED)
     return [f"{app}.{one}" for app, one in names if request.user.has_perm(f"{app}.view_{one}")]
+
+
+def searched_pages(request: HttpRequest, words: str) -> list[SearchResult]:
+    """What the search finds beside rows: the request with this id, and pages that are no lists of
+    the admin, which it finds by itself."""
+    found = []
+    if REQUEST_ID.fullmatch(words):
+        link = f"{reverse('requests')}?{urlencode({'id': words})}"
+        found.append(SearchResult("Requests", f"Id begins with {words}", link, "list_alt"))
+    for group in navigation_of(request):
+        for item in group["items"]:
+            if words in item["title"].lower() and not item["is_list"]:
+                found.append(
+                    SearchResult(item["title"], group["title"], item["link"], item["icon"])
+                )
+    return found
 
 
 def navigation_of(request: HttpRequest) -> list[dict[str, Any]]:
@@ -124,6 +144,7 @@ def _items(items: tuple[Item, ...], user: Any, here: str) -> Iterator[dict[str, 
                 "link": reverse(item.url_name),
                 "active": is_current,
                 "has_permission": True,
+                "is_list": item.url_name.endswith("changelist"),
             }
 
 

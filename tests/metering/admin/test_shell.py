@@ -82,7 +82,12 @@ def test_names_are_searched_from_every_page(operator: Client, account: Account) 
     found = page(operator, "/admin/search/?s=research&extended=1")
     assert ">research-tiny<" in found and "/admin/metering/account/research/change/" in found
     assert "/admin/metering/budget/" in page(operator, "/admin/search/?s=budget&extended=1")
+    found = page(operator, "/admin/search/?s=0123abcd&extended=1")
+    assert 'href="/requests/?id=0123abcd"' in found
+    found = page(operator, "/admin/search/?s=set&extended=1")
+    assert 'href="/admin/settings/"' in found
     client = staff("dave", "view_cataloguemodel", "add_account")
+    assert "/admin/settings/" not in page(client, "/admin/search/?s=set&extended=1")
     found = page(client, "/admin/search/?s=research&extended=1")
     assert ">research-tiny<" in found and "/account/research/" not in found
     assert 'id="search"' not in page(person("mia", account, role="member"), "/usage/")
