@@ -214,6 +214,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         if field.name not in SHOWN_APART
     }
     context = {
+        "trail": [("bench-runs", "Runs")],
         "run": found,
         "fields": {label: words for label, words in fields.items() if words},
         "detail": json.dumps(found.detail, indent=2) if found.detail else "",

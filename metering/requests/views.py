@@ -80,6 +80,7 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
             raise PermissionDenied
         captured = services.captured_request_read(actor=reader.actor, record=record)
     context = {
+        "trail": [("requests", "Requests")],
         "may_read": may_read,
         "bodies": () if captured is None else bodies(captured),
         "record": record,

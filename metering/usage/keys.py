@@ -84,9 +84,6 @@ class KeyForm(forms.Form):
             return None
         return datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
 
-    def limits(self) -> RateLimits:
-        return RateLimits.of(self.cleaned_data)
-
     def caps(self) -> list[Cap]:
         word, unit = self.cleaned_data["cap"], self.cleaned_data["unit"]
         if not word:
@@ -106,6 +103,9 @@ def _initial(key: ApiKey) -> dict[str, Any]:
     }
 
 
+TRAIL = [("usage-keys", "My keys")]
+
+
 @for_members
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
@@ -121,7 +121,7 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
                 request,
                 "metering/key_created.html",
                 title="A new API key",
-                context={"key": made.row, "shown_once": made.key},
+                context={"trail": TRAIL, "key": made.row, "shown_once": made.key},
                 headers=SHOWN_ONCE,
             )
     keys = reader.own_keys()
@@ -152,7 +152,7 @@ def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
         else:
             messages.success(request, f"Changed {key}")
             return redirect("usage-keys")
-    context = {"key": key, "status": key_status(key), "form": form}
+    context = {"trail": TRAIL, "key": key, "status": key_status(key), "form": form}
     return render_page(request, "metering/my_key.html", title=str(key), context=context)
 
 
@@ -182,7 +182,7 @@ def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
         name=form.cleaned_data["name"],
         model_names=form.cleaned_data["model_names"],
         expires_at=form.expires_at(),
-        limits=form.limits(),
+        limits=RateLimits.of(form.cleaned_data),
         caps=form.caps(),
     )
 

@@ -93,6 +93,24 @@ def test_names_are_searched_from_every_page(operator: Client, account: Account) 
     assert 'id="search"' not in page(person("mia", account, role="member"), "/usage/")
 
 
+def heading(text: str) -> list[str]:
+    (found,) = re.findall(r"<h1.*?</h1>", text, re.DOTALL)
+    words = (re.sub(r"\s+", " ", word).strip() for word in re.split(r"<[^>]+>", found))
+    return [word for word in words if word and word != "chevron_right"]
+
+
+def test_a_heading_names_the_page_and_the_way_back(operator: Client) -> None:
+    request_id = recorded()
+    for path, words in (
+        ("/admin/fleet/neuron/", ["Fleet", "Neurons"]),
+        ("/admin/fleet/download/cached/", ["Fleet", "Downloads", "What neurons have downloaded"]),
+        ("/admin/dashboard/sharing", ["Sharing"]),
+        (f"/requests/{request_id}", ["Requests", f"Request {request_id[:12]}"]),
+    ):
+        assert heading(page(operator, path)) == words, path
+    assert '<h1><a href="/requests/">Requests</a>' in page(operator, f"/requests/{request_id}")
+
+
 @each_case("path", OF_MEMBERS)
 def test_members_have_their_pages(account: Account, path: str) -> None:
     text = page(person(f"mia{path}", account, role="member", password="her own"), path)
