@@ -54,7 +54,7 @@ def render_page(
     status: int = 200,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> HttpResponse:
-    whole = {**shell_of(request), "title": title, **context}
+    whole = {**shell_of(request), **context, "title": title}
     response = render(request, template, whole, status=status)
     for name, value in headers.items():
         response[name] = value

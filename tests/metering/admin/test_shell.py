@@ -105,6 +105,7 @@ def test_a_heading_names_the_page_and_the_way_back(operator: Client) -> None:
         ("/admin/fleet/neuron/", ["Fleet", "Neurons"]),
         ("/admin/fleet/download/cached/", ["Fleet", "Downloads", "What neurons have downloaded"]),
         ("/admin/dashboard/sharing", ["Sharing"]),
+        ("/api/docs", ["Fleet API"]),
         (f"/requests/{request_id}", ["Requests", f"Request {request_id[:12]}"]),
     ):
         assert heading(page(operator, path)) == words, path
