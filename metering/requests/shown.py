@@ -80,7 +80,7 @@ def request_rows(
             shown_id=shown_id(record.request_id.hex),
             at=record.at,
             account=record.account or UNKNOWN,
-            key=key_names.get(record.key, record.key),
+            key=_key(record, key_names.get(record.key, "")),
             model=record.model or record.model_asked,
             endpoint=record.endpoint,
             neuron=record.neuron,

@@ -109,7 +109,7 @@ def test_names_lead_to_pages(
     "path",
     [
         *("/admin/metering/ledgerentry/", "/admin/metering/usagehour/"),
-        *("/usage/?by=key", "/usage/accounts"),
+        *("/usage/?by=key", "/usage/accounts", "/requests/"),
     ],
 )
 def test_names_of_keys_stand_beside_their_prefixes(
