@@ -306,16 +306,16 @@ class Browser:
 
     def photograph(self, name: str) -> None:
         """The whole page, for people who look at a run."""
-        self._take(f"{name}.png", captureBeyondViewport=True)
+        self._take(SCREENSHOTS_DIR / f"{name}.png", captureBeyondViewport=True)
 
-    def photograph_small(self, name: str) -> None:
+    def photograph_small(self, name: str, directory: Path) -> None:
         """The part seen without scrolling, for a page of documentation."""
-        self._take(f"{name}.webp", format="webp", quality=WEBP_QUALITY)
+        self._take(directory / f"{name}.webp", format="webp", quality=WEBP_QUALITY)
 
-    def _take(self, file_name: str, **how: Any) -> None:
-        SCREENSHOTS_DIR.mkdir(parents=True, exist_ok=True)
+    def _take(self, file: Path, **how: Any) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         image = self._driver.execute_cdp_cmd("Page.captureScreenshot", how)
-        (SCREENSHOTS_DIR / file_name).write_bytes(base64.b64decode(image["data"]))
+        file.write_bytes(base64.b64decode(image["data"]))
 
     def _overflow(self) -> str:
         width, seen = self.run(

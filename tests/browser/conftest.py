@@ -1,8 +1,7 @@
 """One server and one Chromium for all tests in a browser; each test is a visitor of its own.
 
 They skip where Debian's Chromium is not installed; ``.ci/run`` installs it. Screenshots of the
-pages are in ``var/screenshots/`` afterwards; three of them are copied to ``docs/images/`` for the
-README.
+pages are in ``var/screenshots/`` afterwards; ``pictures.py`` takes those of the documentation.
 """
 
 from __future__ import annotations

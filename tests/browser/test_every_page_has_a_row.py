@@ -4,6 +4,7 @@ row without its page, fails. Needs no browser."""
 from __future__ import annotations
 
 from tests.browser.pages import NO_PAGES, Who, pages_of, routes, rows
+from tests.browser.pictures import IMAGES_DIR, PICTURES
 
 DELETIONS = "_delete"
 """The admin's own page, looked at for one kind of row."""
@@ -24,3 +25,7 @@ def test_each_visitor_has_pages_with_images_of_their_own() -> None:
         names = [name for name, _ in pages_of(who)]
         assert names
         assert len(set(names)) == len(names)
+
+
+def test_each_picture_of_the_documentation_is_taken_by_the_command() -> None:
+    assert {file.stem for file in IMAGES_DIR.glob("*.webp")} == set(PICTURES)

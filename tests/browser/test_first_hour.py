@@ -154,8 +154,6 @@ def chat_until_the_budget_stops_it(browser: Browser) -> None:
         if number == 0:
             browser.wait_for_text("Paris")
             browser.wait_for_text("tok/s")
-        if number == 1:
-            browser.photograph_small("readme-playground")
         if refusal := browser.run(LAST_ERROR):
             assert "budget" in refusal
             browser.photograph("playground-when-the-budget-is-spent")
@@ -198,12 +196,10 @@ def read_ones_usage(browser: Browser) -> None:
 def see_it_as_operator(browser: Browser) -> None:
     browser.wait_for_path("/admin/")
     browser.wait_for_text("insufficient_quota")
-    browser.photograph_small("readme-dashboard")
     browser.open("/usage/accounts")
     browser.wait_for_text(ACCOUNT)
     browser.wait_for_text("insufficient_quota")
     browser.wait_for_text("$1.00")
-    browser.photograph_small("readme-usage")
 
 
 def find_it_in_the_audit(browser: Browser) -> None:
