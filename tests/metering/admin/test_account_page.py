@@ -66,7 +66,7 @@ def test_an_accounts_page_is_its_home(operator: Client, account: Account) -> Non
     ):
         assert f'href="{address}"' in text
     assert "kind=account&amp;name=research" in text
-    assert "Nobody belongs to it." in text
+    assert "nobody belongs to it." in text
     person("mia", account, role="member")
     user = User.objects.get(username="mia")
     text = shown(operator)
