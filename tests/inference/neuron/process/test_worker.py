@@ -306,7 +306,7 @@ def test_redis_is_not_named_on_the_command_line() -> None:
 
 
 def test_an_interrupt_before_it_is_up_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(_name: str) -> int:
+    def run(_name: str, **_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setitem(
