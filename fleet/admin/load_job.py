@@ -11,7 +11,7 @@ from fleet.admin.loading import actor_of, cancel, show_outcome
 from fleet.admin.unfold_types import ReportedAdmin, action, display, linked_column
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.dashboard.rows import ProgressRow
-from fleet.dashboard.words import DONE, duration_words
+from fleet.dashboard.words import DONE, left_words
 from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
 from fleet.models import Download, LoadJob
@@ -102,7 +102,7 @@ def progress_of(row: LoadJob | Download, stage: str, amount: str, detail: str) -
     words = stage if percent is None else f"{stage} {percent} %"
     words += f" ({amount})" if amount else ""
     words += f", {detail}" if row.is_active and detail else ""
-    words += "" if row.eta_s is None else f", about {duration_words(row.eta_s)} left"
+    words += left_words(row.eta_s)
     progress = ProgressRow(text=words, percent=percent if row.is_active else None)
     return render_to_string("fleet/progress.html", {"progress": progress})
 

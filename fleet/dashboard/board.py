@@ -26,7 +26,7 @@ from fleet.dashboard.rows import (
     ProgressRow,
     Tile,
 )
-from fleet.dashboard.words import count_words, duration_words, job_progress, tone_of
+from fleet.dashboard.words import count_words, job_progress, left_words, tone_of
 from fleet.overview import (
     DownloadLine,
     FleetOverview,
@@ -302,10 +302,9 @@ def _progress_of_model(
 
 def download_row(download: DownloadLine) -> DownloadRow:
     fraction = download.progress_fraction
-    left = "" if download.eta_s is None else f", about {duration_words(download.eta_s)} left"
     share = "" if fraction is None else f" {fraction:.0%}"
     progress = ProgressRow(
-        text=f"{download.status}{share}{left}",
+        text=f"{download.status}{share}{left_words(download.eta_s)}",
         percent=None if fraction is None else round(100 * fraction),
     )
     return DownloadRow(title=f"{download.source} on {download.neuron}", progress=progress)

@@ -38,6 +38,11 @@ def duration_words(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def left_words(eta_s: float | None) -> str:
+    """The end of a sentence: how long it still takes; empty where that is unknown."""
+    return "" if eta_s is None else f", about {duration_words(eta_s)} left"
+
+
 def count_words(number: int) -> str:
     """``950``, ``12.3k``, ``4.5M``."""
     if number < 10_000:
@@ -61,11 +66,10 @@ def job_progress(
     if job.status == "cancelled":
         return ProgressRow(text=f"{job.kind} cancelled{where}", tone="quiet")
     stage = job.stage or ("waiting for the neuron" if job.status == "pending" else "under way")
-    left = "" if job.eta_s is None else f", about {duration_words(job.eta_s)} left"
     fraction = job.progress_fraction
     share = "" if fraction is None else f" {fraction:.0%}"
     return ProgressRow(
-        text=f"{job.kind}{where}: {stage}{share}{left}",
+        text=f"{job.kind}{where}: {stage}{share}{left_words(job.eta_s)}",
         percent=None if fraction is None else round(100 * fraction),
         job_id="" if job.kind in ("unload", "sleep") else job.id,
     )
