@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django.urls import reverse
-from unfold.dataclasses import SearchResult
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
+    from unfold.dataclasses import SearchResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ SEARCHED = (
     *("metering.account", "metering.apikey", "auth.user", "bench.benchtarget"),
 )
 """The rows that the search of every page finds by name, beside the lists of the admin."""
-REQUEST_ID = re.compile("[0-9a-f]{8,32}")
+REQUEST_ID_PREFIX = re.compile("[0-9a-f]{8,32}")
 
 
 def searched_models(request: HttpRequest) -> list[str]:
@@ -114,8 +114,10 @@ def searched_models(request: HttpRequest) -> list[str]:
 def searched_pages(request: HttpRequest, words: str) -> list[SearchResult]:
     """What the search finds beside rows: the request with this id, and pages that are no lists of
     the admin, which it finds by itself."""
+    from unfold.dataclasses import SearchResult  # every process reads the settings, few have pages
+
     found = []
-    if REQUEST_ID.fullmatch(words):
+    if REQUEST_ID_PREFIX.fullmatch(words):
         link = f"{reverse('requests')}?{urlencode({'id': words})}"
         found.append(SearchResult("Requests", f"Id begins with {words}", link, "list_alt"))
     for group in navigation_of(request):
