@@ -36,9 +36,8 @@ def file_facts(entry: CatalogueEntry) -> FileFacts:
     try:
         with described_files(entry.load_spec(job_id="", neuron=""), ANY_SIZE) as files:
             return _of_files(files)
-    except (LoadError, PlanUnavailableError, OSError):
-        return NO_FACTS
-    except ModuleNotFoundError:  # hosts without neurons may lack gguf
+    # Hosts without neurons may lack gguf.
+    except (LoadError, PlanUnavailableError, OSError, ModuleNotFoundError):
         return NO_FACTS
 
 
