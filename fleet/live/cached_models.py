@@ -78,7 +78,7 @@ class CachedLine:
     last_used_unix_s: float | None
     disk_free_bytes: int
     disk_total_bytes: int
-    """The download disk has both sizes."""
+    """Both numbers describe the disk that downloads go to."""
 
     @property
     def last_used(self) -> datetime | None:

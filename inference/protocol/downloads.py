@@ -98,7 +98,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """The download disk has both sizes."""
+    """Both numbers describe the disk that downloads go to."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 

@@ -40,7 +40,7 @@ MORE_TITLES = {
     "code": "Code",
     "until": "Until",
 }
-"""Those of the filters that are folded while none of them is set."""
+"""These filters are folded while none of them is set."""
 HINTS = {"since": "2h, or 2026-01-31T12:00", "until": "UTC"}
 
 

@@ -319,7 +319,7 @@ async def test_what_the_check_of_headers_found_is_in_the_scope_of_its_request() 
 
 
 async def test_a_body_that_is_refused_is_recorded_with_its_headers() -> None:
-    """By its declared length, and by what came of one without."""
+    """The server refuses a declared length, and a body without one once too much has come."""
     recorded: list[tuple[bytes, int, dict[bytes, bytes]]] = []
 
     def on_refused(_id: str, target: bytes, _error: ApiError, status: int, headers: Any) -> None:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Saved:
     reference: PreTrainedModel
     folder: Path
-    """Of its safetensors."""
+    """It holds the safetensors."""
 
 
 Saver = Callable[[Row], Saved]

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_BLOCKS = 32
 NUM_TOKENS = 16
-"""Of an answer."""
+"""An answer has as many."""
 
 
 @pytest.fixture(scope="module", params=KINDS)

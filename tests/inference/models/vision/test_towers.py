@@ -90,7 +90,8 @@ def processor_of(name: str, vision: VisionInput, *, is_low_detail: bool) -> Any:
 
 
 Image = tuple[tuple[int, int], bool, Size]
-"""Its pixels, whether in low detail, and its rows and columns of tiles or of tokens."""
+"""An image is its pixels, whether it is in low detail, and its rows and columns of tiles or of
+tokens."""
 EXACT = {"dtype": "float32", "kv_dtype": "fp32"}
 TILED: list[Image] = [((23, 14), False, (2, 3)), ((23, 14), True, (0, 0))]
 LOADED: dict[str, list[Image]] = {
