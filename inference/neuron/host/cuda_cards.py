@@ -21,6 +21,15 @@ class CudaCard:
     info: DeviceInfo
 
 
+def driver_cuda(nvml: Any) -> str | None:
+    """The newest CUDA that the driver runs; ``None``: it does not report it."""
+    try:
+        number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+    except nvml.NVMLError:
+        return None
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def list_cards(nvml: Any) -> tuple[list[CudaCard], list[str]]:
     """The cards in NVML's order, which is that of the PCI bus, and a sentence for each card that is
     left out. Raises ``NVMLError`` where the driver itself does not answer."""

@@ -10,28 +10,55 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pynvml
 
 from inference.loading.host_memory import host_memory
-from inference.neuron.host.cuda_cards import CudaCard, card_now, list_cards, visible_cards
-from inference.neuron.host.versions import driver_cuda, installed_torch
-from inference.neuron.replicas.held_memory import held_bytes
+from inference.neuron.host.cuda_cards import (
+    CudaCard,
+    card_now,
+    driver_cuda,
+    list_cards,
+    visible_cards,
+)
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.settings.neuron import DEVICE
 
 log = logging.getLogger(__name__)
 
+
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR_ID = "0x10de"
 DISPLAY_CLASS_PREFIX = "0x03"
+BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'(?P<version>[\d.]+)'", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledTorch:
+    version: str | None = None
+    """``None``: there is none."""
+    cuda: str | None = None
+    """The CUDA that it is built for; ``None``: a build for CPUs."""
+
+
+@cache
+def installed_torch() -> InstalledTorch:
+    try:
+        found: Any = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return InstalledTorch()
+    built = BUILT_FOR.search(found.locate_file("torch/version.py").read_text())
+    return InstalledTorch(found.version, built["version"] if built else None)
 
 
 @dataclass(slots=True)
@@ -198,3 +225,27 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def held_bytes(pid: int) -> int:
+    """Memory of an engine, and of the ranks and stages that are its children, that no file stands
+    behind; 0 for one that has ended. On a CPU that is less than it was promised: it gets the pages
+    of its KV as blocks come into use."""
+    return sum(map(_own_bytes, (pid, *_children_of(pid))))
+
+
+def _own_bytes(pid: int) -> int:
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    return int(memory.rss) - int(getattr(memory, "shared", 0))
+
+
+def _children_of(pid: int) -> list[int]:
+    """Returns the children of the process's main thread, which starts them all. Empty where the
+    system does not list them."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

@@ -11,9 +11,9 @@ import msgspec
 import pynvml
 
 from inference.loading.triton_needs import triton_problem
-from inference.neuron.host.discovery import Discovery
-from inference.neuron.host.torch_probe import torch_problem
-from inference.neuron.host.versions import driver_cuda, installed_torch
+from inference.neuron.host.cuda_cards import driver_cuda
+from inference.neuron.host.device_sampler import torch_problem
+from inference.neuron.host.discovery import Discovery, installed_torch
 
 
 class HostCheck(msgspec.Struct, frozen=True, kw_only=True):

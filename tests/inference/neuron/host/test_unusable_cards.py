@@ -8,8 +8,13 @@ from typing import Any
 
 import pynvml
 
-from inference.neuron.host.device_sampler import PROBE_AGAIN_S, SILENT_AFTER_S, DeviceSampler
-from inference.neuron.host.torch_probe import TorchProblem, torch_problem
+from inference.neuron.host.device_sampler import (
+    PROBE_AGAIN_S,
+    SILENT_AFTER_S,
+    DeviceSampler,
+    TorchProblem,
+    torch_problem,
+)
 from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.neuron.host.fake_nvml import GIB, FakeNvml, discovered

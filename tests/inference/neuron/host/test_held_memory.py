@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from inference.neuron.replicas.held_memory import held_bytes
+from inference.neuron.host.discovery import held_bytes
 
 
 def test_memory_counts_as_held_once_it_is_touched() -> None:
