@@ -325,7 +325,7 @@ class NeuronService:
         try:
             self._speak_to_redis()
         except redis.RedisError:
-            self._requests.dead_gateways.interrupted()
+            self._requests.beat_failed()
             raise
 
     def _speak_to_redis(self) -> None:
@@ -339,7 +339,7 @@ class NeuronService:
         self._heartbeats.write(
             self.heartbeat(), self._requests.held(), also=self._persisted_specs.queue
         )
-        self._requests.dead_gateways.drop()
+        self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
         used = self._stages.weights_in_use()

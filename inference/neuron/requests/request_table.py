@@ -31,9 +31,9 @@ from inference.neuron.requests.live_request import (
     LiveRequest,
     Result,
     SequenceOutput,
+    StageClock,
     Trace,
 )
-from inference.neuron.requests.stage_clock import StageClock
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -52,8 +52,6 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import Submit
-
-logger = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +304,7 @@ def log_end(live: LiveRequest, end: Event, *, now_unix_s: float) -> None:
             usage = end.usage
     usage = usage or NOTHING
     first_token_s = (live.first_token_unix_s or now_unix_s) - live.started_unix_s
-    logger.info(
+    log.info(
         "%s model=%s %s prompt=%d cached=%d completion=%d first_token_ms=%.0f ms=%.0f%s",
         live.request_id,
         live.submit.model,

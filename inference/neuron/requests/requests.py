@@ -25,15 +25,14 @@ from typing import Any
 import redis
 
 from inference.neuron.errors import neuron_stopping
-from inference.neuron.events.publisher import EventPublisher
 from inference.neuron.process.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.requests.dead_gateways import DeadGateways
 from inference.neuron.requests.intake.intake import Intake
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompt_tokens import RedisImageReader
+from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
 from inference.protocol.held import HeldRequests, held_requests
@@ -43,6 +42,7 @@ from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.settings.neuron import LoggedBodies
 
 log = logging.getLogger(__name__)
+
 
 SEEN_S = 120.0
 """A frame comes again within the time for which gateways wait for Redis, 30 s unless it is set."""
@@ -179,7 +179,7 @@ class Requests:
             self.marks,
         )
         self._inbox = Inbox(client, neuron=neuron, handle=self._handle)
-        self.dead_gateways = DeadGateways(GatewayWatch(client), self.table, self._publisher)
+        self._gateways = GatewayWatch(client)
 
     def drain_inbox(self) -> int:
         """Returns how many frames were taken."""
@@ -200,6 +200,23 @@ class Requests:
         # First: what ends in between is in neither, and has events that are not late yet.
         behind = self._publisher.behind()
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
+
+    def beat_failed(self) -> None:
+        """A heartbeat did not reach Redis."""
+        self._gateways.interrupted()
+
+    def cancel_of_dead_gateways(self) -> None:
+        """Once per beat. Their bills are in the gateways' own files. Raises
+        ``redis.RedisError``."""
+        watched = self.table.gateway_ids() | self._publisher.gateway_ids()
+        for gateway_id in self._gateways.dead(watched):
+            num_cancelled = self.table.forget_gateway(gateway_id)
+            # A gateway that was stopped has cancelled its own requests, so nothing went wrong.
+            level = logging.WARNING if num_cancelled else logging.INFO
+            log.log(
+                level, "gateway %s is gone: cancelled its %d requests", gateway_id, num_cancelled
+            )
+            self._publisher.retire(gateway_id)
 
     def stop(self) -> None:
         """Fails the open ones, and waits shortly until their events have reached Redis."""

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron.events.publisher import EventPublisher
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.process.redis_client import connect
@@ -24,6 +23,7 @@ from inference.neuron.requests.intake.intake import MAX_RELIEVED, STUCK_AFTER_S,
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
 from inference.protocol.downloads import CacheJobStatus, PullSpec
@@ -107,8 +107,8 @@ def test_a_heartbeat_that_breaks_continues_and_reports_it(
 ) -> None:
     service = make_service()
     wait_until(gateway.heartbeat)
-    service._requests.dead_gateways.drop = Breaks(  # type: ignore[method-assign]
-        service._requests.dead_gateways.drop, PanicError("at byte 100")
+    service._requests.cancel_of_dead_gateways = Breaks(  # type: ignore[method-assign]
+        service._requests.cancel_of_dead_gateways, PanicError("at byte 100")
     )
     problem = "the thread heartbeat broke once lately and was started again: PanicError: at byte"
     wait_until(lambda: any(one.startswith(problem) for one in gateway.heartbeat().thread_problems))

@@ -32,10 +32,9 @@ from inference.neuron.requests.prompts.output_rules import TokenBudget
 from inference.neuron.requests.prompts.prompt_tokens import sequence_images
 from inference.neuron.requests.prompts.prompts import Prepared, count_tokens, prepare, used_sampling
 from inference.neuron.requests.prompts.tokenizing import tokenized
-from inference.neuron.requests.request_details import logged_details
+from inference.neuron.requests.request_details import RequestTrace, logged_details
 from inference.neuron.requests.request_details import logger as details_logger
 from inference.neuron.requests.request_table import RequestTable
-from inference.neuron.requests.request_trace import RequestTrace
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
 from inference.protocol.generation import (

@@ -11,8 +11,8 @@ import pytest
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.request_details import RequestTrace
 from inference.neuron.requests.request_table import RequestTable
-from inference.neuron.requests.request_trace import RequestTrace
 from inference.protocol.engine import SequenceCancelled, SequenceStep
 from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Event, Finished, Traced
 from inference.protocol.generation import GenerationRequest, Submit

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inference.neuron.requests.intake.lane import (
+from inference.neuron.requests.intake.intake import (
     MAX_PARKED,
     MAX_PARKED_OF_BOTH,
     MAX_PARKED_OF_EITHER,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.neuron.events import outbox
-from inference.neuron.events.outbox import Batch, Outboxes
+from inference.neuron.requests import outbox
+from inference.neuron.requests.outbox import Batch, Outboxes
 
 
 def _batch(gateway_id: str, number: int = 0, *, num_bytes: int = 10, added_s: float = 0) -> Batch:

@@ -25,9 +25,8 @@ from typing import Any
 import redis
 
 from inference.backoff import Backoff
-from inference.neuron.events.outbox import MAX_KEPT_BYTES, Batch, Outboxes
-from inference.neuron.events.parts import batches_within
 from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.outbox import MAX_KEPT_BYTES, Batch, Outboxes, batches_within
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     MAX_BATCH_BYTES,
@@ -42,6 +41,7 @@ from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
+
 
 DEAD_STREAM_EXPIRY_S = 60
 """How long the stream of a gateway that stopped answering is kept."""

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.events.parts import batches_within
+from inference.neuron.requests.outbox import batches_within
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,

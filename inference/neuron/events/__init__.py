@@ -1,1 +1,0 @@
-"""Events and usage on their way up to the gateways."""
