@@ -41,10 +41,10 @@ from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.neuron.replicas.engine_process import EngineProcess, EngineStarts
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.restart_policy import RestartPolicy
-from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.requests import Requests
 from inference.neuron.stages.held_stage import StageHolder
 from inference.neuron.stages.held_stages import HeldStages
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
 from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool

@@ -12,8 +12,8 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.restart_policy import RestartPolicy
-from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import PackedCosts

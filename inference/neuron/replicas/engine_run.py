@@ -27,7 +27,7 @@ from inference.neuron.errors import (
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess, SilenceTimer
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import (
     Awake,
     EngineFaulted,

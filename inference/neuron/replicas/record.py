@@ -24,7 +24,7 @@ from inference.neuron.loads.retry_conditions import waits_for_time
 from inference.neuron.loads.watch import LoadWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.restart_policy import RestartPolicy
-from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import (

@@ -19,25 +19,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
 
-from inference.neuron.errors import neuron_stopping
+from inference.neuron.errors import RequestRefusedError, neuron_stopping
 from inference.neuron.process.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.requests.intake.intake import Intake
-from inference.neuron.requests.intake.preparing_marks import PreparingMarks
-from inference.neuron.requests.intake.starter import Starter
-from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.prompt_tokens import RedisImageReader
+from inference.neuron.requests.intake import Intake
+from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.starter import Starter
+from inference.neuron.text.model_text import ModelText
+from inference.protocol.events import Failure
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
 from inference.protocol.held import HeldRequests, held_requests
-from inference.protocol.inbox_parts import PARTS_A_READ, FrameAssembler
-from inference.protocol.keys import inbox_key
+from inference.protocol.images import ImageRef
+from inference.protocol.inbox_parts import PARTS_A_READ, FrameAssembler, image_field_names
+from inference.protocol.keys import images_key, inbox_key
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.settings.neuron import LoggedBodies
 
@@ -134,6 +135,56 @@ class Inbox:
             case Submit() | Cancel():
                 # A cancel that is the first of its request makes a submit after it an old one.
                 self._handle(frame, len(data))
+
+
+READ_AGAIN_S = 0.5
+READ_FOR_S = 10.0
+"""How long a Redis that does not answer is asked again."""
+
+
+class RedisImageReader:
+    """Reads a request's images from its own key. Any thread may call."""
+
+    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
+        self._client = client
+        self._neuron = neuron
+        self._stopped = threading.Event()
+
+    def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
+        """The images' bytes by their digests; one that is not there whole is left out. Raises
+        ``RequestRefusedError`` where Redis does not answer."""
+        key = images_key(self._neuron, request_id)
+        held: dict[str, bytes] = {}
+        for digest, size_bytes in {image.digest: image.num_bytes for image in images}.items():
+            pieces: list[bytes | None] = []
+            names = image_field_names(digest, size_bytes)
+            for start in range(0, len(names), PARTS_A_READ):
+                pieces += self._read_fields(request_id, key, names[start : start + PARTS_A_READ])
+            whole = [piece for piece in pieces if piece is not None]
+            if len(whole) == len(pieces):
+                held[digest] = b"".join(whole)
+        return held
+
+    def _read_fields(
+        self, request_id: str, key: str, names: Sequence[str]
+    ) -> Sequence[bytes | None]:
+        give_up_s = time.monotonic() + READ_FOR_S
+        while True:
+            try:
+                pieces: Any = self._client.hmget(key, names)
+            except redis.RedisError as error:
+                if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
+                    log.warning("request %s: its images cannot be read: %s", request_id, error)
+                    message = "Redis does not answer; try again shortly."
+                    failure = Failure(code="redis_unavailable", message=message)
+                    raise RequestRefusedError(failure) from error
+            else:
+                values: list[bytes | None] = pieces
+                return values
+
+    def stop(self) -> None:
+        """Stop waiting for Redis."""
+        self._stopped.set()
 
 
 FAREWELL_S = 0.5

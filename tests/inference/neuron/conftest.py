@@ -17,6 +17,7 @@ from inference.backoff import Backoff
 from inference.neuron.host.discovery import Discovery
 from inference.neuron.process.redis_client import connect
 from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -44,6 +45,7 @@ from inference.protocol.keys import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
+from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.fake_engines import running_engines
 from tests.sandbox_workers import WORKERS
 
@@ -274,3 +276,13 @@ def three_layers(tmp_path: Path) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").touch()
     return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_level_dir: Path) -> Tokenizer:
+    return Tokenizer.load(byte_level_dir)
+
+
+@pytest.fixture
+def table() -> RequestTable:
+    return RequestTable()

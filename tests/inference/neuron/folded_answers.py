@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inference.neuron.requests.answers.answers import Answer, Choice
+from inference.neuron.text.answers import Answer, Choice
 from inference.protocol.engine import SequenceStep
 from inference.protocol.events import (
     ChoiceFinished,

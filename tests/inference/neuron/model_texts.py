@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
 from tests.sandbox_workers import WORKERS

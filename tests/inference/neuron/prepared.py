@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.prompts import Prepared, prepare
+from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.prompts import Prepared, prepare
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,

@@ -17,15 +17,15 @@ from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.process.redis_client import connect
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.requests.answers.answers import Answer
-from inference.neuron.requests.intake import starter
-from inference.neuron.requests.intake.intake import MAX_RELIEVED, STUCK_AFTER_S, Intake
-from inference.neuron.requests.intake.preparing_marks import PreparingMarks
-from inference.neuron.requests.intake.starter import Starter
+from inference.neuron.requests import starter
+from inference.neuron.requests.intake import MAX_RELIEVED, STUCK_AFTER_S, Intake
 from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.starter import Starter
 from inference.neuron.service import NeuronService
+from inference.neuron.text.answers import Answer
 from inference.protocol.downloads import CacheJobStatus, PullSpec
 from inference.protocol.events import Delta, Event, Failed, Finished
 from inference.protocol.generation import GenerationRequest, Submit, TextInput

@@ -15,12 +15,15 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.answers.embedding_answers import Pairing
-from inference.neuron.requests.intake.starter import Starter, _suits
 from inference.neuron.requests.live_request import AddressedEvent, sequence_id
-from inference.neuron.requests.prompts.embedding_prompts import prepare_embedding, prepare_scoring
-from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.starter import Starter, _suits
+from inference.neuron.text.embeddings import (
+    Pairing,
+    prepare_embedding,
+    prepare_scoring,
+)
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
 from inference.protocol.generation import (

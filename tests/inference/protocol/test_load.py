@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.requests.prompts.output_rules import answer_limit
+from inference.neuron.text.output_rules import answer_limit
 from inference.protocol.generation import GenerationRequest, TokensInput
 from inference.protocol.load import (
     EarlierLoads,

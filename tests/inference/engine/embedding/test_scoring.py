@@ -16,8 +16,8 @@ from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import open_model
 from inference.loading.tokenizers.pair_tokens import separator_of_pairs
 from inference.models.embedding import second_text
-from inference.neuron.requests.prompts.embedding_prompts import prepare_scoring
-from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.text.embeddings import prepare_scoring
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
 from inference.protocol.load import LoadSpec

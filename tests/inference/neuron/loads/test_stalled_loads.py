@@ -19,8 +19,8 @@ from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.restart_policy import RestartPolicy
-from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.service import NeuronService
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage

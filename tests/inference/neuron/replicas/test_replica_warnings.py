@@ -11,7 +11,7 @@ import pytest
 from inference.neuron.replicas import record as record_module
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EngineStats
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage

@@ -15,8 +15,8 @@ from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.engine_run import EngineRun
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.service import NeuronService
+from inference.neuron.text.model_text import ModelText
 from inference.text.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow

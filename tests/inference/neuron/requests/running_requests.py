@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inference.neuron.requests.answers.answers import Answer, Choice
-from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.text.answers import Answer, Choice
+from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import SequenceCancelled, SequenceFailed, SequenceStep, SequenceUsage
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest, Submit, TextInput

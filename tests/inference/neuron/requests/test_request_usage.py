@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import SequenceFailed, SequenceUsage
 from inference.protocol.events import Cancelled, Failed, Usage
 from inference.text.tokens.tokenizer import Tokenizer

@@ -1,1 +1,0 @@
-"""Turns an engine's token ids into the events of an answer."""

@@ -1,1 +1,0 @@
-"""Submitted requests: taken from the inbox, queued in lanes, started."""

@@ -1,0 +1,268 @@
+"""Makes a submitted request run: rendered, tokenized, checked and handed to its engine.
+
+Called by the intake's threads, several at once; each request by one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import msgspec
+
+from inference.neuron.errors import (
+    EngineGoneError,
+    RequestRefusedError,
+    deadline_passed,
+    internal_error,
+    model_recovering,
+    no_adapters,
+    wrong_kind,
+)
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.requests.live_request import AddressedEvent, Answer, sequence_id
+from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.text.answers import build_answer
+from inference.neuron.text.embeddings import (
+    EmbeddingAnswer,
+    Pairing,
+    prepare_embedding,
+    prepare_scoring,
+)
+from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.output_rules import TokenBudget
+from inference.neuron.text.prompt_tokens import sequence_images, tokenized
+from inference.neuron.text.prompts import Prepared, count_tokens, prepare, used_sampling
+from inference.neuron.text.request_details import RequestTrace, logged_details
+from inference.neuron.text.request_details import logger as details_logger
+from inference.protocol.engine import EmbedSequences, SubmitSequence
+from inference.protocol.events import Accepted, Failure, TokensCounted
+from inference.protocol.generation import (
+    ChatInput,
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    ScoreRequest,
+    Submit,
+    TokenCountRequest,
+    TokenizeRequest,
+)
+from inference.protocol.images import ImageRef, SequenceImage
+from inference.protocol.sampling import SamplingParams
+from inference.sandbox.pool import Caller
+from inference.settings.neuron import LOG_BODIES, LoggedBodies
+
+log = logging.getLogger(__name__)
+
+Parked = Callable[[], AbstractContextManager[None]]
+
+
+class Starter:
+    def __init__(
+        self,
+        *,
+        table: RequestTable,
+        publish: Callable[[list[AddressedEvent]], None],
+        take: Callable[[str], tuple[EngineProcess, ModelText]],
+        read_images: Callable[[str, list[ImageRef]], dict[str, bytes]],
+        bodies: LoggedBodies = LOG_BODIES.default,
+    ) -> None:
+        """``take`` gives what runs a model's request, ``read_images`` a request's images by
+        digest; both raise ``RequestRefusedError``. ``bodies``: whose texts are logged."""
+        self._table = table
+        self._publish = publish
+        self._take = take
+        self._read_images = read_images
+        self._bodies = bodies
+
+    def admit(self, submit: Submit) -> bool:
+        """Admits a request before it waits for anything. Returns ``False`` if it was delivered
+        before."""
+        return self._table.admit(submit)
+
+    def refuse(self, submit: Submit, failure: Failure) -> None:
+        self._publish(self._table.fail(submit.request_id, failure))
+
+    def start(self, submit: Submit, parked: Parked = nullcontext) -> None:
+        """Start a request; the client receives any failure. ``parked``: a context that is entered
+        while the thread waits long for a worker."""
+        try:
+            self._start(submit, parked)
+        except RequestRefusedError as refusal:
+            self.refuse(submit, refusal.failure)
+        except BaseException:  # a panic in Rust too ends this request alone
+            log.exception("request %s: intake broke", submit.request_id)
+            self.refuse(submit, internal_error())
+
+    def _start(self, submit: Submit, parked: Parked) -> None:
+        if not self._table.is_live(submit.request_id):
+            return  # cancelled while it waited
+        if time.time() > submit.deadline_unix_s:
+            raise RequestRefusedError(deadline_passed())
+        engine, text = self._take(submit.model)
+        text = text.of(self._caller(submit, parked))
+        if not _suits(submit.request, text):
+            raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
+        if submit.adapter is not None and text.report.kind != "generation":
+            raise RequestRefusedError(no_adapters(submit.model))
+        match submit.request:
+            case GenerationRequest() as request:
+                self._start_generation(submit, request, engine, text)
+            case TokenCountRequest() as request:
+                counted = TokensCounted(
+                    request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
+                )
+                self._publish(self._table.end(submit.request_id, counted))
+            case TokenizeRequest() as request:
+                event = tokenized(submit.request_id, request, text)
+                self._publish(self._table.end(submit.request_id, event))
+            case EmbeddingRequest() as request:
+                inputs = prepare_embedding(request, text)
+                self._start_embedding(submit, request.dimensions, inputs, engine)
+            case ScoreRequest() as request:
+                inputs = prepare_scoring(request, text)
+                pairing = None
+                if text.report.kind == "embedding":
+                    pairing = Pairing(num_firsts=len(request.input.firsts))
+                self._start_embedding(submit, None, inputs, engine, pairing)
+
+    def _caller(self, submit: Submit, parked: Parked) -> Caller:
+        return Caller(
+            account=submit.account,
+            model=submit.model,
+            is_wanted=partial(self._table.is_live, submit.request_id),
+            parked=parked,
+        )
+
+    def _start_generation(
+        self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
+    ) -> None:
+        request_id = submit.request_id
+        prepared = prepare(request, text, TokenBudget.of(submit))
+        trace = RequestTrace(request_id, text.tokenizer) if submit.captures else None
+        details = [] if trace is None else [trace.details]
+        if details_logger.isEnabledFor(logging.DEBUG):
+            details.append(logged_details(submit, self._bodies))
+        for one in details:
+            one.prompts(prepared, text.tokenizer, _tool_format(request, text))
+        answer = build_answer(request_id, request, prepared, text, details)
+        images = []
+        if prepared.images:
+            refs = [placed.image for placed in prepared.images]
+            images = sequence_images(prepared.images, self._read_images(request_id, refs))
+        commands = _commands(submit, request, prepared, images)
+        accepted = Accepted(
+            request_id=request_id,
+            prompt_tokens=prepared.num_prompt_tokens,
+            sampling=used_sampling(prepared.params),
+            fingerprint=text.fingerprint,
+            num_lost_turns=prepared.num_lost_turns,
+            prompt_token_ids=prepared.prompts if request.returns_token_ids else None,
+            not_enforced=list(prepared.not_enforced),
+        )
+        self._hand_over(submit, accepted, answer, commands, engine, trace)
+
+    def _start_embedding(
+        self,
+        submit: Submit,
+        dimensions: int | None,
+        inputs: list[list[int]],
+        engine: EngineProcess,
+        pairing: Pairing | None = None,
+    ) -> None:
+        num_tokens = sum(map(len, inputs))
+        TokenBudget.of(submit).check_prompt(num_tokens)
+        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens, pairing=pairing)
+        command = EmbedSequences(
+            sequence_id=sequence_id(submit.request_id, 0),
+            prompts=inputs,
+            dimensions=dimensions,
+            account=submit.account,
+            weight=submit.weight,
+            is_anonymous=submit.is_anonymous or submit.yields,
+        )
+        accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
+        self._hand_over(submit, accepted, answer, [command], engine)
+
+    def _hand_over(
+        self,
+        submit: Submit,
+        accepted: Accepted,
+        answer: Answer,
+        commands: Iterable[SubmitSequence | EmbedSequences],
+        engine: EngineProcess,
+        trace: RequestTrace | None = None,
+    ) -> None:
+        request_id = submit.request_id
+        if not self._table.begin(request_id, answer, engine, trace):
+            return  # cancelled while it was prepared
+        self._publish([AddressedEvent(submit.gateway_id, accepted)])
+        try:
+            for command in commands:
+                engine.send(command)
+        except EngineGoneError as error:
+            raise RequestRefusedError(model_recovering(submit.model)) from error
+        if self._table.started(request_id):
+            for index in range(answer.num_sequences):
+                engine.cancel(sequence_id(request_id, index))
+
+
+def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:
+    if not isinstance(request.input, ChatInput) or not request.input.tools:
+        return None
+    found = text.tool_format_of(request.input)
+    return None if found is None else found.name
+
+
+def _suits(request: Request, text: ModelText) -> bool:
+    """Whether a model of that kind answers it. Every model has tokens, and not every one chats."""
+    if isinstance(request, TokenizeRequest) and not isinstance(request.input, ChatInput):
+        return True
+    kind = text.report.kind
+    match request:
+        case ScoreRequest():
+            return kind in ("embedding", "reranker")
+        case EmbeddingRequest():
+            return kind == "embedding"
+    return kind == "generation"
+
+
+def _commands(
+    submit: Submit, request: GenerationRequest, prepared: Prepared, images: list[SequenceImage]
+) -> Iterator[SubmitSequence]:
+    """One sequence for each choice."""
+    request_id = submit.request_id
+    for prompt_index, token_ids in enumerate(prepared.prompts):
+        first = prompt_index * request.n
+        for i in range(request.n):
+            yield SubmitSequence(
+                sequence_id=sequence_id(request_id, first + i),
+                token_ids=token_ids,
+                params=_further_params(request, prepared.params, i) if i > 0 else prepared.params,
+                same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
+                account=submit.account,
+                weight=submit.weight,
+                is_anonymous=submit.is_anonymous or submit.yields,
+                # No account has this name: all anonymous callers share it.
+                cache_salt="" if submit.is_anonymous else submit.account,
+                adapter=submit.adapter,
+                images=images,
+                prediction=list(prepared.prediction),
+                is_traced=bool(submit.traceparent),
+                max_queue_wait_s=submit.max_queue_wait_s,
+            )
+
+
+def _further_params(
+    request: GenerationRequest, params: SamplingParams, number: int
+) -> SamplingParams:
+    """The parameters of a further choice to the same prompt: it has a seed of its own where there
+    is one, and the prompt is scored again only where each choice reports it."""
+    if params.seed is not None:
+        params = msgspec.structs.replace(params, seed=params.seed + number)
+    if request.echo and request.sampling.top_logprobs is not None:
+        return params
+    return msgspec.structs.replace(params, prompt_logprobs=None)

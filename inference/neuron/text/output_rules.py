@@ -1,0 +1,286 @@
+"""The rules that a request sets for its answer: how long it may be, and its grammar.
+
+The longest answer is the client's, the operator's, or the rest of the context, by OpenAI's and
+vLLM's rules: a request that does not fit is refused with both numbers, not truncated. In dialects
+whose clients must send a number, and send a large one (``ends_at_context``), it runs, and the
+answer reports that it ended at the operator's limit or with the context. A request of a caller with
+a budget has what the gateway reserved for it, too.
+
+    tools auto            free text, unless strict tools or single calls ask for a grammar
+    tools required        calls                        response format            JSON
+    tools auto + format   calls | JSON                 tools required + format    calls
+
+Schemas are checked here, before they reach the engine, and only those that this answer must follow.
+A strict one that cannot be enforced is refused at its place. Another one loses that place, which
+``OutputRules`` then names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from inference.neuron.errors import (
+    RequestRefusedError,
+    context_length_exceeded,
+    invalid_schema,
+    max_output_exceeded,
+    no_budget_for_answer,
+    over_budget,
+    prompt_too_long,
+    what_always_fits,
+)
+from inference.neuron.text.model_text import ModelText
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    OutputFormat,
+    Submit,
+    TextInput,
+    TokensInput,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.protocol.model_limit import model_limit
+from inference.protocol.sampling import Grammar
+from inference.text.answers.bare_calls import ARGUMENTS_KEYS, bare_call_part
+from inference.text.errors import path_of
+from inference.text.grammars.answer_grammar import Thinking, answer_grammar
+from inference.text.grammars.parts import calls_part, json_part
+from inference.text.schemas.places import left_out
+from inference.text.tool_calls.errors import UnsupportedSchemaError
+from inference.text.tool_calls.grammar_rules import callable_tools
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimit:
+    max_tokens: int
+    reason: Literal["length", "context"] = "length"
+    """Why an answer that long ends."""
+
+
+def answer_limit(
+    request: GenerationRequest,
+    *,
+    num_prompt_tokens: int,
+    context_tokens: int,
+    max_output_tokens: int | None,
+    cap_output_tokens: int | None = None,
+) -> AnswerLimit:
+    """``max_output_tokens`` is the operator's bound. ``cap_output_tokens`` is what the budget of
+    who asks still buys; it counts where they named no number, and the gateway has reserved what
+    they named otherwise. Raises ``RequestRefusedError``."""
+    left = context_tokens - num_prompt_tokens
+    if left < 1:
+        advertised = model_limit(context_tokens, max_output_tokens)
+        failure = prompt_too_long(num_prompt_tokens, advertised, prompt_param(request.input))
+        raise RequestRefusedError(failure)
+    asked = request.sampling.max_tokens
+    if asked is None and cap_output_tokens is not None:
+        if cap_output_tokens < 1:
+            raise RequestRefusedError(no_budget_for_answer())
+        max_output_tokens = min(cap_output_tokens, max_output_tokens or cap_output_tokens)
+    wanted = max_output_tokens if asked is None else asked
+    if asked is not None and max_output_tokens is not None and asked > max_output_tokens:
+        if not request.ends_at_context:
+            raise RequestRefusedError(max_output_exceeded(asked, max_output_tokens))
+        wanted = max_output_tokens
+    if wanted is not None and wanted <= left:
+        return AnswerLimit(wanted)
+    if request.ends_at_context:
+        return AnswerLimit(left, "context")
+    if asked is None:
+        return AnswerLimit(left)
+    advertised = model_limit(context_tokens, max_output_tokens)
+    message = (
+        f"this model's maximum context length is {context_tokens} tokens and you asked for "
+        f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
+        f"answer. {what_always_fits(advertised)}"
+    )
+    failure = context_length_exceeded(
+        message, "max_tokens", prompt_tokens=num_prompt_tokens, context_tokens=context_tokens
+    )
+    raise RequestRefusedError(failure)
+
+
+def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
+    """What clients call it."""
+    return "messages" if isinstance(given, ChatInput) else "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    prompt_tokens: int | None = None
+    """Over all prompts; ``None``: any number."""
+    output_tokens: int | None = None
+    """What each choice may write where the client named no number."""
+
+    @classmethod
+    def of(cls, submit: Submit) -> TokenBudget:
+        return cls(submit.max_prompt_tokens, submit.cap_output_tokens)
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Raises ``RequestRefusedError``."""
+        if self.prompt_tokens is not None and num_tokens > self.prompt_tokens:
+            raise RequestRefusedError(over_budget(num_tokens, self.prompt_tokens))
+
+
+UNBOUNDED = TokenBudget()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    grammar: Grammar | None = None
+    not_enforced: Sequence[str] = ()
+    """The places in schemas of the client's body that the grammar leaves out."""
+
+
+def output_rules(
+    request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
+) -> OutputRules:
+    """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
+    parts: list[dict[str, Any]] = []
+    schemas = _Schemas(text)
+    thinking, must_call, num_calls = Thinking.NONE, False, 0
+    if isinstance(request.input, ChatInput):
+        parts += _call_parts(request.input, request.output_format, text, schemas)
+        num_calls = len(parts)
+        thinking = _thinking(request.input, text, starts_thinking)
+        must_call = request.input.tool_choice.mode == "required"
+    if request.output_format is not None and not must_call:
+        parts.append(_format_part(request.output_format, text, schemas))
+    if not parts:
+        return OutputRules()
+    if text.report.grammar_problem is not None:
+        message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
+        raise RequestRefusedError(Failure(code="unsupported_parameter", message=message))
+    grammar = answer_grammar(
+        parts,
+        thinking=thinking,
+        markers=text.markers,
+        end_token_ids=text.report.eos_token_ids,
+        num_calls=num_calls,
+    )
+    text.jobs.check_grammar(grammar.text, _path_of(parts, num_calls, request.output_format))
+    return OutputRules(grammar, schemas.not_enforced)
+
+
+def _path_of(
+    parts: Sequence[dict[str, Any]], num_calls: int, output_format: OutputFormat | None
+) -> str | None:
+    """Returns the field of the client's body that determines what the answer must be; ``None`` if
+    several do."""
+    if num_calls == len(parts):
+        return "tools"
+    return None if num_calls or output_format is None else output_format.path
+
+
+def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
+    """A model with thinking disabled is held to it, unless its template opens the block or has no
+    switch."""
+    if starts_thinking:
+        return Thinking.OPENED
+    if text.markers is not None and text.markers.channels is not None:
+        return Thinking.POSSIBLE
+    if text.markers is None or chat.wants_thinking is False:
+        return Thinking.NONE
+    return Thinking.POSSIBLE
+
+
+class _Schemas:
+    """The schemas of one request, each checked by itself, so that a refusal names its own place."""
+
+    def __init__(self, text: ModelText) -> None:
+        self._jobs = text.jobs
+        self.not_enforced: list[str] = []
+
+    def checked(self, schema: Any, path: str, *, strict: bool) -> Any:
+        """The schema that is enforced. Raises ``RequestRefusedError``."""
+        checked = self._jobs.checked_schema(schema, path, is_lenient=not strict)
+        self.not_enforced += checked.left_out
+        return checked.schema
+
+    def checked_tool(self, tool: ToolDefinition) -> ToolDefinition:
+        if tool.parameters is None:
+            return tool
+        parameters = self.checked(tool.parameters, tool.path, strict=tool.strict)
+        return msgspec.structs.replace(tool, parameters=parameters)
+
+    def without(
+        self, tools: Sequence[ToolDefinition], error: UnsupportedSchemaError
+    ) -> list[ToolDefinition]:
+        """``tools`` without what the model's format cannot express in one of them. Raises
+        ``RequestRefusedError`` for a strict one."""
+        tool, steps = error.tool, error.steps
+        if tool.strict:
+            raise RequestRefusedError(invalid_schema(str(error), error.param)) from error
+        while (left := left_out(tool.parameters, steps))[0] == tool.parameters:
+            steps = steps[:-1]  # what it refers to is refused
+        parameters, steps = left
+        self.not_enforced.append(path_of(tool.path, steps))
+        changed = msgspec.structs.replace(tool, parameters=parameters)
+        return [changed if one is tool else one for one in tools]
+
+
+def _format_part(output_format: OutputFormat, text: ModelText, schemas: _Schemas) -> dict[str, Any]:
+    if not output_format.is_json:
+        return {"lark_grammar": text.jobs.lark_text(output_format)}
+    schema = output_format.schema
+    if schema is not None:
+        schema = schemas.checked(schema, output_format.path, strict=output_format.strict)
+    return json_part(schema)
+
+
+def _call_parts(
+    chat: ChatInput, output_format: OutputFormat | None, text: ModelText, schemas: _Schemas
+) -> list[dict[str, Any]]:
+    """The calls that the answer must or may be; empty: nothing is enforced."""
+    tools, choice = chat.rendered_tools, chat.tool_choice
+    if choice.mode == "required":
+        _check_choice(choice, tools)
+    if not tools:
+        return []
+    tool_format = text.tool_format_of(chat)
+    if tool_format is None:
+        message = (
+            "how this model writes tool calls is not known here: only a tool_choice that forces a "
+            "call can be honoured"
+        )
+        failure = Failure(code="unsupported_parameter", message=message, param="tools")
+        raise RequestRefusedError(failure)
+    key = ARGUMENTS_KEYS.get(tool_format.name)
+    may_be_json = output_format is not None and choice.mode == "auto"
+    if may_be_json:
+        choice = ToolChoice(mode="required")
+    is_bare = may_be_json and key is not None
+    is_forced = choice.mode == "required" and not is_bare
+    tools = [
+        schemas.checked_tool(tool) if tool.strict or is_forced else tool
+        for tool in callable_tools(tools, choice, parallel=chat.parallel_tool_calls)
+    ]
+    if may_be_json and key is not None:
+        return [bare_call_part(tool, key) for tool in tools]
+    while True:
+        try:
+            lark = tool_format.grammar(
+                tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
+            )
+        except UnsupportedSchemaError as error:
+            tools = schemas.without(tools, error)
+        else:
+            return [] if lark is None else [calls_part(lark)]
+
+
+def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
+    if not tools:
+        message = "a call is required and there are no tools"
+    elif choice.name not in {None, *(tool.name for tool in tools)}:
+        message = f"there is no tool named {choice.name!r}"
+    else:
+        return
+    failure = Failure(code="invalid_value", message=message, param="tool_choice")
+    raise RequestRefusedError(failure)

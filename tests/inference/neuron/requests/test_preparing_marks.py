@@ -1,0 +1,127 @@
+"""Marks of requests in preparation: present when the process dies, without a round trip before the
+work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from inference.neuron.process.redis_client import connect
+from inference.neuron.requests.preparing_marks import EARLIER_KEPT_S, PreparingMarks
+from inference.protocol.held import MARKS_EXPIRY_S
+from inference.protocol.keys import preparing_key
+from tests.servers.private_redis import MortalRedis, mortal_redis
+
+WaitUntil = Callable[[Callable[[], object]], None]
+DIES = """
+import os, signal, sys
+from inference.neuron.requests.preparing_marks import PreparingMarks
+from inference.neuron.process.redis_client import connect
+marks = PreparingMarks(connect(sys.argv[1]), neuron="n1", epoch="e1")
+marks.keep(0.0)
+marks.begin("done")
+marks.end("done")
+marks.begin("poison")
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
+    run_dir: Path = tmp_path_factory.mktemp("r")
+    with mortal_redis(run_dir) as server:
+        yield server
+
+
+def marks_in(client: redis.Redis) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = client.hgetall(preparing_key("n1"))  # type: ignore[assignment]
+    return found
+
+
+def test_a_mark_outlives_the_process_that_dies_right_after_it(
+    redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
+) -> None:
+    for _ in range(5):
+        redis_db.delete(preparing_key("n1"))
+        ended = subprocess.run([sys.executable, "-c", DIES, redis_url], check=False)
+        assert ended.returncode == -signal.SIGSEGV
+        wait_until(lambda: marks_in(redis_db) == {b"poison": b"e1"})
+    assert 0 < redis_db.ttl(preparing_key("n1")) <= MARKS_EXPIRY_S
+
+
+def test_the_next_instance_knows_them_and_forgets_them_later(
+    redis_url: str, redis_db: redis.Redis
+) -> None:
+    redis_db.hset(preparing_key("n1"), mapping={"poison": "e1"})
+    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e2")
+    marks.read_earlier()
+    marks.keep(0.0)
+    assert marks.earlier == {"poison": "e1"}
+    assert marks_in(redis_db) == {b"poison": b"e1"}
+    marks.keep(EARLIER_KEPT_S + 1)
+    assert marks.earlier == {}
+    assert marks_in(redis_db) == {}
+    marks.close()
+
+
+def test_nothing_waits_for_a_redis_that_stands_still(
+    mortal: MortalRedis, wait_until: WaitUntil
+) -> None:
+    with redis.Redis.from_url(mortal.url) as client:
+        marks = PreparingMarks(connect(mortal.url), neuron="n1", epoch="e1")
+        marks.keep(0.0)
+        mortal.suspend()
+        started_s = time.monotonic()
+        for number in range(20):
+            marks.begin(f"r{number}")
+            marks.end(f"r{number}")
+        marks.begin("last")
+        took_s = time.monotonic() - started_s
+        mortal.resume()
+        # Waiting for replies, each would have taken the two seconds of this client's patience.
+        assert took_s < 40
+        wait_until(lambda: marks_in(client) == {b"last": b"e1"})
+        marks.close()
+
+
+def test_marks_continue_after_a_lost_connection(
+    redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
+) -> None:
+    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")
+    marks.begin("before anything is connected")
+    marks.keep(0.0)
+    ids = [one["id"] for one in redis_db.client_list() if one["cmd"] != "client|list"]
+    for one in ids:
+        redis_db.client_kill_filter(_id=one)
+
+    def is_marked() -> bool:
+        marks.keep(0.0)
+        marks.begin("after")
+        return b"after" in marks_in(redis_db)
+
+    wait_until(is_marked)
+    marks.close()
+
+
+def test_many_marks_leave_nothing_unread(redis_url: str, redis_db: redis.Redis) -> None:
+    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")
+    marks.keep(0.0)
+    for _ in range(5):
+        for number in range(500):
+            marks.begin(f"r{number}")
+            marks.end(f"r{number}")
+        marks.keep(0.0)
+    marks.begin("last")
+    deadline_s = time.monotonic() + 120
+    while marks.num_unread and time.monotonic() < deadline_s:
+        marks.keep(0.0)
+    assert marks.num_unread == 0
+    assert marks_in(redis_db) == {b"last": b"e1"}
+    marks.close()

@@ -1,0 +1,214 @@
+"""Steps to events: any split of the tokens gives the same answer, and each choice ends once."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.neuron.text.answers import Answer, Choice
+from inference.neuron.text.choice_events import call_id
+from inference.protocol.engine import SequenceStep, SequenceTiming
+from inference.protocol.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from inference.text.answers.choice_text import ChoiceText
+from inference.text.answers.phrases import SPOKEN
+from inference.text.tokens.tokenizer import Tokenizer
+from tests.inference.neuron.folded_answers import (
+    Folded,
+    answer_of,
+    events_of,
+    events_of_steps,
+    ids_of,
+    steps_of,
+    text_of,
+    tokenizer,
+)
+
+__all__ = ["tokenizer"]
+
+
+WORDS = [
+    "<think>",
+    "</think>",
+    "\n",
+    "so",
+    "yes",
+    "END",
+    "E",
+    "<call>",
+    "</call>",
+    'f {"a":1}',
+    "🙂",
+]
+
+
+@given(
+    text=st.lists(st.sampled_from(WORDS), max_size=14).map("".join),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    starts_thinking=st.booleans(),
+    reason=st.sampled_from(["stop", "length"]),
+)
+def test_any_split_gives_the_same_events(
+    tokenizer: Tokenizer, text: str, cuts: list[int], starts_thinking: bool, reason: str
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    folded = []
+    for some_cuts in ([], cuts, list(range(len(ids)))):
+        choice_text = text_of(tokenizer, stop=["END"], starts_thinking=starts_thinking)
+        answer = answer_of(Choice(request_id="r", text=choice_text))
+        folded.append(Folded(events_of_steps(answer, steps_of(ids, some_cuts, reason))))
+    whole, split, single = folded
+    assert whole.reported == split.reported == single.reported
+    assert whole.ends == split.ends == single.ends
+    assert whole.logprobs == split.logprobs == single.logprobs
+    finished = whole.ends[-1]
+    assert [type(end) for end in whole.ends] == [ChoiceFinished, Finished]
+    assert isinstance(finished, Finished)
+    for fold in folded:
+        assert fold.num_tokens == finished.usage.completion_tokens
+
+
+@given(text=st.lists(st.sampled_from(WORDS), max_size=10).map("".join))
+def test_reasoning_deltas_report_every_thought_token(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode("<think>" + text.replace("</think>", ""), add_special_tokens=False)
+    answer = answer_of(Choice(request_id="r", text=text_of(tokenizer)))
+    events = events_of_steps(answer, steps_of([*ids, *ids_of(tokenizer, "</think>")], [3, 5]))
+    reported = sum(event.num_tokens for event in events if isinstance(event, ReasoningDelta))
+    assert reported == len(ids) + 1
+
+
+def _reason(events: list[Event]) -> str:
+    (finished,) = (event for event in events if isinstance(event, ChoiceFinished))
+    return finished.reason
+
+
+def test_why_a_choice_ended(tokenizer: Tokenizer) -> None:
+    call = "<call>f {}</call>"
+    assert _reason(events_of(tokenizer, "yes")) == "stop"
+    assert _reason(events_of(tokenizer, call)) == "tool_calls"
+    assert _reason(events_of(tokenizer, "<call>f {}")) == "stop"
+    assert _reason(events_of(tokenizer, call, "length")) == "length"
+    assert _reason(events_of(tokenizer, call, "length", at_limit="context")) == "context"
+    assert _reason(events_of(tokenizer, "yes", at_limit="context")) == "stop"
+
+
+def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> None:
+    events = events_of(tokenizer, "<call>f {}</call><call>g</call>", index=0)
+    started = [event for event in events if isinstance(event, ToolCallStarted)]
+    assert [(call.name, call.call_index) for call in started] == [("f", 0), ("g", 1)]
+    ids = {call.call_id for call in started} | {call_id("r", 1, 0), call_id("s", 0, 0)}
+    assert len(ids) == 4
+    assert started[0].call_id == call_id("r", 0, 0)
+    assert len(started[0].call_id) == len("call_") + 24
+    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
+    assert [(delta.call_index, delta.arguments) for delta in deltas] == [(0, "{}"), (1, "{}")]
+
+
+def test_thoughts_carry_no_logprobs(tokenizer: Tokenizer) -> None:
+    reported = Folded(events_of(tokenizer, "<think>so</think>yes")).logprobs
+    assert "".join(entry.token for entry in reported) == "yes"
+
+
+def test_usage_counts_thoughts_and_the_stop_token(tokenizer: Tokenizer) -> None:
+    finished = events_of(tokenizer, "<think>so</think>yes")[-1]
+    assert isinstance(finished, Finished)
+    num_thought, num_answer = len(ids_of(tokenizer, "so")), len(ids_of(tokenizer, "yes"))
+    assert finished.usage.reasoning_tokens == num_thought
+    assert finished.usage.completion_tokens == 2 + num_thought + num_answer + 1
+    assert finished.usage.cached_tokens == 3
+
+
+def test_a_stop_string_ends_the_count_whatever_came_with_it(tokenizer: Tokenizer) -> None:
+    text = ChoiceText(tokenizer, stop=["E"])
+    answer = answer_of(Choice(request_id="r", text=text))
+    ids = [*ids_of(tokenizer, "yes"), *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
+    events = events_of_steps(answer, steps_of(ids, [], None))
+    assert [type(event) for event in events] == [Delta, ChoiceFinished, Finished]
+    assert answer.has_finished(0)
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.completion_tokens == len(ids_of(tokenizer, "yes")) + 1
+
+
+def test_drafts_are_counted_as_far_as_they_are_in_the_answer(tokenizer: Tokenizer) -> None:
+    ids = [*ids_of(tokenizer, "yes"), *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"]))
+    steps = [
+        SequenceStep(
+            sequence_id="r/0", token_ids=ids[:1], num_cached_tokens=0, num_drafted_tokens=3
+        ),
+        SequenceStep(
+            sequence_id="r/0",
+            token_ids=ids[1:],
+            num_drafted_tokens=len(ids) + 1,
+            num_accepted_drafts=len(ids) - 1,
+        ),
+    ]
+    finished = events_of_steps(answer_of(choice), steps)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.accepted_drafts == finished.usage.completion_tokens - 1
+    assert finished.usage.rejected_drafts == 3 + 2
+
+
+def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
+    choices = [Choice(request_id="r", text=text_of(tokenizer), index=i) for i in range(4)]
+    answer = answer_of(*choices, n=2)
+    steps = steps_of(ids_of(tokenizer, "yes"), [])
+    for index in (2, 0, 3):
+        assert not isinstance(events_of_steps(answer, steps, index)[-1], Finished)
+    finished = events_of_steps(answer, steps, 1)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=4))
+def test_tokens_are_answer_once_it_is_known_that_they_are(
+    tokenizer: Tokenizer, cuts: list[int]
+) -> None:
+    """Phrases leave that open; log probabilities wait for it."""
+    spoken = f"{SPOKEN.opens[0]} So. {SPOKEN.closes[0]} Here it is"
+    for text, answer in ((spoken, "Here it is"), ("Here is a list", "Here is a list")):
+        choice = Choice(request_id="r", text=ChoiceText(tokenizer, phrases=SPOKEN))
+        folded = Folded(events_of_steps(answer_of(choice), steps_of(ids_of(tokenizer, text), cuts)))
+        assert folded.reported[-1] == ["text", answer]
+        assert "".join(entry.token for entry in folded.logprobs).strip() == answer
+        assert folded.num_tokens == choice.num_output_tokens
+
+
+class TestTiming:
+    """The engine's own times, of a request's only sequence."""
+
+    TIMING = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
+
+    def _end(self, answer: Answer, ids: list[int], index: int = 0) -> Event:
+        *steps, last = steps_of(ids, [])
+        timed = msgspec.structs.replace(last, timing=self.TIMING)
+        return events_of_steps(answer, [*steps, timed], index)[-1]
+
+    def test_goes_up_with_the_end(self, tokenizer: Tokenizer) -> None:
+        ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
+        answer = answer_of(Choice(request_id="r", text=text_of(tokenizer)))
+        end = self._end(answer, ids)
+        assert isinstance(end, Finished)
+        assert end.timing == self.TIMING
+
+    def test_scores_are_not_given_for_several_choices_or_after_a_stop_string(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
+        two = [Choice(request_id="r", text=text_of(tokenizer), index=index) for index in (0, 1)]
+        answer = answer_of(*two, n=2)
+        self._end(answer, ids)
+        end = self._end(answer, ids, index=1)
+        assert isinstance(end, Finished) and end.timing is None
+        stopped = answer_of(Choice(request_id="r", text=text_of(tokenizer, stop=["is"])))
+        end = self._end(stopped, ids)
+        assert isinstance(end, Finished) and end.timing is None

@@ -1,0 +1,344 @@
+"""Which grammar a request comes to, and which of its schemas and tools are refused, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inference.neuron.errors import RequestRefusedError
+from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.output_rules import OutputRules, output_rules
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    OutputFormat,
+    TextInput,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.text.answers.parts import CallArguments, CallStarted
+from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.qwen_coder import QwenCoderFormat
+from tests.cases import each_case
+from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
+from tests.inference.sandbox.jobs import PANICS
+from tests.inference.text.marked_calls import MarkedCalls
+
+FORMAT = OutputFormat(path="response_format.json_schema.schema", schema={"type": "integer"})
+TOOL = ToolDefinition(name="f", path="tools[0].function.parameters")
+REQUIRED = ToolChoice(mode="required")
+
+
+@pytest.fixture(scope="module")
+def text(thinking_dir: Path) -> ModelText:
+    loaded = model_text(thinking_dir, chat_template=CHAT_TEMPLATE)
+    return dataclasses.replace(loaded, tool_format=MarkedCalls())
+
+
+def _request(output_format: OutputFormat | None = None, **chat: object) -> GenerationRequest:
+    messages = [ChatMessage(role="user", content="Hi")]
+    return GenerationRequest(
+        model="m",
+        input=ChatInput(messages=messages, **chat),  # type: ignore[arg-type]
+        output_format=output_format,
+    )
+
+
+def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any]]:
+    grammar = output_rules(request, text).grammar
+    assert grammar is not None
+    found: list[dict[str, Any]] = json.loads(grammar.text)["grammars"]
+    return found
+
+
+@each_case("demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}])
+def test_what_is_no_grammar_is_refused_at_its_place(
+    text: ModelText, demand: dict[str, Any]
+) -> None:
+    failure = _refusal(_request(OutputFormat(path="guided_grammar", **demand)), text)
+    assert (failure.code, failure.param) == ("invalid_grammar", "guided_grammar")
+
+
+def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
+    with pytest.raises(RequestRefusedError) as refused:
+        output_rules(request, text)
+    return refused.value.failure
+
+
+def test_free_text_has_no_grammar(text: ModelText) -> None:
+    assert output_rules(_request(), text).grammar is None
+    assert output_rules(_request(tools=[TOOL]), text).grammar is None
+    none = ToolChoice(mode="none")
+    assert output_rules(_request(tools=[TOOL], tool_choice=none), text).grammar is None
+
+
+def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
+    (grammar,) = _grammars(_request(FORMAT), text)
+    assert grammar["json_schema"]["type"] == "integer"
+    (grammar,) = _grammars(_request(OutputFormat(path="response_format")), text)
+    assert grammar["json_schema"]["type"] == "object"
+
+
+def test_prompts_that_are_no_chats_have_formats_too(text: ModelText) -> None:
+    request = GenerationRequest(model="m", input=TextInput(texts=["x"]), output_format=FORMAT)
+    assert "json_schema" in _grammars(request, text)[0]
+
+
+def test_required_calls_win_over_the_format(text: ModelText) -> None:
+    for output_format in (None, FORMAT):
+        request = _request(output_format, tools=[TOOL], tool_choice=REQUIRED)
+        (grammar,) = _grammars(request, text)
+        assert '"f"' in grammar["lark_grammar"]
+
+
+def test_with_a_format_the_answer_is_a_call_or_the_json(text: ModelText) -> None:
+    rules, calls, answer = _grammars(_request(FORMAT, tools=[TOOL]), text)
+    assert rules["lark_grammar"] == f"start: (@{calls['name']} | @{answer['name']})"
+
+
+def test_bare_calls_are_json_beside_json(text: ModelText) -> None:
+    llama = dataclasses.replace(text, tool_format=Llama3Format())
+    _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), llama)
+    assert call["json_schema"]["properties"]["name"] == {"const": "f"}
+    assert answer["json_schema"]["type"] == "integer"
+    (grammar,) = _grammars(_request(FORMAT, tools=[TOOL], tool_choice=REQUIRED), llama)
+    assert "lark_grammar" in grammar
+
+
+def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
+    rules, answer = _grammars(_request(FORMAT, shows_reasoning=True), text)
+    assert rules["lark_grammar"].startswith(f"start: thought? (@{answer['name']})")
+    assert len(_grammars(_request(FORMAT, thinking=False), text)) == 1
+    without = dataclasses.replace(text, markers=None)
+    assert len(_grammars(_request(FORMAT, shows_reasoning=True), without)) == 1
+
+
+def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
+    assert text.markers is not None
+    for thinking in (None, False):  # a template may open it whatever the request asks
+        request = _request(FORMAT, thinking=thinking)
+        grammar = output_rules(request, text, starts_thinking=True).grammar
+        assert grammar is not None
+        assert grammar.starts_after_token_id == text.markers.end_token_id
+
+
+def test_a_bad_schema_is_named_where_the_client_wrote_it(text: ModelText) -> None:
+    schema = {"type": "object", "properties": {"x": {"not": {}}}}
+    failure = _refusal(_request(OutputFormat(path=FORMAT.path, schema=schema)), text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "response_format.json_schema.schema.properties.x.not"
+    assert failure.message.startswith(failure.param)
+
+
+def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
+    path = "tools[1].function.parameters"
+    return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_strict_tools_schema_is_checked_whole(text: ModelText) -> None:
+    strict = _tool({"properties": {"x": {"uniqueItems": True}}}, strict=True)
+    failure = _refusal(_request(tools=[TOOL, strict]), text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "tools[1].function.parameters.properties.x.uniqueItems"
+
+
+def test_what_a_models_own_format_cannot_express_is_named(text: ModelText) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a"}}}
+    tool = msgspec.structs.replace(TOOL, parameters=schema, strict=True)
+    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    failure = _refusal(_request(tools=[tool]), tags)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "tools[0].function.parameters.properties.x.pattern"
+
+
+def test_a_strict_tools_schema_loses_what_forbids_nothing(text: ModelText) -> None:
+    seen: list[ToolDefinition] = []
+
+    class Format(MarkedCalls):
+        def grammar(self, tools: Any, choice: Any, **kwargs: Any) -> str | None:
+            seen.extend(tools)
+            return None
+
+    watched = dataclasses.replace(text, tool_format=Format())
+    strict = _tool({"propertyNames": {"type": "string"}}, strict=True)
+    assert output_rules(_request(tools=[strict]), watched).grammar is None
+    assert [tool.parameters for tool in seen] == [{}]
+
+
+MAIL = {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z.]+$"}
+"""As Zod 4 writes an e-mail address."""
+ODD: list[tuple[dict[str, Any], list[str]]] = [
+    (MAIL, ["pattern"]),
+    ({"anyOf": [MAIL, {"type": "null"}]}, ["anyOf[0].pattern"]),
+    ({"type": "array", "items": MAIL, "uniqueItems": True}, ["uniqueItems", "items.pattern"]),
+    ({"propertyNames": {"enum": ["a", "b"]}}, ["propertyNames"]),
+    ({"type": "string", "format": "odd"}, ["format"]),
+    ({"type": "integer", "format": "int32", "multipleOf": 10_007}, ["format", "multipleOf"]),
+    ({"not": {"const": 1}, "type": "integer", "minimum": 0}, ["not"]),
+    ({"$ref": "#/$defs/missing"}, ["$ref"]),
+    ({"$ref": "https://example.org/schema"}, ["$ref"]),
+    ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, ["oneOf"]),
+    ({"enum": [1, 2**63]}, ["enum"]),
+    ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, ["minProperties"]),
+]
+
+
+@each_case(("odd", "places"), ODD)
+def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
+    text: ModelText, odd: dict[str, Any], places: list[str]
+) -> None:
+    text = dataclasses.replace(text, tool_format=HermesFormat())
+    parameters = {"properties": {"x": odd, "y": {"type": "integer"}}, "required": ["y"]}
+    loose, strict = _tool(parameters), _tool(parameters, strict=True)
+    format_ = OutputFormat(path="f.schema", schema=parameters, strict=False)
+    for request, path in (
+        (_request(tools=[TOOL, loose], tool_choice=REQUIRED), loose.path),
+        (_request(tools=[loose], tool_choice=ToolChoice(mode="required", name="g")), loose.path),
+        (_request(FORMAT, tools=[TOOL, loose]), loose.path),
+        (_request(format_), format_.path),
+        (_request(format_, tools=[TOOL]), format_.path),
+    ):
+        rules = output_rules(request, text)
+        assert rules.grammar is not None
+        assert list(rules.not_enforced) == [f"{path}.properties.x.{place}" for place in places]
+        assert "integer" in rules.grammar.text  # what can be enforced is
+    for request in (
+        _request(tools=[strict], tool_choice=REQUIRED),
+        _request(tools=[strict]),
+        _request(FORMAT, tools=[TOOL, strict]),
+        _request(msgspec.structs.replace(format_, strict=True)),
+    ):
+        failure = _refusal(request, text)
+        assert failure.code == "invalid_schema"
+        assert failure.param is not None
+        assert failure.param.rpartition(".properties.x.")[2] in (*places, "enum[1]")
+
+
+def test_only_tools_that_may_be_called_are_checked(text: ModelText) -> None:
+    for odd in (
+        *(_tool({"properties": {"x": one}}, strict=strict) for one, _ in ODD for strict in (0, 1)),
+        _tool({"properties": {"x": {"type": "strin"}}}),
+    ):
+        named = ToolChoice(mode="required", name="f")
+        rules = output_rules(_request(tools=[TOOL, odd], tool_choice=named), text)
+        assert rules.grammar is not None
+        assert not rules.not_enforced
+    loose = _tool({"properties": {"x": MAIL}})
+    assert output_rules(_request(tools=[loose]), text) == OutputRules()
+    llama = dataclasses.replace(text, tool_format=Llama3Format())
+    bare = output_rules(_request(FORMAT, tools=[loose]), llama)
+    assert bare.grammar is not None
+    assert not bare.not_enforced  # its arguments may be any object there
+
+
+def test_many_places_are_left_out_and_then_the_whole(text: ModelText) -> None:
+    for num_fields, is_whole in ((20, False), (40, True)):
+        fields = {
+            f"m{n}": {"oneOf": [{"type": "string"}, {"minLength": n}]} for n in range(num_fields)
+        }
+        tool = _tool({"properties": fields, "required": list(fields)})
+        rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), text)
+        assert list(rules.not_enforced) == (
+            [tool.path]
+            if is_whole
+            else [f"{tool.path}.properties.m{n}.oneOf" for n in range(num_fields)]
+        )
+
+
+@each_case(
+    ("value", "places"),
+    [
+        ({"type": "string", "pattern": "^a", "maxLength": 3}, [".pattern", ".maxLength"]),
+        ({"$ref": "#/$defs/short"}, [""]),  # what is refused stands elsewhere
+        ({"type": "array", "items": {"type": "string"}, "maxItems": 3}, []),
+    ],
+)
+def test_what_a_models_own_format_cannot_express_is_left_out(
+    text: ModelText, value: dict[str, Any], places: list[str]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": value, "y": {"type": "integer"}},
+        "$defs": {"short": {"type": "string", "maxLength": 3}},
+        "minProperties": 1,
+        "required": ["x", "y"],
+    }
+    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    tool = _tool(schema)
+    rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
+    assert rules.grammar is not None
+    expected = [".minProperties", *(f".properties.x{place}" for place in places)]
+    assert list(rules.not_enforced) == [f"{tool.path}{place}" for place in expected]
+    assert "integer" in rules.grammar.text
+
+
+@each_case(
+    ("parameters", "place"),
+    [
+        ({"properties": {"a": {}, "x": PANICS}}, ".properties.x.minLength"),
+        ({"properties": {"x": {"anyOf": [{}, PANICS]}}}, ".properties.x.anyOf[1].minLength"),
+        (
+            {"properties": {"x": {**PANICS, "type": "string", "nullable": True}}},
+            ".properties.x.minLength",
+        ),
+        ({"properties": {"x": {"type": "strin"}}}, ".properties.x.type"),
+        ({"properties": {"x": {"required": True}}}, ".properties.x.required"),
+        ({"properties": ["x"]}, ".properties"),
+    ],
+)
+def test_what_is_no_schema_is_named_by_its_place_where_a_call_is_forced(
+    text: ModelText, parameters: dict[str, Any], place: str
+) -> None:
+    request = _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
+    failure = _refusal(request, text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == f"tools[1].function.parameters{place}"
+    assert output_rules(_request(tools=[TOOL, _tool(parameters)]), text).grammar is None
+
+
+@each_case(
+    ("chat", "param"),
+    [
+        ({"tools": [TOOL], "tool_choice": ToolChoice(mode="required", name="h")}, "tool_choice"),
+        ({"tool_choice": REQUIRED}, "tool_choice"),
+    ],
+)
+def test_calls_that_cannot_be_made_are_refused(
+    text: ModelText, chat: dict[str, Any], param: str
+) -> None:
+    assert _refusal(_request(**chat), text).param == param
+
+
+def test_tools_for_a_model_of_an_unknown_form_are_refused(text: ModelText) -> None:
+    unknown = dataclasses.replace(text, tool_format=None)
+    assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
+
+
+def test_a_call_is_forced_on_a_model_of_an_unknown_form(text: ModelText) -> None:
+    unknown = dataclasses.replace(text, tool_format=None)
+    request = _request(tools=[TOOL], tool_choice=REQUIRED)
+    (part,) = _grammars(request, unknown)
+    assert '\\"name\\": \\"f\\"' in part["lark_grammar"]
+    assert isinstance(request.input, ChatInput)
+    found = unknown.tool_format_of(request.input)
+    assert found is not None
+    parser = found.parser([TOOL])
+    parts = [*parser.feed('{"name": "f", "arguments": {}}'), *parser.flush()]
+    assert parts == [CallStarted("f"), CallArguments("{}")]
+
+
+def test_a_model_without_grammars_reports_it(thinking_dir: Path) -> None:
+    problem = "its tokenizer cannot be read"
+    text = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
+    assert "structured_output" not in text.capabilities
+    assert output_rules(_request(), text).grammar is None
+    failure = _refusal(_request(FORMAT), text)
+    assert (failure.code, problem in failure.message) == ("unsupported_parameter", True)

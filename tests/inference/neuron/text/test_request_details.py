@@ -1,0 +1,161 @@
+"""What the log has of a request at debug level, and whose texts are in it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.starter import Starter
+from inference.neuron.text.model_text import ModelText
+from inference.protocol.engine import SequenceStep
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    Submit,
+    TextInput,
+    ToolDefinition,
+)
+from inference.settings.neuron import Accounts, LoggedBodies
+from inference.text.tool_calls.hermes import HermesFormat
+from tests.cases import each_case
+from tests.inference.neuron.model_texts import model_text
+from tests.inference.text.family_templates import QWEN
+
+SECRET = "sk-proj-0123456789abcdef"
+WEATHER = ToolDefinition(name="weather", path="tools[0]")
+CHAT = ChatInput(
+    messages=[ChatMessage(role="user", content=f"The cat sat. {SECRET}")], tools=[WEATHER]
+)
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+BROKEN = '<tool_call>{"name": "weather", "arguments": {"city": Oslo'
+
+
+class Engine:
+    def send(self, command: object) -> None: ...
+
+    def cancel(self, sequence_id: str) -> None: ...
+
+
+@pytest.fixture
+def text(thinking_dir: Path) -> ModelText:
+    found = model_text(thinking_dir, chat_template=QWEN, context_tokens=2000)
+    return replace(found, tool_format=HermesFormat())
+
+
+def logged(
+    caplog: pytest.LogCaptureFixture,
+    text: ModelText,
+    answer: str = "",
+    *,
+    input: Any = CHAT,
+    bodies: str | None = None,
+    level: int = logging.DEBUG,
+) -> list[str]:
+    """The lines of a request of the account acme that is answered so."""
+    table = RequestTable()
+    events: list[AddressedEvent] = []
+    starter = Starter(
+        table=table,
+        publish=events.extend,
+        take=lambda model: (Engine(), text),  # type: ignore[arg-type, return-value]
+        read_images=lambda _: {},
+        bodies=LoggedBodies() if bodies is None else Accounts().parse(bodies),
+    )
+    submit = Submit(
+        request_id="r",
+        gateway_id="g",
+        model="m",
+        request=GenerationRequest(model="m", input=input),
+        deadline_unix_s=time.time() + 600,
+        account="acme",
+    )
+    caplog.set_level(level, logger="inference.neuron")
+    assert starter.admit(submit)
+    starter.start(submit)
+    assert events
+    _answer(table, text, text.tokenizer.encode(answer, add_special_tokens=False))
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "inference.neuron.text.request_details"
+    ]
+
+
+def _answer(table: RequestTable, text: ModelText, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
+    table.apply([SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")])
+
+
+def test_at_info_there_are_none(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+    assert logged(caplog, text, CALL, bodies="all", level=logging.INFO) == []
+
+
+def test_without_the_setting_no_text_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, text: ModelText
+) -> None:
+    prompt, call = logged(caplog, text, CALL)
+    assert prompt.startswith("r prompt 0: tokens=")
+    assert "tools=1 tool_format=hermes characters=" in prompt and "digest=" in prompt
+    assert call.startswith("r/0 tool calls=1 weather(characters=15 digest=")
+    assert f"block: characters={len(CALL)} digest=" in call
+    everything = prompt + call
+    assert not [word for word in ("cat", "Oslo", "sk-", "text=") if word in everything]
+
+
+@pytest.mark.parametrize("bodies", ["all", "acme", "other, acme"])
+def test_the_rendered_prompt_and_a_call_of_an_account_that_is_named(
+    caplog: pytest.LogCaptureFixture, text: ModelText, bodies: str
+) -> None:
+    prompt, call = logged(caplog, text, CALL, bodies=bodies)
+    rendered = prompt.partition("text=")[2]
+    assert rendered.startswith("<|im_start|>") and "The cat sat. sk-***" in rendered
+    assert SECRET not in rendered
+    assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
+
+
+def test_other_accounts_texts_stay_out(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+    lines = logged(caplog, text, CALL, bodies="other")
+    assert len(lines) == 2 and "text=" not in "".join(lines)
+
+
+def test_why_a_block_is_text(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+    _, broken = logged(caplog, text, BROKEN)
+    assert broken.startswith("r/0 tool calls=0 text because its call cannot be read block: char")
+
+
+def test_a_name_that_is_none_of_the_tools_is_not_shown(
+    caplog: pytest.LogCaptureFixture, text: ModelText
+) -> None:
+    made_up = CALL.replace("weather", "my_secret_plan")
+    _, call = logged(caplog, text, made_up)
+    assert "my_secret_plan" not in call
+
+
+def test_thinking_opens_and_closes(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+    _, *lines = logged(caplog, text, "<think>\nHm, the cat.\n</think>\nYes.")
+    assert [line.partition(" by")[0] for line in lines] == [
+        "r/0 reasoning opens",
+        "r/0 reasoning closes",
+    ]
+    assert "cat" not in "".join(lines)
+
+
+def test_a_prompt_that_is_text(caplog: pytest.LogCaptureFixture, text: ModelText) -> None:
+    (prompt,) = logged(caplog, text, "Yes.", input=TextInput(texts=["The cat"]), bodies="all")
+    assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
+
+
+@each_case("word", ["", " , "])
+def test_a_list_without_an_account_is_refused(word: str) -> None:
+    with pytest.raises(ValueError):
+        Accounts().parse(word)
