@@ -26,9 +26,7 @@ from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuro
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
-from inference.neuron.loads.failed_loads import FailedLoads
-from inference.neuron.loads.fetcher import Fetcher
-from inference.neuron.loads.file_checker import FileChecker, check_nothing, weigh_nothing
+from inference.neuron.loads.files import Fetcher, FileChecker, check_nothing, weigh_nothing
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
@@ -39,11 +37,11 @@ from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.neuron.replicas.engine_process import EngineProcess, EngineStarts
+from inference.neuron.replicas.failed_loads import FailedLoads
+from inference.neuron.replicas.held_stages import HeldStages, StageHolder
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.requests import Requests
-from inference.neuron.stages.held_stage import StageHolder
-from inference.neuron.stages.held_stages import HeldStages
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
 from inference.protocol.load import LoadSpec

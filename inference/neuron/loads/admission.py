@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +30,6 @@ from inference.neuron.loads.needs import (
     waking_bytes,
 )
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.replicas.sleep_choice import Leaving, choose_sleepers
 from inference.protocol.load import (
     LoadSpec,
 )
@@ -253,3 +253,42 @@ def _share_a_device(load: Load, other: Load) -> bool:
     """Whether the two loads share a device. A load without devices of its own goes where others
     leave, so it shares one."""
     return not load.spec.devices or bool({*load.spec.devices, *load.devices} & {*other.devices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A model that makes room for a load."""
+
+    model: str
+    device: str = ""
+    held_bytes: int
+    """What it holds of the device, all of which comes back if it is unloaded."""
+    asleep: AsleepBytes | None
+    """``None``: it cannot sleep, or does already."""
+
+    @property
+    def withheld_bytes(self) -> int:
+        """What of the device does not come back if it sleeps."""
+        return 0 if self.asleep is None else min(self.held_bytes, self.asleep.on(self.device))
+
+
+def choose_sleepers(
+    leaving: Sequence[Leaving], *, lacking_bytes: int | None, host_bytes: int
+) -> frozenset[str]:
+    """The models that fall asleep rather than leave, the cheapest to keep first. One that sleeps
+    comes back several times faster, and holds less of its device, but not nothing, and the host's
+    memory for its weights: so models sleep as long as the rest still makes room.
+    ``lacking_bytes`` must be freed; ``None``: unknown, so none sleeps. ``host_bytes``: host memory
+    that may be used."""
+    if lacking_bytes is None:
+        return frozenset()
+    spare_bytes = sum(one.held_bytes for one in leaving) - lacking_bytes
+    sleepers = set()
+    for one in sorted(leaving, key=lambda one: (one.withheld_bytes, one.model)):
+        if one.asleep is None:
+            continue
+        if one.withheld_bytes <= spare_bytes and one.asleep.host_bytes <= host_bytes:
+            spare_bytes -= one.withheld_bytes
+            host_bytes -= one.asleep.host_bytes
+            sleepers.add(one.model)
+    return frozenset(sleepers)

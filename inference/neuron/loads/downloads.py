@@ -32,8 +32,7 @@ from inference.loading.sources.hub_sources import is_downloaded
 from inference.loading.sources.sources import parse_source
 from inference.logs.throttled import ThrottledLog
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.bounded_report import bounded_report
-from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.loads.files import Fetcher
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
     CACHE_REPORT_INTERVAL_S,
@@ -50,9 +49,11 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
+from inference.redis_connections import MAX_VALUE_BYTES
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
+
 _warnings = ThrottledLog(log, logging.WARNING, interval_s=3600.0)
 """The same words once an hour: a report is written every few seconds."""
 
@@ -258,14 +259,15 @@ class Downloads:
     def _report_for_ever(self) -> None:
         while not self._is_stopping:
             try:
-                report, cut = bounded_report(self.report())
+                whole = self.report()
+                report = bounded_report(whole)
                 self._client.set(
                     downloads_key(self._neuron),
                     encode_cache_report(report),
                     px=int(CACHE_REPORT_EXPIRY_S * 1000),
                 )
-                if cut:
-                    _warnings.log("cut", f"the report of downloads would be too large: {cut}")
+                if report is not whole:
+                    _warnings.log("cut", "the report of downloads has no file names: too many")
             except redis.ResponseError as error:
                 _warnings.log("refused", f"Redis refuses the report of downloads: {error}")
             except redis.RedisError as error:
@@ -311,3 +313,11 @@ def _not_downloaded(source: str) -> LoadFailure:
         return error.failure
     message = f"{source} is not downloaded: it is on the neuron's disk or nowhere"
     return LoadFailure(code="bad_source", message=message)
+
+
+def bounded_report(report: CacheReport, *, max_bytes: int = MAX_VALUE_BYTES) -> CacheReport:
+    """The report, without the names of files where Redis would not take it whole."""
+    if len(encode_cache_report(report)) <= max_bytes:
+        return report
+    cached = [msgspec.structs.replace(model, files=[], missing=[]) for model in report.cached]
+    return msgspec.structs.replace(report, cached=cached)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from inference.loading.sources.hub_sources import is_of_hub
-from inference.neuron.loads.device_choice import full_name
+from inference.neuron.loads.needs import full_name
 from inference.protocol.load import LoadSpec, StageSpec, own_stages
 from inference.protocol.load_report import AsleepBytes, LoadReport
 

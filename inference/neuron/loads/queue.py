@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from inference.neuron.host.device_sampler import Devices
-from inference.neuron.loads.device_choice import KINDS, choose_devices
 from inference.neuron.loads.load import (
     HostPart,
     Load,
@@ -28,8 +27,7 @@ from inference.neuron.loads.load import (
     took_by_device,
 )
 from inference.neuron.loads.memory_ledger import NO_LIMITS, Holding, MemoryLedger
-from inference.neuron.loads.needs import expected_bytes, needed_bytes
-from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
+from inference.neuron.loads.needs import KINDS, choose_devices, expected_bytes, needed_bytes
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
@@ -37,6 +35,8 @@ from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
 LOOK_AGAIN_S = 1.0
 """While a load waits. Its turn and its cancel wake it at once."""
+HOST_SHARE_KEPT = 0.1
+"""The share of the host's memory that weights of models that sleep leave to everybody else."""
 
 
 class LoadQueue:

@@ -1,17 +1,23 @@
-"""Detects a load without progress: a header that never ends, a source that stalls.
+"""Detects a load without progress (a header that never ends, a source that stalls), and an engine
+that has gone silent.
 
     progressed(another stage, bytes, tensors) ─▶ from 0 ──look──▶ how long nothing moved
     progressed(queued), stop                  ─▶ not watched
 
 A download has to bring ``MIN_DOWNLOADED_BYTES`` each time, so that a source that drips ends too.
-A load that waits for others is not watched: their own watches end those. Pure: times are arguments.
+A load that waits for others is not watched: their own watches end those.
+
+``SilenceTimer`` measures the time since an engine's last message. A loaded engine sends one every
+second. Its own watchdog ends and logs a step that hangs; the timer is for a process in which
+nothing runs: the interpreter lock is held, the process is stopped, or it hangs in the kernel.
+
+Pure: times are arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.neuron.replicas.engine_process import SilenceTimer
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 
@@ -22,9 +28,33 @@ MIN_DOWNLOADED_BYTES = 1024 * 1024
 """What a download brings in each period that is not called a stall: 1.2 KB/s by default."""
 
 
+MAX_GAP_S = 2.0
+"""Longest accepted gap between two checks, twice the usual one. After a longer gap this process was
+stopped or starved, and messages of the engine may be unread."""
+
+
 def load_stall_limit_s(environment: Mapping[str, str]) -> float | None:
     """Seconds that a load may make no progress; ``None``: no limit. Raises ``SettingError``."""
     return LOAD_STALL_S.read(environment) or None
+
+
+class SilenceTimer:
+    """How long one engine has been silent, counted once it has loaded."""
+
+    def __init__(self) -> None:
+        self._looked_s: float | None = None
+        self._silent_s = 0.0
+
+    def end(self) -> None:
+        """Restart from 0: the engine has sent a message."""
+        self._silent_s = 0.0
+
+    def look(self, now_s: float) -> float:
+        """Seconds of silence up to now."""
+        if self._looked_s is not None:
+            self._silent_s += min(now_s - self._looked_s, MAX_GAP_S)
+        self._looked_s = now_s
+        return self._silent_s
 
 
 class LoadWatch:

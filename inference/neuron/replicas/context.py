@@ -11,7 +11,7 @@ from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.request_table import RequestTable

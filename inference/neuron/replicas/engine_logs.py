@@ -28,6 +28,7 @@ from inference.protocol.keys import engine_log_key
 
 log = logging.getLogger(__name__)
 
+
 MAX_MODEL_BYTES = 256 * 1024
 MAX_MODELS = 64
 """How many models are kept: those whose engines wrote last."""

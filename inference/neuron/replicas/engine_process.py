@@ -2,12 +2,6 @@
 
 The process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
 this process, whatever kills it. Knows nothing of replicas or requests.
-
-``SilenceTimer`` measures the time since an engine's last message, counted only while this process
-was running; times are its arguments. A loaded engine sends a message every second. Its own watchdog
-ends and logs a step that hangs; the timer is for a process in which nothing runs: the interpreter
-lock is held, the process is stopped, or it hangs in the kernel. Loads are not timed: downloads and
-compilation report progress only now and then.
 """
 
 from __future__ import annotations
@@ -51,12 +45,20 @@ LAST_LINES_S = 0.5
 OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
 """A longer one is taken in pieces."""
+MARGIN_S = 15.0
+"""After the step's timeout: the engine's own watchdog, which knows more, is to be first."""
 
 
 def engine_command(environment: Mapping[str, str]) -> list[str]:
     """How an engine process is started; ``--fd N`` is appended. HELEXA_ENGINE_COMMAND replaces it,
     for running engines under numactl, a profiler or a container runtime."""
     return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", OWN_ENGINE]
+
+
+def silence_limit_s(environment: Mapping[str, str]) -> float | None:
+    """Seconds that an engine may be silent; ``None``: no limit. Raises ``SettingError``."""
+    timeout_s = step_timeout_s(environment)
+    return None if timeout_s is None else timeout_s + MARGIN_S
 
 
 def is_own_engine(command: Sequence[str]) -> bool:
@@ -257,35 +259,3 @@ def _engine_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-
-
-MARGIN_S = 15.0
-"""After the step's timeout: the engine's own watchdog, which knows more, is to be first."""
-MAX_GAP_S = 2.0
-"""Longest accepted gap between two checks, twice the usual one. After a longer gap this process was
-stopped or starved, and messages of the engine may be unread."""
-
-
-def silence_limit_s(environment: Mapping[str, str]) -> float | None:
-    """Seconds that an engine may be silent; ``None``: no limit. Raises ``SettingError``."""
-    timeout_s = step_timeout_s(environment)
-    return None if timeout_s is None else timeout_s + MARGIN_S
-
-
-class SilenceTimer:
-    """How long one engine has been silent, counted once it has loaded."""
-
-    def __init__(self) -> None:
-        self._looked_s: float | None = None
-        self._silent_s = 0.0
-
-    def end(self) -> None:
-        """Restart from 0: the engine has sent a message."""
-        self._silent_s = 0.0
-
-    def look(self, now_s: float) -> float:
-        """Seconds of silence up to now."""
-        if self._looked_s is not None:
-            self._silent_s += min(now_s - self._looked_s, MAX_GAP_S)
-        self._looked_s = now_s
-        return self._silent_s

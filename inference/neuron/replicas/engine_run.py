@@ -24,8 +24,9 @@ from inference.neuron.errors import (
     engine_hung,
     model_unloaded,
 )
+from inference.neuron.loads.watch import SilenceTimer
 from inference.neuron.replicas.context import ReplicaContext
-from inference.neuron.replicas.engine_process import EngineProcess, SilenceTimer
+from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import (
@@ -49,6 +50,7 @@ from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.text.errors import TextError
 
 log = logging.getLogger(__name__)
+
 
 SLEEP_WAKE_TIMEOUT_S = 300.0
 """How long an engine may need to fall asleep or to wake before it is killed."""

@@ -16,11 +16,12 @@ import msgspec
 from inference.neuron.loads.load import Load
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import TOO_LARGE, LoadFailure
 
 log = logging.getLogger(__name__)
+
 
 NO_RESTARTS = RestartPolicy(max_quick_failures=0)
 

@@ -20,10 +20,9 @@ from inference.neuron.errors import (
     model_not_loaded,
     model_recovering,
 )
-from inference.neuron.loads.retry_conditions import waits_for_time
 from inference.neuron.loads.watch import LoadWatch
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy, waits_for_time
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure

@@ -36,6 +36,7 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+
 DRAIN_TIMEOUT_S = 120.0
 """How long an unload waits for requests in flight before it fails them."""
 

@@ -30,6 +30,7 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+
 DRAIN_TIMEOUT_S = 120.0
 """How long requests in flight may take before it is unloaded instead."""
 LOOK_AGAIN_S = 0.2

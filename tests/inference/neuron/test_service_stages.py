@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from inference.neuron.process.specs import SpecStore
+from inference.neuron.replicas import held_stages
 from inference.neuron.service import NeuronService
-from inference.neuron.stages import held_stage, held_stages
 from inference.protocol.heartbeat import HeldStage
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from tests.inference.neuron.devices import GB, card, host
@@ -211,7 +211,7 @@ def test_an_order_of_no_stage_is_not_begun(
 ) -> None:
     service.load_model(order(of=msgspec.structs.replace(OF, index=3)))
     assert not gateway.heartbeat().stages and "names none of its stages" in caplog.text
-    assert held_stage.STOP_GRACE_S > 0
+    assert held_stages.STOP_GRACE_S > 0
 
 
 def test_an_engine_with_stages_elsewhere_is_not_restarted(

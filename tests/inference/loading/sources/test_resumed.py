@@ -14,7 +14,7 @@ from inference.loading.sources import resumed
 from inference.loading.sources.cached import list_cached
 from inference.loading.sources.hub_cache import hub_cache_dir, repository_dir
 from inference.loading.sources.resumed import is_being_written, partial_of
-from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress
 from tests.inference.loading.range_hub import RangeHub, running_range_hub

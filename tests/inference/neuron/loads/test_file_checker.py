@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inference.neuron.loads.file_checker import FileChecker
+from inference.neuron.loads.files import FileChecker
 from inference.neuron.replicas.engine_process import engine_command, is_own_engine
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case

@@ -13,12 +13,12 @@ import pytest
 
 from inference.backoff import Backoff
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads import fetcher as fetching
+from inference.neuron.loads import files as fetching
 from inference.neuron.loads.admission import LoadAdmission
-from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.loads.files import Fetcher
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.service import NeuronService
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
@@ -162,7 +162,7 @@ def stalling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fetcher:
     """Its downloads report their progress once and nothing after that."""
     progress = '{"type":"fetching","progress":{"stage":"downloading","done":7,"total":9}}'
     program = f"import time; print({progress!r}, flush=True); time.sleep(3600)"
-    monkeypatch.setattr(fetching, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(fetching, "FETCH_COMMAND", (sys.executable, "-c", program))
     clock = Clock()
 
     def passes() -> float:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from inference.backoff import Backoff
 from inference.engine.ranks.smoke import save_model
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Failed, Finished
 from inference.protocol.load import LoadSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference.backoff import Backoff
-from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.replicas.retries import RestartPolicy
 
 
 def test_the_first_restart_is_at_once_then_delays_double_up_to_a_limit() -> None:

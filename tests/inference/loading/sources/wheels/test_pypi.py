@@ -19,7 +19,7 @@ from inference.loading.sources.cached import delete_cached, list_cached
 from inference.loading.sources.sources import fetch_files
 from inference.loading.sources.wheels.pip_child import CHUNK_BYTES
 from inference.loading.sources.wheels.pypi import download, model_directory
-from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
     BadSourceError,

@@ -1,4 +1,6 @@
-"""Whether a load that failed may succeed now: what its failure depended on has changed. Pure.
+"""When an engine that died is started again, and when a load that failed may be tried again. Pure.
+
+What a failure depended on has to have changed:
 
     does_not_fit, out_of_memory     more memory is free on as many devices
     disk_full                       more of the disk is free
@@ -17,7 +19,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from inference.backoff import Backoff
 from inference.protocol.load_progress import LoadFailure
+
+RESTART_BACKOFF = Backoff(first_s=0.5, max_s=30.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    healthy_after_s: float = 60.0
+    """An engine that served this long had recovered: failures before it no longer count."""
+    max_quick_failures: int = 5
+    """The number of quick failures in a row that are restarted; the next one fails the replica."""
+    backoff: Backoff = RESTART_BACKOFF
+
+    def delay_s(self, num_quick_failures: int) -> float | None:
+        """Seconds to wait before the next start: none after the first failure, then doubling;
+        ``None`` when it is time to give up."""
+        if num_quick_failures > self.max_quick_failures:
+            return None
+        if num_quick_failures <= 1:
+            return 0.0
+        return self.backoff.wait_s(num_quick_failures - 1)
+
 
 MAX_CHANCES = 3
 """Failures in a row that chance may explain."""

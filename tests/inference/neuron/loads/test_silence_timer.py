@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.neuron.replicas.engine_process import MARGIN_S, SilenceTimer, silence_limit_s
+from inference.neuron.loads.watch import SilenceTimer
+from inference.neuron.replicas.engine_process import MARGIN_S, silence_limit_s
 
 
 def test_silence_grows_until_something_is_reported() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.neuron.loads.retry_conditions import (
+from inference.neuron.replicas.retries import (
     MAX_CHANCES,
     MORE_MEMORY_BYTES,
     Conditions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.replicas.sleep_choice import Leaving, choose_sleepers
+from inference.neuron.loads.admission import Leaving, choose_sleepers
 from inference.protocol.load_report import AsleepBytes
 from tests.cases import each_case
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from inference.loading.sources.source_identity import hub_identity, local_identity
-from inference.neuron.loads import failed_loads
-from inference.neuron.loads.failed_loads import ASK_HUB_S, FailedLoads
 from inference.neuron.loads.load import Load
+from inference.neuron.replicas import failed_loads
+from inference.neuron.replicas.failed_loads import ASK_HUB_S, FailedLoads
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case

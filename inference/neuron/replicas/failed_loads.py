@@ -20,12 +20,13 @@ from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_cache import hub_cache_dir
 from inference.loading.sources.source_identity import hub_identity, local_identity, weights_identity
 from inference.neuron.loads.load import Load
-from inference.neuron.loads.retry_conditions import Conditions, has_improved
 from inference.neuron.replicas.replica import Replica
+from inference.neuron.replicas.retries import Conditions, has_improved
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
+
 
 LOOK_S = 2.0
 ASK_HUB_S = 300.0

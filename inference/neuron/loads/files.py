@@ -1,0 +1,346 @@
+"""A load's files: fetched, and checked before other models leave for it, each in a process of its
+own, which is killed when the load is cancelled.
+
+``inference.loading.sources.fetch`` and ``inference.loading.file_check`` are the processes. A check
+that gives no answer stops no load: the engine reads the same files. Called from the threads of
+replicas and of pulls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+import inference
+from inference.environment import Role, environment_for
+from inference.loading.file_check import FileCheckOrder, FileCheckResult, decode_result
+from inference.loading.progress import OnProgress
+from inference.loading.sources.cached import cached_directory, delete_cached
+from inference.loading.sources.fetch import (
+    Fetched,
+    FetchFailed,
+    Fetching,
+    FetchOrder,
+    decode_message,
+)
+from inference.loading.sources.hub_sources import is_downloaded
+from inference.loading.sources.sources import fetch_files, is_on_disk
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.watch import LoadWatch
+from inference.protocol.load import LoadSpec, draft_spec
+from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage, PackedCosts
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+Message = TypeVar("Message")
+CANCEL_LOOK_S = 0.1
+
+
+@contextmanager
+def order_process(
+    command: Sequence[str], order: msgspec.Struct, is_cancelled: Callable[[], bool]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs ``command`` with ``order`` on its stdin. Its stdout is to be read inside. It ends early
+    when ``is_cancelled``, which another thread calls. Raises ``OSError``."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        start_new_session=True,
+    )
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(CANCEL_LOOK_S):
+            if is_cancelled():
+                _kill(process)
+                return
+
+    SupervisedThread(watch, name="order-cancel").start()
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            process.stdin.flush()
+        yield process
+    finally:
+        ended.set()
+        _kill(process)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def messages_of(
+    process: subprocess.Popen[bytes], decode: Callable[[bytes], Message]
+) -> Iterator[Message]:
+    """What it writes, until it ends. Lines that are no messages, which libraries print, are left
+    out."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        with contextlib.suppress(msgspec.DecodeError):
+            yield decode(line)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """It and what it may have started, like pip. One that has ended by itself is left alone."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    package_dir = str(Path(inference.__file__).resolve().parent.parent)
+    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **environment_for(Role.ENGINE, os.environ),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        # Progress is sent in messages.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+
+
+CHECK_COMMAND = (sys.executable, "-m", "inference.loading.file_check")
+LIMIT_S = 30.0
+"""Most files take a second; an architecture of which transformers decides takes several."""
+
+
+class FileChecker:
+    def __init__(
+        self,
+        command: Sequence[str] = CHECK_COMMAND,
+        *,
+        limit_s: float = LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command = command
+        self._limit_s = limit_s
+        self._clock = clock
+
+    def check(
+        self,
+        spec: LoadSpec,
+        weights: Sequence[Path],
+        free_bytes: int,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        """``weights``: downloaded files. ``free_bytes``: on its device, for choosing a quant.
+        Blocks for ``limit_s`` at most. Raises ``LoadRefusedError`` where the engine would refuse
+        the files."""
+        if not weights and not spec.source.startswith("path:"):
+            return  # there are no files to read
+        order = FileCheckOrder(
+            spec=spec,
+            weights=[str(path) for path in weights],
+            free_memory_bytes=max(0, free_bytes),
+        )
+        result, problem = self._run(order, is_cancelled)
+        if result is not None and result.failure is not None:
+            raise LoadRefusedError(result.failure)
+        if result is None and not is_cancelled():
+            log.warning(
+                "the files of %s are not checked before models leave for it: the check %s",
+                spec.model,
+                problem,
+            )
+
+    def costs(
+        self,
+        spec: LoadSpec,
+        weights: Sequence[Path],
+        free_bytes: int,
+        is_cancelled: Callable[[], bool],
+    ) -> PackedCosts | None:
+        """What the model's layers take; arguments as for ``check``. Blocks for ``limit_s`` at
+        most. ``None``: the files are not there, or do not show it."""
+        if not weights and not spec.source.startswith("path:"):
+            return None
+        order = FileCheckOrder(
+            spec=spec,
+            weights=[str(path) for path in weights],
+            free_memory_bytes=max(0, free_bytes),
+            weighs=True,
+        )
+        result, problem = self._run(order, is_cancelled)
+        if result is None or result.costs is None:
+            why = problem if result is None or result.failure is None else result.failure.message
+            log.info("what the layers of %s take is unknown: %s", spec.model, why)
+            return None
+        return result.costs
+
+    def _run(
+        self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
+    ) -> tuple[FileCheckResult | None, str]:
+        """The result, or ``None`` and why there is none, in words."""
+        deadline_s = self._clock() + self._limit_s
+        result: FileCheckResult | None = None
+
+        def is_late() -> bool:
+            return self._clock() > deadline_s
+
+        try:
+            with order_process(
+                self._command, order, lambda: is_cancelled() or is_late()
+            ) as process:
+                for message in messages_of(process, decode_result):
+                    result = message
+        except OSError as error:
+            return None, f"could not be started: {error}"
+        if is_late():
+            return result, f"took longer than {self._limit_s:.0f} s"
+        return result, f"ended with code {process.returncode}"
+
+
+def check_nothing(
+    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
+) -> None:
+    """Checks nothing. Engines that are not this build's read other files, and only they know
+    which."""
+
+
+def weigh_nothing(
+    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
+) -> PackedCosts | None:
+    """Reads nothing, as ``check_nothing``."""
+    return None
+
+
+FETCH_COMMAND = (sys.executable, "-m", "inference.loading.sources.fetch")
+
+
+class Fetcher:
+    def __init__(
+        self,
+        cache_dir: Path,
+        free_memory_bytes: Callable[[], int],
+        *,
+        stall_limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant.
+        ``stall_limit_s``: how long a download may make no progress; ``None``: no limit."""
+        self.cache_dir = cache_dir
+        self._stall_limit_s = stall_limit_s
+        self._clock = clock
+        self._free_memory_bytes = free_memory_bytes
+
+    def fetch(
+        self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
+    ) -> Fetched | None:
+        """Downloads the spec's files, with its draft model where it has one. ``None``: cancelled,
+        or no source that is downloaded. Raises ``LoadRefusedError``; the downloaded files of a load
+        that can never succeed are deleted then."""
+        own = self._fetch(spec, report, is_cancelled)
+        drafting = draft_spec(spec)
+        if drafting is None or is_cancelled():
+            return own
+        try:
+            return _together(own, self._fetch(drafting, report, is_cancelled))
+        except LoadRefusedError as refused:
+            if own is not None and refused.failure.is_permanent:
+                self.remove(own.new_files)
+            raise
+
+    def _fetch(
+        self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
+    ) -> Fetched | None:
+        if not is_downloaded(spec.source):
+            return None
+        try:
+            if is_on_disk(spec, self.cache_dir):
+                return self._found(spec)
+        except LoadError as error:
+            raise LoadRefusedError(error.failure) from None
+        order = FetchOrder(
+            spec=spec,
+            cache_dir=str(self.cache_dir),
+            free_memory_bytes=self._free_memory_bytes(),
+        )
+        last: Fetched | FetchFailed | None = None
+        watch = LoadWatch()
+        watch.progressed(LoadProgress(stage=LoadStage.DOWNLOADING, detail=spec.source))
+        stalls: list[LoadFailure] = []
+        with order_process(
+            FETCH_COMMAND, order, lambda: is_cancelled() or self._has_stalled(watch, stalls)
+        ) as process:
+            for message in messages_of(process, decode_message):
+                if isinstance(message, Fetching):
+                    watch.progressed(message.progress)
+                    report(message.progress)
+                else:
+                    last = message
+        if is_cancelled():
+            return None
+        if stalls:
+            raise LoadRefusedError(stalls[0])
+        match last:
+            case Fetched():
+                return last
+            case FetchFailed(failure=failure, new_files=new_files):
+                if failure.is_permanent or failure.code == "disk_full":
+                    self.remove(new_files)
+                raise LoadRefusedError(failure)
+        message_text = f"the download of {spec.source} ended with code {process.returncode}"
+        raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
+
+    def _has_stalled(self, watch: LoadWatch, stalls: list[LoadFailure]) -> bool:
+        """Why is added to ``stalls``."""
+        stalled_s = watch.look(self._clock())
+        if self._stall_limit_s is None or stalled_s <= self._stall_limit_s:
+            return False
+        stalls.append(watch.failure(stalled_s))
+        log.error("%s; the download is ended", stalls[-1].message)
+        return True
+
+    def _found(self, spec: LoadSpec) -> Fetched:
+        """Raises ``LoadError``."""
+        free_bytes = self._free_memory_bytes()
+        files = fetch_files(spec, self.cache_dir, free_bytes, lambda _: None)
+        return Fetched(
+            weights=[str(path) for path in files.all_weights],
+            weight_bytes=sum(path.stat().st_size for path in files.all_weights),
+        )
+
+    def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
+        """Delete files that a failed load downloaded. A package or revision stays whole where a
+        file of ``used`` lies in it."""
+        for key, names in new_files.items():
+            source, _, revision = key.rpartition("@")
+            directory = cached_directory(self.cache_dir, source, revision)
+            if any(path.is_relative_to(directory) for path in used):
+                continue
+            try:
+                freed = delete_cached(self.cache_dir, source, revision, names)
+            except (LoadError, OSError) as error:
+                log.warning("%s could not be removed: %s", key, error)
+            else:
+                log.info("removed what was downloaded of %s: %d bytes", key, freed)
+
+
+def _together(own: Fetched | None, drafting: Fetched | None) -> Fetched | None:
+    if own is None or drafting is None:
+        return own or drafting
+    new_files = dict(own.new_files)
+    for key, names in drafting.new_files.items():
+        new_files[key] = [*new_files.get(key, []), *names]
+    return Fetched(
+        weights=[*own.weights, *drafting.weights],
+        weight_bytes=own.weight_bytes + drafting.weight_bytes,
+        new_files=new_files,
+    )

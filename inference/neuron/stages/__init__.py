@@ -1,1 +1,0 @@
-"""The stages that this neuron holds for engines of other neurons."""
