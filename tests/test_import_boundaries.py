@@ -148,7 +148,6 @@ CELERY_FILES = {
     "fleet/tasks.py",
     "helexa_site/celery.py",
     "inference/conversations/tasks.py",
-    "inference/neuron/process/tasks.py",
     "inference/neuron/process/celery_app.py",
     "inference/neuron/process/neuron_process.py",
     "metering/tasks.py",

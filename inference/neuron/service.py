@@ -31,8 +31,7 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
 from inference.neuron.process.name_lease import NameLease
-from inference.neuron.process.persisted_specs import PersistedSpecs
-from inference.neuron.process.specs import SpecStore
+from inference.neuron.process.persisted_specs import PersistedSpecs, SpecStore
 from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_logs import EngineLogs

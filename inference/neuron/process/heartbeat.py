@@ -31,6 +31,7 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+
 MISSES_UNTIL_DEAD = 2
 """A gateway is dead after so many misses in a row, once Redis has answered for long enough that a
 living one has written its key."""

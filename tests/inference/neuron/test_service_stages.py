@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.process.specs import SpecStore
+from inference.neuron.process.persisted_specs import SpecStore
 from inference.neuron.replicas import held_stages
 from inference.neuron.service import NeuronService
 from inference.protocol.heartbeat import HeldStage

@@ -13,8 +13,12 @@ import redis
 from helexa_site.bootstrap.joining import keep_joining, redis_url_of
 from helexa_site.bootstrap.sharing import Share
 from inference.neuron.process.heartbeat import HeartbeatWriter
-from inference.neuron.process.name_lease import NameHeldError, NameLease, NameLostError
-from inference.neuron.process.previous_instance import PreviousInstance
+from inference.neuron.process.name_lease import (
+    NameHeldError,
+    NameLease,
+    NameLostError,
+    PreviousInstance,
+)
 from inference.neuron.process.redis_client import RedisUntrustedError, connect
 from inference.protocol.heartbeat import decode_heartbeat
 from inference.protocol.joining import Joining
