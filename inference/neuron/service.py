@@ -306,9 +306,9 @@ class NeuronService:
         load.new_files = {}
 
     def _mend_threads(self) -> None:
-        """Replaces threads that are gone or stuck, and notes what could not be replaced."""
+        """Replaces threads that are gone, and notes which are stuck."""
         gone = mend_threads()
-        self._stuck = self._requests.intake.relieve_stuck()
+        self._stuck = self._requests.intake.stuck()
         was_ready, self._is_ready = self._is_ready, not gone and self._requests.intake.is_ready
         if was_ready and not self._is_ready:
             log.critical("this neuron takes no requests: %s", "; ".join([*gone, *self._stuck]))

@@ -1,21 +1,19 @@
 """The queue of requests to be rendered and tokenized: bounded, in lanes by size, round-robin by
 account.
 
-    put ─▶ bounds ─┬─▶ up to 16 KiB ─▶ 2 threads ─┐
-                   ├─▶ up to 128 KiB              │
-                   ├─▶ up to 1 MiB                ├─▶ Starter.start
-                   ├─▶ longer        ─▶ 1 thread  │
-                   └─▶ embeddings    ─▶ 1 thread ─┘
+    put ─▶ bounds ─┬─▶ up to 16 KiB  2 at a time ─┐
+                   ├─▶ up to 128 KiB 2            │
+                   ├─▶ up to 1 MiB   2            ├─▶ Starter.start
+                   ├─▶ longer        1            │
+                   └─▶ embeddings    1           ─┘
 
 A request's cost here grows with its size, so each waits only for requests of about the same cost: a
-long one never delays a short one. The threads share the interpreter; the long work, tokenizing,
-runs outside it. A thread that waits long for a worker (``inference.sandbox``) is parked and another
-takes its place, so that a template or schema that hangs holds up requests of its own model and
-account alone.
+long one never delays a short one. One that takes longer than its size explains waits for a worker
+(``inference.sandbox``), and its place goes to the next request of its lane. Its account and its
+model may have a few such requests; their others are held meanwhile. So a template or schema that
+hangs holds up requests of its own model and account alone.
 
-Putting returns at once, so a long prompt delays neither cancels nor heartbeats. Tokens of other
-requests go up on their replicas' own threads. A thread that hangs in a request is replaced by
-another one, and the heartbeat reports it.
+Putting returns at once, so a long prompt delays neither cancels nor heartbeats.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from inference.engine.scheduling.fair_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
@@ -40,186 +36,24 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 KIB = 1024
-MAX_PARKED = 16
-"""Threads of a lane that may be parked at once."""
-MAX_PARKED_OF_EITHER = 4
-"""The most requests parked for one account, or for one model; its others are held meanwhile."""
-MAX_PARKED_OF_BOTH = 2
-"""The most requests parked for one account on one model."""
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A request on its way through its lane."""
-
-    submit: Submit
-    num_bytes: int
-    lane: Lane
-    order: int
-    began_s: float = 0.0
-    """When a thread began to prepare it."""
-    is_relieved: bool = False
-    """Another thread does what its own would do."""
-
-
-class Lane:
-    """A queue of requests and the threads that prepare them. As many threads work at once as the
-    lane has, not counting those that are parked."""
-
-    def __init__(
-        self, run: Callable[[Waiting], None], max_bytes: int | None, num_threads: int
-    ) -> None:
-        """``run`` prepares a request, in a thread."""
-        self._prepare = run
-        self._max_bytes = max_bytes
-        self._num_threads = num_threads
-        self._changed = threading.Condition()
-        self._queue: FairQueue[Waiting] = FairQueue()
-        self._held: list[Waiting] = []
-        self._parked: list[Waiting] = []
-        self._num_working = 0
-        self._num_relieved = 0
-        self._is_stopping = False
-        self._name = "intake" if max_bytes is None else f"intake-{max_bytes // KIB}k"
-        self._num_started = 0
-        self._num_alive = 0
-
-    def start(self) -> None:
-        for _ in range(self._num_threads):
-            self._start_thread()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-
-    def takes(self, num_bytes: int) -> bool:
-        return self._max_bytes is None or num_bytes <= self._max_bytes
-
-    def put(self, waiting: Waiting) -> None:
-        with self._changed:
-            self._add(waiting)
-            self._changed.notify_all()
-
-    def relieve(self, waiting: Waiting) -> bool:
-        """Starts another thread in the place of the one that is stuck with it. ``False``: it holds
-        no place."""
-        with self._changed:
-            if waiting.is_relieved or waiting in self._parked:
-                return False
-            waiting.is_relieved = True
-            self._num_relieved += 1
-            self._num_working -= 1
-            self._start_thread()
-            return True
-
-    @contextmanager
-    def parked(self, waiting: Waiting) -> Iterator[None]:
-        """Parks the thread that prepares it while it waits for something that others do not wait
-        for."""
-        is_parked = self._park(waiting)
-        try:
-            yield
-        finally:
-            if is_parked:
-                self._unpark(waiting)
-
-    def _add(self, waiting: Waiting) -> None:
-        submit = waiting.submit
-        self._queue.add(
-            waiting,
-            account=submit.account,
-            order=waiting.order,
-            cost=waiting.num_bytes,
-            weight=submit.weight,
-            is_anonymous=submit.is_anonymous or submit.yields,
-        )
-
-    def _start_thread(self) -> None:
-        name = f"{self._name}-{self._num_started}"
-        self._num_started += 1
-        self._num_alive += 1
-        SupervisedThread(self._run, name=name).start()
-
-    def _run(self) -> None:
-        while (waiting := self._next()) is not None:
-            try:
-                self._prepare(waiting)
-            finally:
-                self._done(waiting)
-            if waiting.is_relieved:
-                return
-
-    def _next(self) -> Waiting | None:
-        with self._changed:
-            while True:
-                if self._num_working < self._num_threads and (waiting := self._take()) is not None:
-                    self._num_working += 1
-                    return waiting
-                if self._is_stopping and not self._queue and not self._held:
-                    return None
-                self._changed.wait()
-
-    def _done(self, waiting: Waiting) -> None:
-        with self._changed:
-            if waiting.is_relieved:
-                self._num_relieved -= 1
-                self._num_alive -= 1
-            else:
-                self._num_working -= 1
-            self._changed.notify_all()
-
-    def _take(self) -> Waiting | None:
-        while (waiting := self._queue.head()) is not None:
-            if not self._is_held_up(waiting.submit):
-                return self._queue.take()
-            self._queue.remove(waiting)
-            self._held.append(waiting)
-        return None
-
-    def _is_held_up(self, submit: Submit) -> bool:
-        """Whether enough of its account's or its model's requests are parked."""
-        parked = [waiting.submit for waiting in self._parked]
-        of_account = [one.account == submit.account for one in parked]
-        of_model = [one.model == submit.model for one in parked]
-        of_both = sum(map(all, zip(of_account, of_model, strict=True)))
-        return (
-            max(sum(of_account), sum(of_model)) >= MAX_PARKED_OF_EITHER
-            or of_both >= MAX_PARKED_OF_BOTH
-        )
-
-    def _park(self, waiting: Waiting) -> bool:
-        """``False``: too many are, and it keeps its place."""
-        with self._changed:
-            if waiting.is_relieved or len(self._parked) >= MAX_PARKED:
-                return False
-            self._parked.append(waiting)
-            self._num_working -= 1
-            num_needed = self._num_threads + len(self._parked) + self._num_relieved
-            if self._num_alive < num_needed:
-                self._start_thread()
-            self._changed.notify_all()
-            return True
-
-    def _unpark(self, waiting: Waiting) -> None:
-        """Waits for a place."""
-        with self._changed:
-            self._parked.remove(waiting)
-            for held in self._held:
-                self._add(held)
-            self._held.clear()
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._num_working < self._num_threads)
-            self._num_working += 1
-
-
 LANES = ((16 * KIB, 2), (128 * KIB, 2), (1024 * KIB, 2), (None, 1))
-"""Largest size in bytes and number of threads. A tokenizer takes about a second for a megabyte, so
-the first lane's requests take a sixtieth of a second at most."""
+"""Largest size in bytes, and how many are prepared at a time. A tokenizer takes about a second for
+a megabyte, so the first lane's requests take a sixtieth of a second at most."""
+NUM_THREADS = 24
+MAX_SLOW = 16
+"""Slow requests beyond these keep their places."""
+MAX_SLOW_OF_EITHER = 4
+"""The most slow requests of one account, or of one model; its others are held meanwhile."""
+MAX_SLOW_OF_BOTH = 2
+"""The most slow requests of one account on one model."""
+SLOW_AFTER_S = 0.05
+SLOW_AFTER_S_PER_KIB = 0.002
+POLL_S = 0.05
+"""How often one thread checks, while requests wait, whether another has become slow."""
 STUCK_AFTER_S = 300.0
 """Ten times what the largest request takes to prepare."""
-MAX_RELIEVED = 8
-"""Threads that are stuck at once; a neuron with more takes no requests."""
+MAX_STUCK = 8
+"""A neuron with more requests that are stuck takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +83,28 @@ class _Load:
         return None
 
 
+@dataclass(slots=True, eq=False)
+class _Lane:
+    max_bytes: int | None
+    num_places: int
+    queue: FairQueue[_Waiting] = field(default_factory=FairQueue)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    submit: Submit
+    num_bytes: int
+    lane: _Lane
+    order: int
+    began_s: float = 0.0
+    is_stuck: bool = False
+
+    def is_slow(self, now_s: float) -> bool:
+        """Whether it takes longer than its size explains."""
+        slow_after_s = SLOW_AFTER_S + SLOW_AFTER_S_PER_KIB * self.num_bytes / KIB
+        return now_s - self.began_s >= slow_after_s
+
+
 class Intake:
     """``put`` is for one thread."""
 
@@ -263,29 +119,34 @@ class Intake:
         self._starter = starter
         self._marks = marks
         self._clock = clock
-        self._running: set[Waiting] = set()
         self._limits = limits or IntakeLimits()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._lanes = [_Lane(size, num_places) for size, num_places in LANES]
+        self._embeddings = _Lane(None, 1)
+        """Thousands of texts take a second to tokenize, which chats need not wait for."""
+        self._running: list[_Waiting] = []
+        """The oldest first."""
+        self._held: list[_Waiting] = []
         self._num_put = 0
         self._load = _Load()
         self._load_of: dict[str, _Load] = {}
-        self._lanes = [Lane(self.run, size, num_threads) for size, num_threads in LANES]
-        self._embeddings = Lane(self.run, None, 1)
-        """Thousands of texts take a second to tokenize, which chats need not wait for."""
+        self._is_watched = False
+        self._is_stopping = False
 
     def start(self) -> None:
-        for lane in (*self._lanes, self._embeddings):
-            lane.start()
+        for index in range(NUM_THREADS):
+            SupervisedThread(self._work, name=f"intake-{index}").start()
 
     def stop(self) -> None:
         """End the threads once the queue is empty. Returns at once."""
-        for lane in (*self._lanes, self._embeddings):
-            lane.stop()
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
 
     @property
     def pending(self) -> tuple[int, int]:
         """How many requests are put and not prepared yet, and the bytes of their frames."""
-        with self._lock:
+        with self._changed:
             return self._load.num_requests, self._load.num_bytes
 
     def put(self, submit: Submit, num_bytes: int) -> None:
@@ -296,66 +157,133 @@ class Intake:
         if (failure := self._failure_of_earlier_instance(submit)) is not None:
             self._starter.refuse(submit, failure)
             return
-        with self._lock:
+        with self._changed:
             theirs = self._load_of.get(submit.account) or _Load()
             refusal = self._refusal(theirs, num_bytes)
             if refusal is None:
                 self._load_of[submit.account] = theirs
                 for load in (self._load, theirs):
                     load.add(1, num_bytes)
+                self._num_put += 1
+                lane = self._lane(submit, num_bytes)
+                self._add(_Waiting(submit, num_bytes, lane, self._num_put))
+                self._changed.notify()
         if refusal is not None:
             self._starter.refuse(submit, refusal)
-            return
-        self._num_put += 1
-        lane = self._lane(submit, num_bytes)
-        lane.put(Waiting(submit, num_bytes, lane, self._num_put))
 
-    def run(self, waiting: Waiting) -> None:
-        """Prepares a request, on a lane's thread."""
-        request_id = waiting.submit.request_id
-        waiting.began_s = self._clock()
-        with self._lock:
-            self._running.add(waiting)
-        self._marks.begin(request_id)
-        try:
-            self._starter.start(waiting.submit, partial(waiting.lane.parked, waiting))
-        finally:
-            self._marks.end(request_id)
-            account = waiting.submit.account
-            with self._lock:
-                self._running.discard(waiting)
-                theirs = self._load_of[account]
-                for load in (self._load, theirs):
-                    load.add(-1, -waiting.num_bytes)
-                if not theirs.num_requests:
-                    del self._load_of[account]
-
-    def relieve_stuck(self) -> list[str]:
-        """Starts threads in the place of stuck ones; called once per heartbeat. Returns which
-        requests hold a thread, in words."""
-        now_s = self._clock()
-        with self._lock:
+    def stuck(self) -> list[str]:
+        """Describes the requests that hold a thread for too long; called once per heartbeat."""
+        with self._changed:
+            now_s = self._clock()
             stuck = [one for one in self._running if now_s - one.began_s > STUCK_AFTER_S]
-            num_relieved = sum(one.is_relieved for one in stuck)
-        for waiting in stuck:
-            if num_relieved < MAX_RELIEVED and waiting.lane.relieve(waiting):
-                num_relieved += 1
-                log.critical("%s; another thread was started", _stuck_in_words(waiting, now_s))
-        return sorted(_stuck_in_words(waiting, now_s) for waiting in stuck)
+            new = [one for one in stuck if not one.is_stuck]
+            for one in new:
+                one.is_stuck = True
+            if new:
+                self._release_held()
+        for one in new:
+            log.critical("%s", _stuck_in_words(one, now_s))
+        return sorted(_stuck_in_words(one, now_s) for one in stuck)
 
     @property
     def is_ready(self) -> bool:
-        """Whether each lane has its threads."""
-        now_s = self._clock()
-        with self._lock:
-            return all(
-                one.is_relieved or now_s - one.began_s <= STUCK_AFTER_S for one in self._running
-            )
+        """Whether it has threads that are not stuck."""
+        with self._changed:
+            return sum(one.is_stuck for one in self._running) <= MAX_STUCK
 
-    def _lane(self, submit: Submit, num_bytes: int) -> Lane:
+    # The threads.
+
+    def _work(self) -> None:
+        while (waiting := self._next()) is not None:
+            request_id = waiting.submit.request_id
+            self._marks.begin(request_id)
+            try:
+                self._starter.start(waiting.submit)
+            finally:
+                self._marks.end(request_id)
+                self._done(waiting)
+
+    def _next(self) -> _Waiting | None:
+        """``None``: it is stopping, and nothing waits any more."""
+        with self._changed:
+            while True:
+                now_s = self._clock()
+                if (waiting := self._take(now_s)) is not None:
+                    waiting.began_s = now_s
+                    self._running.append(waiting)
+                    if not self._is_empty():
+                        self._changed.notify()  # another looks for what comes next
+                    return waiting
+                is_empty = self._is_empty()
+                if self._is_stopping and is_empty:
+                    self._changed.notify_all()
+                    return None
+                self._wait(is_empty)
+
+    # Holds the lock already.
+
+    def _all_lanes(self) -> list[_Lane]:
+        return [*self._lanes, self._embeddings]
+
+    def _is_empty(self) -> bool:
+        return not (self._held or any(lane.queue for lane in self._all_lanes()))
+
+    def _lane(self, submit: Submit, num_bytes: int) -> _Lane:
         if isinstance(submit.request, EmbeddingRequest | ScoreRequest):
             return self._embeddings
-        return next(lane for lane in self._lanes if lane.takes(num_bytes))
+        return next(
+            lane for lane in self._lanes if lane.max_bytes is None or num_bytes <= lane.max_bytes
+        )
+
+    def _add(self, waiting: _Waiting) -> None:
+        submit = waiting.submit
+        waiting.lane.queue.add(
+            waiting,
+            account=submit.account,
+            order=waiting.order,
+            cost=waiting.num_bytes,
+            weight=submit.weight,
+            is_anonymous=submit.is_anonymous or submit.yields,
+        )
+
+    def _release_held(self) -> None:
+        for waiting in self._held:
+            self._add(waiting)
+        self._held.clear()
+        self._changed.notify()
+
+    def _wait(self, is_empty: bool) -> None:
+        """While requests wait, one thread looks again by itself: running ones become slow."""
+        is_watching = not (is_empty or self._is_watched)
+        self._is_watched = self._is_watched or is_watching
+        self._changed.wait(POLL_S if is_watching else None)
+        if is_watching:
+            self._is_watched = False
+
+    def _take(self, now_s: float) -> _Waiting | None:
+        slow = [one for one in self._running if one.is_slow(now_s)][:MAX_SLOW]
+        for lane in self._all_lanes():
+            if not lane.queue:
+                continue
+            num_working = sum(one.lane is lane and one not in slow for one in self._running)
+            while num_working < lane.num_places and (waiting := lane.queue.head()) is not None:
+                if not _is_held_up(waiting.submit, slow):
+                    return lane.queue.take()
+                lane.queue.remove(waiting)
+                self._held.append(waiting)
+        return None
+
+    def _done(self, waiting: _Waiting) -> None:
+        account = waiting.submit.account
+        with self._changed:
+            self._running.remove(waiting)
+            if self._held:
+                self._release_held()
+            theirs = self._load_of[account]
+            for load in (self._load, theirs):
+                load.add(-1, -waiting.num_bytes)
+            if not theirs.num_requests:
+                del self._load_of[account]
 
     def _failure_of_earlier_instance(self, submit: Submit) -> Failure | None:
         """Why a request that an instance which died was preparing does not run here: its gateway
@@ -383,7 +311,15 @@ class Intake:
         return None
 
 
-def _stuck_in_words(waiting: Waiting, now_s: float) -> str:
+def _is_held_up(submit: Submit, slow: Sequence[_Waiting]) -> bool:
+    """Whether enough of its account's or its model's requests are slow."""
+    of_account = [one.submit.account == submit.account for one in slow if not one.is_stuck]
+    of_model = [one.submit.model == submit.model for one in slow if not one.is_stuck]
+    of_both = sum(map(all, zip(of_account, of_model, strict=True)))
+    return max(sum(of_account), sum(of_model)) >= MAX_SLOW_OF_EITHER or of_both >= MAX_SLOW_OF_BOTH
+
+
+def _stuck_in_words(waiting: _Waiting, now_s: float) -> str:
     submit = waiting.submit
     return (
         f"request {submit.request_id} (account {submit.account}, key {submit.key or '-'}) for "

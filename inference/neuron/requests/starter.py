@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import msgspec
@@ -57,8 +56,6 @@ from inference.settings.neuron import LOG_BODIES, LoggedBodies
 
 log = logging.getLogger(__name__)
 
-Parked = Callable[[], AbstractContextManager[None]]
-
 
 class Starter:
     def __init__(
@@ -86,24 +83,23 @@ class Starter:
     def refuse(self, submit: Submit, failure: Failure) -> None:
         self._publish(self._table.fail(submit.request_id, failure))
 
-    def start(self, submit: Submit, parked: Parked = nullcontext) -> None:
-        """Start a request; the client receives any failure. ``parked``: a context that is entered
-        while the thread waits long for a worker."""
+    def start(self, submit: Submit) -> None:
+        """Start a request; the client receives any failure."""
         try:
-            self._start(submit, parked)
+            self._start(submit)
         except RequestRefusedError as refusal:
             self.refuse(submit, refusal.failure)
         except BaseException:  # a panic in Rust too ends this request alone
             log.exception("request %s: intake broke", submit.request_id)
             self.refuse(submit, internal_error())
 
-    def _start(self, submit: Submit, parked: Parked) -> None:
+    def _start(self, submit: Submit) -> None:
         if not self._table.is_live(submit.request_id):
             return  # cancelled while it waited
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
-        text = text.of(self._caller(submit, parked))
+        text = text.of(self._caller(submit))
         if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         if submit.adapter is not None and text.report.kind != "generation":
@@ -129,12 +125,11 @@ class Starter:
                     pairing = Pairing(num_firsts=len(request.input.firsts))
                 self._start_embedding(submit, None, inputs, engine, pairing)
 
-    def _caller(self, submit: Submit, parked: Parked) -> Caller:
+    def _caller(self, submit: Submit) -> Caller:
         return Caller(
             account=submit.account,
             model=submit.model,
             is_wanted=partial(self._table.is_live, submit.request_id),
-            parked=parked,
         )
 
     def _start_generation(

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron.requests.intake import KIB, Intake, IntakeLimits
+from inference.neuron.requests.intake import (
+    KIB,
+    MAX_SLOW,
+    MAX_SLOW_OF_BOTH,
+    MAX_SLOW_OF_EITHER,
+    SLOW_AFTER_S,
+    Intake,
+    IntakeLimits,
+)
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.request_table import RequestTable
@@ -27,7 +35,7 @@ from tests.inference.neuron.recording_engine import RecordingEngine
 
 class Neuron:
     """An intake with a gate: requests for models "stuck…" stay where they are prepared until it is
-    opened, and those for "stuck-longest" until the last gate is."""
+    opened, and those for "stuck-longest" until the last gate is. Its clock stands still."""
 
     def __init__(self, text: ModelText, limits: IntakeLimits | None = None) -> None:
         self.text = text
@@ -35,6 +43,7 @@ class Neuron:
         self.table = RequestTable()
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []
+        self.now_s = 0.0
         self.gate, self.last_gate = threading.Event(), threading.Event()
         starter = Starter(
             table=self.table,
@@ -43,7 +52,7 @@ class Neuron:
             read_images=lambda _: {},
         )
         marks = PreparingMarks(redis.Redis(), neuron="n1", epoch="e")  # never connects
-        self.intake = Intake(starter, marks, limits)
+        self.intake = Intake(starter, marks, limits, clock=lambda: self.now_s)
 
     def publish(self, events: list[AddressedEvent]) -> None:
         for _, event in events:
@@ -80,6 +89,9 @@ class Neuron:
             **({"is_anonymous": False} | fields),
         )
         self.intake.put(submit, num_bytes)
+
+    def num_stuck(self) -> int:
+        return sum(model.startswith("stuck") for model in self.begun)
 
     def failure(self, request_id: str) -> tuple[str, str]:
         (event,) = self.events[request_id]
@@ -254,3 +266,75 @@ def test_what_the_budget_does_not_buy_never_reaches_the_engine(
     (command,) = neuron.engine.sent
     assert isinstance(command, SubmitSequence)
     assert (command.sequence_id, command.params.max_tokens) == ("capped/0", 6)
+
+
+def _slow(neuron: Neuron, wait_until: Callable[..., None], expected: int) -> None:
+    """Until as many requests are prepared and slow. One or two more may be on their way then."""
+
+    def is_so() -> bool:
+        neuron.now_s += 2 * SLOW_AFTER_S
+        return neuron.num_stuck() >= expected
+
+    wait_until(is_so)
+
+
+def test_slow_requests_hold_up_their_account_and_model_alone(
+    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
+) -> None:
+    neuron = make_neuron()
+    neuron.intake.start()
+    for index in range(10):
+        neuron.put(f"slow{index}", model="stuck", account="acme")
+    _slow(neuron, wait_until, MAX_SLOW_OF_BOTH)
+    for index in range(20):
+        neuron.put(f"model{index}", model="other", account="acme")
+        neuron.put(f"account{index}", model="another", account="other")
+    wait_until(lambda: len(neuron.begun) - neuron.num_stuck() == 40)
+    assert neuron.num_stuck() <= MAX_SLOW_OF_BOTH + 1
+    neuron.gate.set()
+    wait_until(lambda: neuron.intake.pending == (0, 0))
+    assert neuron.num_stuck() == 10
+
+
+def test_an_account_or_a_model_has_a_bound_of_slow_requests_over_all(
+    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
+) -> None:
+    neuron = make_neuron()
+    neuron.intake.start()
+    for index in range(10):
+        neuron.put(f"of-model{index}", model="stuck", account=f"a{index}")
+    _slow(neuron, wait_until, MAX_SLOW_OF_EITHER)
+    for index in range(10):
+        neuron.put(f"of-account{index}", model=f"stuck{index}", account="b")
+    _slow(neuron, wait_until, 2 * MAX_SLOW_OF_EITHER)
+    neuron.put("other", model="n", account="c")
+    wait_until(lambda: "other" in neuron.events)
+    assert neuron.num_stuck() <= 2 * MAX_SLOW_OF_EITHER + 2
+
+
+def test_slow_requests_beyond_a_bound_keep_their_places(
+    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
+) -> None:
+    neuron = make_neuron()
+    neuron.intake.start()
+    for index in range(MAX_SLOW + 10):
+        neuron.put(f"slow{index}", model=f"stuck{index}", account=f"a{index}")
+    _slow(neuron, wait_until, MAX_SLOW + 2)
+    neuron.put("late", model="z", account="z")
+    neuron.gate.set()
+    wait_until(lambda: neuron.intake.pending == (0, 0))
+    assert len(neuron.begun) == MAX_SLOW + 11
+
+
+def test_what_is_held_is_prepared_before_the_intake_stops(
+    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
+) -> None:
+    neuron = make_neuron()
+    neuron.intake.start()
+    for index in range(6):
+        neuron.put(f"slow{index}", model="stuck")
+    _slow(neuron, wait_until, MAX_SLOW_OF_BOTH)
+    neuron.intake.stop()
+    neuron.gate.set()
+    wait_until(lambda: neuron.intake.pending == (0, 0))
+    assert neuron.num_stuck() == 6
