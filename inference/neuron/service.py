@@ -31,15 +31,12 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
 from inference.neuron.process.name_lease import NameLease
-from inference.neuron.process.persisted_specs import PersistedSpecs, SpecStore
-from inference.neuron.replicas.by_model import Replicas
+from inference.neuron.replicas.by_model import PersistedSpecs, Replicas, SpecStore
 from inference.neuron.replicas.context import ReplicaContext
-from inference.neuron.replicas.engine_logs import EngineLogs
-from inference.neuron.replicas.engine_process import EngineProcess, EngineStarts
-from inference.neuron.replicas.failed_loads import FailedLoads
+from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, EngineStarts
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.replicas.retries import RestartPolicy
+from inference.neuron.replicas.retries import FailedLoads, RestartPolicy
 from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat

@@ -20,8 +20,9 @@ from inference.loading.progress import OnProgress
 from inference.loading.sources.fetch import Fetched
 from inference.loading.sources.sources import check_local_path, local_file_bytes
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.load import Load, Room
-from inference.neuron.loads.needs import (
+from inference.neuron.loads.load import (
+    Load,
+    Room,
     check_possible,
     check_room,
     check_waking,

@@ -54,6 +54,7 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+
 _warnings = ThrottledLog(log, logging.WARNING, interval_s=3600.0)
 """The same words once an hour: a report is written every few seconds."""
 

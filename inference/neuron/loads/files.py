@@ -46,6 +46,7 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+
 Message = TypeVar("Message")
 CANCEL_LOOK_S = 0.1
 

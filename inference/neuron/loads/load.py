@@ -1,17 +1,238 @@
-"""One load: its claim on memory, its granted memory, and the spec for its engine. Pure."""
+"""One load: its devices, the memory that it needs and is granted there, and the spec for its engine.
+Pure.
+
+What the spec names is taken; what it leaves open is chosen here and nowhere else: a card before the
+CPU, and of the cards the freest. Earlier loads on a device of that kind are the best estimate of
+what it needs; the size of the weight files is a rough one; a KV size that the operator set counts
+whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from inference.loading.sources.hub_sources import is_of_hub
-from inference.neuron.loads.needs import full_name
+from inference.neuron.errors import LoadRefusedError
+from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec, StageSpec, own_stages
+from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.settings.neuron import MEMORY_LIMIT
+
+KINDS = ("cuda", "cpu")
+"""The kinds of devices in the order in which they are chosen."""
+
+
+def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
+    """Names of ``devices``, whose free memory excludes promised memory. Raises
+    ``LoadRefusedError`` for a device that is not here."""
+    if spec.stages:
+        return _of_stages(spec, devices)
+    if not spec.devices or (len(spec.devices) == 1 and spec.devices[0] in KINDS):
+        return _freest(spec, devices)
+    return _named(spec.devices, devices)
+
+
+def _of_stages(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
+    """Each once, that of the first stage first."""
+    return list(dict.fromkeys(_named([stage.device for stage in own_stages(spec)], devices)))
+
+
+def _named(names: Sequence[str], devices: Sequence[DeviceInfo]) -> list[str]:
+    here = {device_name(device): device for device in devices}
+    for name in names:
+        if full_name(name) not in here:
+            raise _no_device(f"{name!r} is not here; this neuron has {_listed(here)}")
+    return [full_name(name) for name in names]
+
+
+def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
+    wanted = spec.devices or [next((kind for kind in KINDS if _of_kind(kind, devices)), "cpu")]
+    candidates = _of_kind(wanted[0], devices)
+    number = max(1, spec.min_devices, devices_of_ranks(spec, wanted[0]))
+    if len(candidates) < number:
+        here = _listed([device_name(device) for device in devices])
+        raise _no_device(f"{number} {wanted[0]} devices are needed and this neuron has {here}")
+    freest_first = sorted(candidates, key=lambda device: (-device.free_memory_bytes, device.index))
+    return [device_name(device) for device in freest_first[:number]]
+
+
+def devices_of_ranks(spec: LoadSpec, device: str) -> int:
+    """How many devices of ``device``'s kind share the model: a host's CPUs are one, for all
+    ranks."""
+    return 1 if device == "cpu" else spec.tensor_parallel
+
+
+def _of_kind(kind: str, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    return [device for device in devices if device.kind == kind]
+
+
+def full_name(name: str) -> str:
+    """``cuda`` beside another name is the first card, as in torch."""
+    return "cuda:0" if name == "cuda" else name
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "no device"
+
+
+def _no_device(message: str) -> LoadRefusedError:
+    return LoadRefusedError(LoadFailure(code="no_device", message=message))
+
+
+BESIDE_FILES_BYTES = 256 * 1024**2
+"""Memory of an engine process and of a step, beside the weights."""
+LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0.25}
+"""Least ratio of a model's weights in memory to its files: files of 32-bit numbers shrink most.
+Weights that are not quantised while loading need half of such files, in 16 bits."""
+LEAST_OF_DENSE_FILES = 0.5
+BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
+"""Follows a device's size where the operator lets less of it be used."""
+
+
+def needed_bytes(spec: LoadSpec, device: str) -> int | None:
+    """What must be free on ``device`` (``cuda:1``), by what earlier loads on such a device took, or
+    by the plan of a model of several stages; ``None``: there is neither."""
+    if spec.stages:
+        return _planned_bytes(spec, device) or None
+    earlier = spec.earlier_loads
+    if earlier is None or earlier.device_kind != device.partition(":")[0]:
+        return None
+    return None if earlier.needed_bytes is None else _on_each(earlier.needed_bytes, spec, device)
+
+
+def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
+    """Bytes to keep free for a waiting load; 0: unknown. ``file_bytes``: size of its weight files,
+    where they are on the disk already."""
+    needed = needed_bytes(spec, device)
+    if needed is not None:
+        return needed
+    if spec.stages:
+        return 0
+    kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
+    if file_bytes is None:
+        return kv_bytes
+    return _on_each(file_bytes, spec, device) + BESIDE_FILES_BYTES + kv_bytes
+
+
+def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
+    """A lower bound of the free bytes that it needs. ``file_bytes``: size of its weight files;
+    ``None``: unknown."""
+    needed = needed_bytes(spec, device)
+    if needed is not None or file_bytes is None or spec.stages:
+        return needed or 0
+    share = LEAST_OF_FILES.get(spec.quantization, LEAST_OF_DENSE_FILES)
+    return _on_each(int(share * file_bytes) + (spec.kv_memory_bytes or 0), spec, device)
+
+
+def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
+    """Checks, before anything is fetched, that the load could fit if nothing else were there.
+    Raises ``LoadRefusedError``."""
+    here = {device_name(device): device for device in devices}
+    for name in choose_devices(spec, devices):
+        largest = max(
+            [here[name]] if spec.devices or spec.stages else _same_kind(here[name], devices),
+            key=lambda device: device.total_memory_bytes,
+        )
+        total_bytes = largest.total_memory_bytes
+        in_all = "in all" if largest.installed_memory_bytes is None else BY_LIMIT
+        kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, name)
+        if kv_bytes > total_bytes:
+            raise _refused(
+                "exceeds_device",
+                f"{_gb(kv_bytes)} of memory for keys and values are asked for, and {name} has "
+                f"{_gb(total_bytes)} {in_all}; ask for less, or leave it empty",
+            )
+        needed = needed_bytes(spec, name) or 0
+        if needed > total_bytes:
+            raise _refused(
+                "exceeds_device",
+                f"the model needs {_gb(needed)}, by {_source(spec)}, and {name} has "
+                f"{_gb(total_bytes)} {in_all}; load a smaller quant, or ask for less KV memory",
+            )
+
+
+def check_room(
+    spec: LoadSpec,
+    device: str,
+    limit_bytes: int,
+    evicted: Iterable[str] = (),
+    file_bytes: int | None = None,
+) -> None:
+    """Is what it may take (that of the evicted included) enough, by earlier loads, else by the
+    size of its files? Raises ``LoadRefusedError``."""
+    kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
+    needed = max(least_bytes(spec, device, file_bytes), kv_bytes)
+    if needed > limit_bytes:
+        gone = ", ".join(evicted)
+        raise _refused(
+            "does_not_fit",
+            f"the model needs {_gb(needed)} on {device}, and {_gb(limit_bytes)} are free there"
+            f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
+            "out; unload another model, or load a smaller quant",
+            needed,
+        )
+
+
+def waking_bytes(took_bytes: int, asleep: AsleepBytes, device: str) -> int:
+    """What must be free on ``device`` for a model that took ``took_bytes`` of it before it fell
+    asleep."""
+    return max(0, took_bytes - asleep.on(device))
+
+
+def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
+    """Raises ``LoadRefusedError``: it sleeps on."""
+    if needed > limit_bytes:
+        gone = ", ".join(evicted)
+        raise _refused(
+            "does_not_fit",
+            f"the model sleeps and needs {_gb(needed)} more on {device} to wake, and "
+            f"{_gb(limit_bytes)} are free there{f' once {gone} has left' if gone else ''}, what "
+            "other models were promised left out; unload another model",
+        )
+
+
+def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
+    names = ", ".join(models)
+    return _refused(
+        "lost_its_room",
+        f"{names} was to make room for the model and has work again: nothing was unloaded",
+    )
+
+
+def _planned_bytes(spec: LoadSpec, device: str) -> int:
+    """Returns the bytes planned for all stages on the neuron's device; 0: unknown."""
+    stages = own_stages(spec)
+    return sum(stage.memory_bytes for stage in stages if full_name(stage.device) == device)
+
+
+def _source(spec: LoadSpec) -> str:
+    """Returns the source of ``needed_bytes`` as text."""
+    return "its plan" if spec.stages else "what earlier loads took"
+
+
+def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
+    """What each of the model's devices has of the whole model's ``num_bytes``. Which part of keys
+    and values a stage has depends on its layers: none is counted."""
+    if spec.stages:
+        return 0
+    return -(-num_bytes // devices_of_ranks(spec, device))
+
+
+def _same_kind(device: DeviceInfo, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    return [other for other in devices if other.kind == device.kind]
+
+
+def _refused(code: str, message: str, needed_bytes: int | None = None) -> LoadRefusedError:
+    return LoadRefusedError(LoadFailure(code=code, message=message, needed_bytes=needed_bytes))
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
 
 
 @dataclass(slots=True, eq=False)

@@ -19,15 +19,18 @@ import msgspec
 
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.load import (
+    KINDS,
     HostPart,
     Load,
     Room,
     StagePart,
+    choose_devices,
+    expected_bytes,
+    needed_bytes,
     spec_for_engine,
     took_by_device,
 )
 from inference.neuron.loads.memory_ledger import NO_LIMITS, Holding, MemoryLedger
-from inference.neuron.loads.needs import KINDS, choose_devices, expected_bytes, needed_bytes
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport

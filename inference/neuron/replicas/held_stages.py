@@ -37,6 +37,7 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+
 STOP_GRACE_S = 2.0
 """How long its process may need to stop before it is killed."""
 

@@ -20,7 +20,7 @@ from fleet.dashboard.board import board_of, outdated_rows
 from fleet.models import LoadJob, Replica
 from fleet.overview import fleet_overview
 from fleet.overview.lines import JobLine, OutdatedLine
-from inference.neuron.replicas.engine_logs import EngineLogs
+from inference.neuron.replicas.engine_process import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 
 from fleet import neuron_client, services
 from fleet.live import engine_logs
-from inference.neuron.replicas.engine_logs import EngineLogs
+from inference.neuron.replicas.engine_process import EngineLogs
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api
 

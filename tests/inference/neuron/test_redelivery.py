@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron.process.persisted_specs import SpecStore
+from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Event, Failed, Failure, Finished
 from inference.protocol.held import load_mark

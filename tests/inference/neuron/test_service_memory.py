@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from inference.loading.config.hub_config import read_directory_config
-from inference.neuron.process.persisted_specs import SpecStore
+from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec

@@ -10,7 +10,7 @@ import pytest
 
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.process.persisted_specs import SpecStore
+from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes

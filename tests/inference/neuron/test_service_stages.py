@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.process.persisted_specs import SpecStore
 from inference.neuron.replicas import held_stages
+from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.heartbeat import HeldStage
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.needs import choose_devices
+from inference.neuron.loads.load import choose_devices
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.neuron.devices import card, host

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.load import Load
-from inference.neuron.loads.needs import check_possible, check_room, waking_bytes
+from inference.neuron.loads.load import Load, check_possible, check_room, waking_bytes
 from inference.neuron.loads.queue import HOST_SHARE_KEPT, LoadQueue
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import (

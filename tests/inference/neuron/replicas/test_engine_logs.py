@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron.replicas import engine_logs, engine_process
-from inference.neuron.replicas.engine_logs import EngineLogs
-from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas import engine_process
+from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess
 from inference.protocol.engine_logs import decode_engine_log
 from inference.protocol.keys import engine_log_key
 from inference.protocol.load import LoadSpec
@@ -37,8 +36,8 @@ def test_the_last_words_of_an_engine_are_there_once_it_is_reaped(
 def test_lines_are_bounded_in_bytes_and_models(
     monkeypatch: pytest.MonkeyPatch, redis_db: redis.Redis, capfd: Any
 ) -> None:
-    monkeypatch.setattr(engine_logs, "MAX_MODEL_BYTES", 30)
-    monkeypatch.setattr(engine_logs, "MAX_MODELS", 2)
+    monkeypatch.setattr(engine_process, "MAX_MODEL_BYTES", 30)
+    monkeypatch.setattr(engine_process, "MAX_MODELS", 2)
     logs = EngineLogs(redis_db, neuron="n1")
     for number in range(5):
         logs.writer("tiny")(b"0123456789%d\n" % number)

@@ -13,8 +13,8 @@ import pytest
 
 from inference.loading.sources.source_identity import hub_identity, local_identity
 from inference.neuron.loads.load import Load
-from inference.neuron.replicas import failed_loads
-from inference.neuron.replicas.failed_loads import ASK_HUB_S, FailedLoads
+from inference.neuron.replicas import retries
+from inference.neuron.replicas.retries import ASK_HUB_S, FailedLoads
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
@@ -158,7 +158,7 @@ def test_memory_that_was_freed(code: str, device: str, is_changed: bool) -> None
 
 def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = 10 << 20
-    monkeypatch.setattr(failed_loads, "free_disk_bytes", lambda _: free_bytes)
+    monkeypatch.setattr(retries, "free_disk_bytes", lambda _: free_bytes)
     full, crashed = (
         FailedReplica(spec_of("pypi:m"), code) for code in ("disk_full", "engine_crashed")
     )
@@ -193,7 +193,7 @@ def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
     make_service: Any, fake_spec: Any, gateway: Any, wait_until: Any, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(failed_loads, "LOOK_S", 0.02)
+    monkeypatch.setattr(retries, "LOOK_S", 0.02)
     engine, file = tmp_path / "engine.py", tmp_path / "models" / "m.gguf"
     engine.write_text(ENGINE_THAT_REFUSES)
     file.parent.mkdir()
