@@ -24,13 +24,13 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import GRACE_S
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_run import EngineEnd, EngineRun
-from inference.neuron.replicas.next_start import NextStart, spans_neurons
 from inference.neuron.replicas.record import ReplicaRecord
+from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.replicas.sleep_controller import SleepController
 from inference.protocol.engine import DropAdapter
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadSpec, spec_digest
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_progress import TOO_LARGE, LoadFailure
 from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.supervised_threads import SupervisedThread
 
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 120.0
 """How long an unload waits for requests in flight before it fails them."""
+NO_RESTARTS = RestartPolicy(max_quick_failures=0)
 
 
 class Replica:
@@ -82,9 +83,6 @@ class Replica:
         )
         self.wake = self._sleep_controller.wake
         self.wait_left = self._sleep_controller.wait_left
-        self._next_start = NextStart(
-            self.load, self._record, context, self._end_asked, self._is_cancelled
-        )
         name = f"replica-{spec.model}"
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
@@ -274,7 +272,7 @@ class Replica:
                 run.engine.kill()
                 run.finish(is_wanted=self._end_asked.is_set())
             self._context.loads.engine_ended(self.load)
-            return self._next_start.after_broken_supervisor()
+            return self._after_broken_supervisor()
 
     def _run_engine(self) -> float | None:
         """One engine from start to end. Seconds until the next; ``None``: there is none."""
@@ -287,11 +285,11 @@ class Replica:
         if self._abandoned.is_set():
             return None
         if spec is None:
-            return None if refusal is None else self._next_start.after_refusal(refusal)
+            return None if refusal is None else self._after_refusal(refusal)
         try:
             engine = self._context.start_engine(spec)
         except OSError as error:
-            return self._next_start.after_failed_start(error)
+            return self._after_failed_start(error)
         self._context.loads.started(self.load, engine.pid)
         end = self._follow(
             EngineRun(
@@ -312,8 +310,8 @@ class Replica:
             log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)
             return None
         if end.is_refusal:
-            return self._next_start.after_refusal(end.failure)
-        return self._next_start.after_crash(end.failure, end.served_s, end.how)
+            return self._after_refusal(end.failure)
+        return self._after_crash(end.failure, end.served_s, end.how)
 
     def _engine_spec(self) -> LoadSpec | None:
         """``None``: it was cancelled. Raises ``LoadRefusedError``."""
@@ -342,3 +340,60 @@ class Replica:
         if self._abandoned.is_set():
             raise LoadRefusedError(self._stall or LoadFailure(code="load_stalled", message=""))
         self._context.loads.loaded(self.load, report)
+
+    # Each records the end of an engine. Seconds until the next; ``None``: there is none.
+
+    def _after_refusal(self, failure: LoadFailure) -> float | None:
+        """The engine, or the neuron before it, reported why it does not load."""
+        self._context.loads.release(self.load)
+        self.load.is_settled = False  # its memory is no longer kept: the next one asks for it
+        if self._end_asked.is_set():
+            return None
+        failure = self._with_costs(failure)
+        model = self.load.spec.model
+        log.error("replica %s: not loaded (%s): %s", model, failure.code, failure.message)
+        if failure.is_permanent:
+            self._context.discard(self.load)
+        return self._after(failure, 0.0)
+
+    def _after_crash(self, failure: LoadFailure, served_s: float, how: str) -> float | None:
+        """``how`` the process ended, for people."""
+        log.error("replica %s: the engine process %s", self.load.spec.model, how)
+        return self._after(failure, served_s)
+
+    def _after_failed_start(self, error: OSError) -> float | None:
+        how = f"could not be started: {error}"
+        failure = LoadFailure(code="engine_crashed", message=f"the engine process {how}")
+        return self._after_crash(failure, 0.0, how)
+
+    def _after_broken_supervisor(self) -> float | None:
+        """The thread that followed the engine raised."""
+        message = "the neuron broke while it followed the engine; see its log"
+        return self._after(LoadFailure(code="engine_crashed", message=message), 0.0)
+
+    def _after(self, failure: LoadFailure, served_s: float) -> float | None:
+        """``served_s``: how long it had been loaded."""
+        policy = self._context.restart_policy
+        # Planned again by the control, at once where it served well.
+        if spans_neurons(self.load.spec):
+            if served_s >= policy.healthy_after_s:
+                return None
+            policy = NO_RESTARTS
+        delay_s = self._record.failed(failure, served_s, policy)
+        self._context.on_change()
+        return delay_s
+
+    def _with_costs(self, failure: LoadFailure) -> LoadFailure:
+        """The failure, with what the layers take where the whole model lacked memory on a device:
+        the control can plan it over several."""
+        spec = self.load.spec
+        if failure.code not in TOO_LARGE or spec.stages or spec.tensor_parallel > 1:
+            return failure
+        free_bytes = self._context.loads.most_free_bytes()
+        costs = self._context.weigh(spec, self.load.weights, free_bytes, self._is_cancelled)
+        return msgspec.structs.replace(failure, costs=costs)
+
+
+def spans_neurons(spec: LoadSpec) -> bool:
+    """Whether other neurons hold stages of it."""
+    return any(stage.neuron for stage in spec.stages)
