@@ -1,4 +1,5 @@
-"""One load: its devices, the memory that it needs and gets there, and the spec for its engine. Pure.
+"""One load: its devices, the memory that it needs and gets there, and the spec for its engine.
+Pure.
 
 What the spec names is taken; what it leaves open is chosen here and nowhere else: a card before the
 CPU, and of the cards the freest. Earlier loads on a device of that kind are the best estimate of

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import platform
+import subprocess
+import sys
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 
-from inference.neuron.host.discovery import Discovery
+from inference.neuron.host.discovery import Discovery, held_bytes
 from tests.cases import each_case
 from tests.inference.neuron.host.fake_nvml import GIB, FakeNvml, discovered
 
@@ -172,3 +176,32 @@ def test_this_host() -> None:
     assert host.os
     assert host.num_cores >= 1
     assert 0 < host.free_memory_bytes <= host.total_memory_bytes
+
+
+def test_memory_counts_as_held_once_it_is_touched() -> None:
+    num_bytes = 64 * 2**20
+    with mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        before = held_bytes(os.getpid())
+        for start in range(0, num_bytes, mmap.PAGESIZE):
+            pages[start] = 1
+        assert held_bytes(os.getpid()) - before > 0.9 * num_bytes
+
+
+def test_a_process_that_has_ended_holds_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert held_bytes(process.pid) == 0
+
+
+def test_what_an_engine_has_started_counts_with_it() -> None:
+    """Ranks and stages."""
+    grow = "pages = bytearray(b'x') * 2**26; print(flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grow!r}])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert held_bytes(process.pid) > 2**26
+    process.communicate(b"\n")
+    assert held_bytes(process.pid) == 0

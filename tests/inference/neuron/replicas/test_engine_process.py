@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import redis
 
 from inference.neuron.replicas import engine_process
-from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess
+from inference.neuron.replicas.engine_process import (
+    AHEAD_LIMIT_S,
+    EngineLogs,
+    EngineProcess,
+    EngineStarts,
+)
 from inference.protocol.engine_logs import decode_engine_log
 from inference.protocol.keys import engine_log_key
 from inference.protocol.load import LoadSpec
@@ -71,3 +80,65 @@ def test_what_is_reported_hides_keys(redis_db: redis.Redis) -> None:
     assert [answer.is_known for answer in answers] == [True, False]
     logs.send("ask-3", "tiny", 10)
     assert 0 < redis_db.ttl(engine_log_key("n1", "ask-3")) <= 30  # type: ignore[operator]
+
+
+ENGINE = r"""
+import socket, sys
+connection = socket.socket(fileno=int(sys.argv[2]))
+print(len(connection.recv(4)), file=sys.stderr, flush=True)
+"""
+
+
+class Starts:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.lines: list[bytes] = []
+        self.starts = EngineStarts(
+            [sys.executable, "-c", ENGINE], lambda _: self.lines.append, clock=lambda: self.now_s
+        )
+
+    def start(self) -> int:
+        """The process id of the engine of a load, once it has read its spec."""
+        engine = self.starts.start(SPEC)
+        list(engine.messages())
+        engine.reap()
+        return engine.pid
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.fixture
+def started() -> Iterator[Starts]:
+    one = Starts()
+    yield one
+    one.starts.close()
+
+
+def test_the_first_load_takes_it_and_its_lines_are_kept(started: Starts) -> None:
+    before = children()
+    started.starts.start_ahead()
+    (ahead,) = children() - before
+    assert started.start() == ahead
+    assert started.start() != ahead
+    assert started.lines == [b"4\n", b"4\n"]
+
+
+def test_one_that_has_ended_is_not_taken(started: Starts) -> None:
+    before = children()
+    started.starts.start_ahead()
+    (ahead,) = children() - before
+    os.kill(ahead, signal.SIGKILL)
+    os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
+    assert started.start() != ahead
+
+
+def test_one_that_no_load_takes_is_ended(started: Starts) -> None:
+    before = children()
+    started.starts.start_ahead()
+    started.starts.tick()
+    assert children() - before
+    started.now_s = AHEAD_LIMIT_S
+    started.starts.tick()
+    assert children() == before
