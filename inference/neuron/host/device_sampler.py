@@ -45,8 +45,6 @@ TORCH = "PyTorch, which was asked for the NVIDIA devices,"
 
 @dataclass(frozen=True, slots=True)
 class TorchProblem:
-    """Why engines cannot use the cards, for operators."""
-
     message: str
     is_answered: bool
     """``False``: the probe was over its limit, so the next one may find that they can."""
@@ -81,21 +79,15 @@ def torch_problem(
 
 
 class Devices(Protocol):
-    """What a neuron asks of its host."""
-
     def host(self) -> HostInfo: ...
 
     def devices(self) -> list[DeviceInfo]:
         """Returns at once; what it returns is a second old at most where all is well."""
         ...
 
-    def measure(self) -> list[DeviceInfo]:
-        """Sample now, and wait for the result up to a limit."""
-        ...
+    def measure(self) -> list[DeviceInfo]: ...
 
-    def held_bytes(self, pid: int) -> int:
-        """What that process holds of the host's memory."""
-        ...
+    def held_bytes(self, pid: int) -> int: ...
 
 
 class DeviceSampler:

@@ -67,9 +67,7 @@ class Discovery:
 
     problems: list[str] = field(default_factory=list)
     cuda_unavailable: str = ""
-    """Why the host's cards cannot be used."""
     cuda_version: str = ""
-    """The newest CUDA that the driver runs."""
     _cuda: list[CudaCard] = field(default_factory=list)
     _nvml: Any = pynvml
 
@@ -127,7 +125,6 @@ class Discovery:
         return bool(self._cuda)
 
     def devices(self) -> list[DeviceInfo]:
-        """The CUDA devices, asked now, and the CPU last."""
         return [*self.cuda_devices(), cpu_device()]
 
     def cuda_devices(self) -> list[DeviceInfo]:
@@ -141,7 +138,6 @@ class Discovery:
     measure = devices
 
     def held_bytes(self, pid: int) -> int:
-        """What that process holds of the host's memory."""
         return held_bytes(pid)
 
     def _now(self, card: CudaCard, index: int, lost: list[str]) -> DeviceInfo:
@@ -159,7 +155,6 @@ class Discovery:
 
 
 def cpu_device() -> DeviceInfo:
-    """The host's CPUs together, and its memory now."""
     memory = host_memory()
     return DeviceInfo(
         index=0,

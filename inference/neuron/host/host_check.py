@@ -21,7 +21,6 @@ class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
     driver: str | None = None
     driver_cuda: str | None = None
-    """The newest CUDA that the driver runs."""
     torch: str | None = None
     torch_cuda: str | None = None
     """The CUDA that this torch is built for; ``None``: a build for CPUs."""

@@ -39,7 +39,6 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStag
 from inference.protocol.load_report import AsleepBytes
 
 LOOK_AGAIN_S = 0.2
-"""The time between two looks at a cancel, while an evicted model ends."""
 LEAVING_LIMIT_S = 300.0
 """An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
 of all later loads."""
@@ -181,7 +180,6 @@ class LoadAdmission:
         return not is_cancelled()
 
     def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
-        """The models that make room for it by sleeping."""
         if load.spec.stages:
             return frozenset()  # each of its devices may lack memory by itself
         asleep = [one.may_sleep_as if _share_a_device(load, one.load) else None for one in leaving]
@@ -203,7 +201,6 @@ class LoadAdmission:
         return choose_sleepers(able, lacking_bytes=lacking, host_bytes=self._loads.host_bytes())
 
     def _leaving(self, load: Load) -> list[Evictable]:
-        """The replicas to evict that still exist."""
         found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
         return [replica for replica in found if replica is not None]
 
@@ -258,8 +255,6 @@ def _share_a_device(load: Load, other: Load) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """A model that makes room for a load."""
-
     model: str
     device: str = ""
     held_bytes: int

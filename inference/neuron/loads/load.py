@@ -24,7 +24,6 @@ from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT
 
 KINDS = ("cuda", "cpu")
-"""The kinds of devices in the order in which they are chosen."""
 
 
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
@@ -205,13 +204,11 @@ def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
 
 
 def _planned_bytes(spec: LoadSpec, device: str) -> int:
-    """Returns the bytes planned for all stages on the neuron's device; 0: unknown."""
     stages = own_stages(spec)
     return sum(stage.memory_bytes for stage in stages if full_name(stage.device) == device)
 
 
 def _source(spec: LoadSpec) -> str:
-    """Returns the source of ``needed_bytes`` as text."""
     return "its plan" if spec.stages else "what earlier loads took"
 
 
@@ -250,7 +247,6 @@ class Load:
     devices: tuple[str, ...] = ()
     """Where it is or was going."""
     pid: int | None = None
-    """Its engine's, while one runs."""
     free_at_start: dict[str, int] = field(default_factory=dict)
     """Free bytes on its devices when the load began."""
     free_before: dict[str, int] = field(default_factory=dict)
@@ -258,7 +254,6 @@ class Load:
     is_settled: bool = False
     """Whether it has been loaded, and it is known what that took."""
     weights: tuple[Path, ...] = ()
-    """The weight files in the cache of downloads."""
     file_bytes: int | None = None
     """The size of its weight files, once they are on the disk; ``None``: not read yet."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
@@ -269,7 +264,6 @@ class Load:
     took: dict[str, int] = field(default_factory=dict)
     """Bytes that it had taken of each of its devices when it was loaded; empty: not measured."""
     asleep: AsleepBytes | None = None
-    """What it holds, while it sleeps."""
     parts: dict[str, StagePart] = field(default_factory=dict)
     """The claims of a load of several stages on devices beside its first, by their names."""
 
@@ -291,7 +285,6 @@ class Load:
         self.parts = {name: self.parts.get(name) or StagePart(self) for name in others}
 
     def claimed(self) -> dict[Load | StagePart, tuple[str, ...]]:
-        """Returns its claims, each with its devices."""
         if not self.spec.stages:
             return {self: self.devices}
         return {self.owner_on(name): (name,) for name in self.devices}

@@ -50,7 +50,6 @@ class MemoryLedger:
         self._limits = limits
         self._holdings: dict[Owner, Holding] = {}
         self._of_host_memory = frozenset({HOST})
-        """Devices that take of one memory."""
 
     def share_host_memory(self, cards: Iterable[str]) -> None:
         """``cards``: all whose memory is the host's. A promise on one of them, or on the CPUs, is
@@ -63,7 +62,6 @@ class MemoryLedger:
         self._holdings[owner] = Holding(owner=owner, devices=tuple(devices), num_bytes=num_bytes)
 
     def begin(self, owner: Owner, devices: Sequence[str], num_bytes: int) -> None:
-        """It loads, and may take so much of each of ``devices``."""
         self._holdings[owner] = replace(
             self._holdings[owner],
             devices=tuple(devices),
@@ -88,7 +86,6 @@ class MemoryLedger:
         return self._holdings.get(owner)
 
     def holdings(self) -> list[Holding]:
-        """Returns the holdings in the order in which they were accepted."""
         return list(self._holdings.values())
 
     def outstanding_bytes(self, device: str) -> int:
@@ -114,7 +111,6 @@ class MemoryLedger:
         return min(limits)
 
     def within_limits(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
-        """``devices`` as measured, with the operator's limits as their sizes."""
         return [self._within_limit(device) for device in devices]
 
     def without_promised(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
@@ -138,7 +134,6 @@ class MemoryLedger:
         return reduced
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between any two calls."""
         for owner, holding in self._holdings.items():
             assert holding.owner is owner
             assert holding.num_bytes >= 0 and holding.held_bytes >= 0

@@ -44,7 +44,6 @@ HOST_SHARE_KEPT = 0.1
 
 class LoadQueue:
     def __init__(self, devices: Devices, limits: MemoryLimits = NO_LIMITS) -> None:
-        """``limits``: what the operator lets models use of each device."""
         self._devices = devices
         self._limits = limits
         self._changed = threading.Condition()
@@ -70,7 +69,6 @@ class LoadQueue:
         return {device_name(one): one.free_memory_bytes for one in limited}
 
     def limit_problems(self) -> list[str]:
-        """Limits of devices that are not here, in words."""
         here = [device_name(one) for one in self._devices.devices()]
         return [
             f"{MEMORY_LIMIT.name} names {name}, which is not here; this neuron has "
@@ -127,7 +125,6 @@ class LoadQueue:
         return True
 
     def wake(self) -> None:
-        """Wake the waiting loads: one was cancelled."""
         with self._changed:
             self._changed.notify_all()
 
@@ -298,7 +295,6 @@ class LoadQueue:
             self._leave(load)
 
     def release(self, load: Load) -> None:
-        """Release the load's memory: it was unloaded or refused."""
         with self._changed:
             load.asleep = None
             for owner in load.claimed():

@@ -50,7 +50,6 @@ class SilenceTimer:
         self._silent_s = 0.0
 
     def look(self, now_s: float) -> float:
-        """Seconds of silence up to now."""
         if self._looked_s is not None:
             self._silent_s += min(now_s - self._looked_s, MAX_GAP_S)
         self._looked_s = now_s
@@ -76,11 +75,9 @@ class LoadWatch:
         self._last = progress
 
     def stop(self) -> None:
-        """It has loaded or failed."""
         self._last = self._moved = self._silence = None
 
     def look(self, now_s: float) -> float:
-        """Returns for how many seconds nothing has moved."""
         silence = self._silence
         return 0.0 if silence is None else silence.look(now_s)
 

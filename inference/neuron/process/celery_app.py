@@ -101,7 +101,6 @@ def create_app(*, name: str, redis_url: str) -> Celery:
 
 
 def create_worker(app: Celery, *, name: str) -> Any:
-    """``start()`` on the result serves until SIGTERM or SIGINT."""
     # Root in a container is ordinary, and messages are JSON: none can carry code.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(

@@ -94,7 +94,6 @@ class GatewayWatch:
         self._num_misses: dict[str, int] = {}
 
     def interrupted(self) -> None:
-        """A beat did not reach Redis."""
         self._continuity.interrupted()
 
     def dead(self, gateway_ids: set[str]) -> list[str]:
@@ -133,7 +132,6 @@ class Heart:
         self.thread.start()
 
     def beat_now(self) -> None:
-        """The next beat comes at once. Returns at once."""
         self._wake.set()
 
     def stop(self, timeout_s: float) -> None:
@@ -170,7 +168,6 @@ class Heart:
         return False
 
     def _log_outage(self, error: redis.RedisError | None) -> None:
-        """Log once per outage, and once when it is over."""
         if error is not None and self._is_reaching:
             log.error("heartbeats do not reach Redis: %s", error)
         if error is None and not self._is_reaching:

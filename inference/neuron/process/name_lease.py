@@ -58,7 +58,6 @@ class PreviousInstance:
             self._fd = fd  # for the rest of the process: the lock is its sign of life
 
     def write(self, lease_value: bytes) -> None:
-        """What this life holds now."""
         if self._fd is None:
             return
         try:
@@ -82,8 +81,6 @@ WRITE_ATTEMPTS = 10
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease's value, as JSON."""
-
     epoch: str
     host: str
     process_id: int
@@ -123,7 +120,6 @@ class NameLease:
             since_unix_s=round(time.time(), 3),
         )
         self.value = msgspec.json.encode(holder)
-        """What the key holds while it is ours."""
         self._client = client
 
     def acquire(

@@ -203,7 +203,6 @@ class Shutdown:
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether a signal has asked for it."""
         return self._has_begun
 
     def name_is_lost(self) -> None:

@@ -96,7 +96,6 @@ class Replicas:
         return [spec for spec in specs if spec is not None]
 
     def weights_in_use(self) -> dict[str, list[Path]]:
-        """Model -> its weight files in the cache of downloads."""
         return {
             replica.spec.model: list(replica.load.weights)
             for replica in self.all()
@@ -145,7 +144,6 @@ class SpecStore:
         pipeline.execute()
 
     def queue(self, pipeline: Pipeline, specs: list[LoadSpec]) -> None:
-        """``write`` as a part of another transaction."""
         pipeline.delete(self._key)
         if specs:
             pipeline.hset(

@@ -55,17 +55,14 @@ log = logging.getLogger(__name__)
 SLEEP_WAKE_TIMEOUT_S = 300.0
 """How long an engine may need to fall asleep or to wake before it is killed."""
 STOP_GRACE_S = 2.0
-"""How long an engine may need to stop before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnd:
     how: str
-    """How it ended, for people."""
     failure: LoadFailure
     """What the run came to, as the failure of a load."""
     served_s: float
-    """Seconds since it had loaded."""
     is_refusal: bool
     """The engine reported why it does not load; the process' exit status adds nothing."""
 
@@ -119,7 +116,6 @@ class EngineRun:
         self._turn(Wake())
 
     def tick(self) -> None:
-        """End a drained engine; kill one that hangs or does not stop when asked."""
         now_s = time.monotonic()
         with self._lock:
             drain_deadline_s, stop_sent_s = self._drain_deadline_s, self._stop_sent_s
@@ -185,7 +181,6 @@ class EngineRun:
     # The supervising thread.
 
     def follow(self) -> None:
-        """Receive the process' messages until it has closed its end."""
         try:
             for message in self.engine.messages():
                 self._take(message)

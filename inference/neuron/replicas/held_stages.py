@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 
 STOP_GRACE_S = 2.0
-"""How long its process may need to stop before it is killed."""
 
 
 class StageHolder:
@@ -85,7 +84,6 @@ class StageHolder:
 
     @property
     def is_over(self) -> bool:
-        """It has failed or ended: it holds nothing."""
         return self._gone.is_set()
 
     @property
@@ -94,7 +92,6 @@ class StageHolder:
 
     @property
     def failed_s(self) -> float:
-        """Seconds since it failed."""
         return time.time() - self._since_unix_s if self.has_failed else 0.0
 
     def state(self) -> HeldStage:

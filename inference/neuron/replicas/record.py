@@ -53,7 +53,6 @@ class ReplicaRecord:
         self._is_first_load = not recovering
         self._since_unix_s = time.time()
         self._engine: EngineProcess | None = None
-        """One that has loaded."""
         self._text: ModelText | None = None
         self._progress: LoadProgress | None = None
         self._engine_since_unix_s: float | None = None
@@ -63,7 +62,6 @@ class ReplicaRecord:
         self._stats: EngineStats | None = None
         self._last_used_unix_s = last_used_unix_s
         self._asleep: AsleepBytes | None = None
-        """What it holds, while it sleeps."""
         self._num_restarts = 0
         self._num_failed_loads = num_failed_loads
         self._num_quick_failures = 0
@@ -87,7 +85,6 @@ class ReplicaRecord:
             return self._failure if self._is_unchanged() else None
 
     def improve(self) -> None:
-        """Something has changed since it failed that the next load may profit from."""
         with self._lock:
             self._has_improved = True
 
@@ -183,7 +180,6 @@ class ReplicaRecord:
             return (stalled_s, self._watch.failure(stalled_s)) if stalled_s > limit_s else None
 
     def give_up(self, failure: LoadFailure) -> None:
-        """Gives up on a load that hangs: the replica becomes ``FAILED``."""
         with self._lock:
             self._watch.stop()
             self._failure = failure

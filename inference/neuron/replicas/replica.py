@@ -67,9 +67,7 @@ class Replica:
         self.take_request = self._record.take_request
         self._run: EngineRun | None = None
         self._stall: LoadFailure | None = None
-        """Its load made no progress, and is being ended."""
         self._abandoned = threading.Event()
-        """Its thread hung, and others count it as gone."""
         self._end_asked = threading.Event()
         self._gone = threading.Event()
         self.wait_gone = self._gone.wait
@@ -103,11 +101,9 @@ class Replica:
 
     @property
     def unchanged_failure(self) -> LoadFailure | None:
-        """See ``ReplicaRecord``."""
         return self._record.unchanged_failure
 
     def improve(self) -> None:
-        """Something has changed since it failed that the next load may profit from."""
         self._record.improve()
         self._context.on_change()
 
@@ -171,7 +167,6 @@ class Replica:
 
     @property
     def is_resting(self) -> bool:
-        """It sleeps, or is about to."""
         return self._sleep_controller.is_falling_asleep or self.status is ReplicaStatus.ASLEEP
 
     @property
@@ -372,7 +367,6 @@ class Replica:
         return self._after(LoadFailure(code="engine_crashed", message=message), 0.0)
 
     def _after(self, failure: LoadFailure, served_s: float) -> float | None:
-        """``served_s``: how long it had been loaded."""
         policy = self._context.restart_policy
         # Planned again by the control, at once where it served well.
         if spans_neurons(self.load.spec):
@@ -395,5 +389,4 @@ class Replica:
 
 
 def spans_neurons(spec: LoadSpec) -> bool:
-    """Whether other neurons hold stages of it."""
     return any(stage.neuron for stage in spec.stages)

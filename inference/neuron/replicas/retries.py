@@ -97,8 +97,6 @@ _OF_OTHERS = frozenset({Dependency.TIME})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Free memory and disk of a host at one moment."""
-
     device_free_bytes: Mapping[str, int] = field(default_factory=dict)
     """Device name (``cuda:1``) -> bytes; empty: not known."""
     disk_free_bytes: int | None = None

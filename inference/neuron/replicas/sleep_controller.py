@@ -59,7 +59,6 @@ class SleepController:
         self._left = threading.Event()
         self._waker: SupervisedThread | None = None
         self._wanted: LoadSpec | None = None
-        """What asked for it last."""
         self.is_falling_asleep = False
 
     def fall_asleep(self, only_if: Callable[[ReplicaStatus], bool] = lambda _: True) -> bool:
@@ -114,7 +113,6 @@ class SleepController:
             self._waker.start()
 
     def wait_left(self, timeout_s: float | None = None) -> bool:
-        """Waits until it is asleep or gone. Returns whether it is."""
         return self._left.wait(timeout_s)
 
     def stays(self, *, is_gone: bool) -> None:

@@ -118,7 +118,6 @@ class LiveRequest:
         return [self.addressed(one) for one in (*reported, end)]
 
     def open_sequence_ids(self) -> list[str]:
-        """The sequences that the engine may still be working on."""
         if self.answer is None:
             return []
         answer = self.answer
@@ -195,7 +194,6 @@ class StageClock:
             self._prefill_s = prefill_ms / 1000
 
     def event(self) -> StageTimes:
-        """Returns the stage times, at the request's end."""
         now_s = self._clock()
         handed_over_s = now_s if self._handed_over_s is None else self._handed_over_s
         queue_s, prefill_s, decode_s = self._engine_s(handed_over_s, now_s)

@@ -159,8 +159,6 @@ class _Mark:
 
 @dataclass(slots=True)
 class UnreadEntries:
-    """The entries of one gateway's stream that it has not read."""
-
     num_bytes: int = 0
     _marks: deque[_Mark] = field(default_factory=deque)
 
@@ -251,15 +249,12 @@ class Outboxes:
         return [name for name in self._by_gateway if self._unread[name].is_crowded]
 
     def begins_at(self, gateway_id: str, entry_id: bytes | None) -> None:
-        """The first entry in the gateway's stream; ``None``: it holds none."""
         self._unread[gateway_id].begins_at(entry_id)
 
     def gateway_ids(self) -> set[str]:
-        """The gateways that have been sent something."""
         return set(self._unread)
 
     def forget(self, gateway_id: str) -> None:
-        """A gateway that is gone."""
         self.drop(gateway_id)
         self._unread.pop(gateway_id, None)
 
@@ -299,7 +294,6 @@ class Outboxes:
         return dropped
 
     def behind(self, added_s: float) -> list[str]:
-        """Gateways with a batch that was added before."""
         return [
             gateway_id
             for gateway_id, outbox in self._by_gateway.items()

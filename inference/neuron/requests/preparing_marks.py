@@ -78,7 +78,6 @@ class PreparingMarks:
             self.earlier = {}
 
     def close(self) -> None:
-        """The neuron ends in order and prepares nothing any more."""
         self._drop()
 
     def _connect(self) -> None:

@@ -104,12 +104,10 @@ class EventPublisher:
         self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
 
     def gateway_ids(self) -> set[str]:
-        """The gateways that have been sent something and are not retired."""
         with self._lock:
             return self._outboxes.gateway_ids()
 
     def behind(self) -> list[str]:
-        """Gateways that have not been sent all that they should have."""
         with self._lock:
             return self._outboxes.behind(time.monotonic() - BEHIND_AFTER_S)
 

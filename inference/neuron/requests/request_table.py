@@ -58,8 +58,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Applied:
-    """What engine outputs came to."""
-
     events: list[AddressedEvent] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
     """Sequences whose choice or request ended early: the engine must still cancel them."""
@@ -139,11 +137,9 @@ class RequestTable:
             return [] if live is None else self._end(live, event)
 
     def fail_engine(self, engine: Engine, failure: Failure) -> list[AddressedEvent]:
-        """Everything that ``engine`` was working on: it has ended."""
         return self._fail_where(lambda live: live.engine is engine, failure)
 
     def submits_of(self, engine: Engine) -> list[Submit]:
-        """The requests that ``engine`` is working on."""
         with self._lock:
             return [live.submit for live in self._live.values() if live.engine is engine]
 
@@ -171,12 +167,10 @@ class RequestTable:
         return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
-        """The gateways that are waiting for something."""
         with self._lock:
             return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
 
     def ids_by_gateway(self) -> dict[str, list[str]]:
-        """Every open request that has a gateway to report to."""
         ids: defaultdict[str, list[str]] = defaultdict(list)
         with self._lock:
             for request_id, live in self._live.items():
@@ -185,7 +179,6 @@ class RequestTable:
         return dict(ids)
 
     def count(self, engine: Engine) -> int:
-        """Requests that ``engine`` is working on."""
         return len(self.submits_of(engine))
 
     def _apply_contained(

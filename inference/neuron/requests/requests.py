@@ -183,7 +183,6 @@ class RedisImageReader:
                 return values
 
     def stop(self) -> None:
-        """Stop waiting for Redis."""
         self._stopped.set()
 
 
@@ -233,7 +232,6 @@ class Requests:
         self._gateways = GatewayWatch(client)
 
     def drain_inbox(self) -> int:
-        """Returns how many frames were taken."""
         # The marks show which of the frames a dead instance was preparing.
         self.marks.read_earlier()
         return self._inbox.drain()
@@ -253,7 +251,6 @@ class Requests:
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
 
     def beat_failed(self) -> None:
-        """A heartbeat did not reach Redis."""
         self._gateways.interrupted()
 
     def cancel_of_dead_gateways(self) -> None:

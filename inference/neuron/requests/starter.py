@@ -228,7 +228,6 @@ def _suits(request: Request, text: ModelText) -> bool:
 def _commands(
     submit: Submit, request: GenerationRequest, prepared: Prepared, images: list[SequenceImage]
 ) -> Iterator[SubmitSequence]:
-    """One sequence for each choice."""
     request_id = submit.request_id
     for prompt_index, token_ids in enumerate(prepared.prompts):
         first = prompt_index * request.n

@@ -43,8 +43,6 @@ from inference.text.tool_calls.call_parser import CallParser, Decision
 
 
 class Choice:
-    """One sequence's text."""
-
     def __init__(
         self,
         *,
@@ -66,7 +64,6 @@ class Choice:
         self.num_accepted_drafts = 0
         self.num_rejected_drafts = 0
         self.has_finished = False
-        """Nothing more comes of it."""
         self.has_begun = False
         """Whether its first token has come, so that all of its prompt is computed."""
         self.timing: SequenceTiming | None = None
@@ -214,7 +211,6 @@ class Answer:
         return any(choice.has_begun for choice in self._choices)
 
     def feed(self, index: int, result: SequenceStep | SequencesEmbedded) -> list[Event]:
-        """The events of choice ``index``; ends with ``Finished`` when it was the last to end."""
         assert isinstance(result, SequenceStep), "an embedding for a request for text"
         choice = self._choices[index]
         events = choice.feed(result)

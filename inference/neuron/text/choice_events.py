@@ -166,7 +166,6 @@ class Echo:
 
 
 def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
-    """Returns the echo that comes before an answer to prompt ``index``."""
     echo = Echo(_text(index, request, prepared, text), num_top=request.sampling.top_logprobs)
     if echo.num_top is not None:
         first_token_id = prepared.prompts[index][0]
@@ -175,7 +174,6 @@ def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: Mo
 
 
 def _text(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> str:
-    """The client's own text, or its tokens as text."""
     if isinstance(request.input, TextInput):
         return request.input.texts[index]
     detokenizer = Detokenizer(text.tokenizer)
@@ -199,8 +197,6 @@ def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Reports the log probabilities of one prompt's tokens, as the engine computes them."""
-
     request_id: str
     prompt_index: int
     num_top: int

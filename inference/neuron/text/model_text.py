@@ -45,7 +45,6 @@ class ModelText:
     tool_format: ToolFormat | None = None
     """How it writes tool calls; ``None``: its template takes no tools, or in no known way."""
     max_output_tokens: int | None = None
-    """The operator's bound on an answer."""
     fingerprint: str = ""
     """A digest of its files, settings and device, and of this release."""
 
@@ -87,7 +86,6 @@ class ModelText:
 
     @property
     def limit(self) -> ModelLimit:
-        """What ``/v1/models`` advertises."""
         only_reads = self.report.kind != "generation"
         return model_limit(
             self.report.context_tokens, self.max_output_tokens, only_reads=only_reads
@@ -95,7 +93,6 @@ class ModelText:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """The model's capabilities, read from its files."""
         if self.report.kind == "embedding":
             return ["embeddings"]
         if self.report.kind == "reranker":

@@ -60,7 +60,6 @@ from inference.text.tool_calls.grammar_rules import callable_tools
 class AnswerLimit:
     max_tokens: int
     reason: Literal["length", "context"] = "length"
-    """Why an answer that long ends."""
 
 
 def answer_limit(

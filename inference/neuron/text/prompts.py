@@ -106,7 +106,6 @@ class Thinking:
     markers: ReasoningMarkers | None = None
     phrases: PhraseMarkers | None = None
     is_open: bool = False
-    """The prompt has opened the block."""
 
     @classmethod
     def of(cls, chat: ChatInput, prompt: Sequence[int], text: ModelText) -> Thinking:
@@ -164,13 +163,11 @@ class Prepared:
     """The answer continues the prompt's text, so its first space is part of it."""
     thinking: Thinking = NO_THINKING
     tools: Sequence[ToolDefinition] = ()
-    """The tools that the answer may call."""
     num_lost_turns: int = 0
     """The oldest, which did not fit and might be left out."""
     images: Sequence[PlacedImage] = ()
     """The images of the prompt; there is one prompt then."""
     prediction: Sequence[int] = ()
-    """What the client expects in the output."""
     not_enforced: Sequence[str] = ()
     """The places in schemas of the client's body that the grammar leaves out."""
 

@@ -84,15 +84,12 @@ class RequestDetails:
 
 
 class ChoiceDetails:
-    """Writes the details of one choice's answer."""
-
     def __init__(self, request: RequestDetails, index: int, tool_names: frozenset[str]) -> None:
         self._request = request
         self._index = index
         self._tool_names = tool_names
 
     def tokens(self, token_ids: Sequence[int]) -> None:
-        """The choice's next output."""
         if self._request.take_tokens is not None:
             self._request.take_tokens(self._index, token_ids)
 
@@ -144,7 +141,6 @@ def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 MAX_TEXT_CHARACTERS = MAX_TRACE_BYTES // 4
-"""The longest text of a trace."""
 MAX_OUTPUT_TOKENS = 16_384
 """The most tokens of all choices together that are kept as raw text."""
 CUT = "\n[the rest is left out]"
