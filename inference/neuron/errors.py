@@ -45,36 +45,26 @@ class RequestRefusedError(NeuronError):
         self.failure = failure
 
 
+def _retryable(code: str, message: str, after_s: float = RETRY_AFTER_S) -> Failure:
+    return Failure(code=code, message=message, retry_after_s=after_s)
+
+
 def model_not_loaded(model: str) -> Failure:
-    return Failure(
-        code="model_not_loaded",
-        message=f"model {model!r} is not loaded on this neuron",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    return _retryable("model_not_loaded", f"model {model!r} is not loaded on this neuron")
 
 
 def model_unloaded(model: str) -> Failure:
-    return Failure(
-        code="draining",
-        message=f"model {model!r} was unloaded from its neuron before this request was done",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    message = f"model {model!r} was unloaded from its neuron before this request was done"
+    return _retryable("draining", message)
 
 
 def model_loading(model: str) -> Failure:
-    return Failure(
-        code="model_loading",
-        message=f"model {model!r} is still loading",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    return _retryable("model_loading", f"model {model!r} is still loading")
 
 
 def model_recovering(model: str) -> Failure:
-    return Failure(
-        code="recovering",
-        message=f"model {model!r} is restarting after its engine process ended",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    message = f"model {model!r} is restarting after its engine process ended"
+    return _retryable("recovering", message)
 
 
 def model_load_failed(model: str, reason: str) -> Failure:
@@ -84,67 +74,50 @@ def model_load_failed(model: str, reason: str) -> Failure:
 
 
 def engine_crashed(model: str) -> Failure:
-    return Failure(
-        code="engine_crashed",
-        message=f"the engine process of model {model!r} ended while it worked on this request",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    message = f"the engine process of model {model!r} ended while it worked on this request"
+    return _retryable("engine_crashed", message)
 
 
 def engine_faulted(model: str, code: str, message: str) -> Failure:
     """The engine process reported its own end."""
-    return Failure(code=code, message=f"model {model!r}: {message}", retry_after_s=RETRY_AFTER_S)
+    return _retryable(code, f"model {model!r}: {message}")
 
 
 def engine_hung(model: str) -> Failure:
-    return Failure(
-        code="engine_hung",
-        message=f"the engine process of model {model!r} hung while it worked on this request",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    message = f"the engine process of model {model!r} hung while it worked on this request"
+    return _retryable("engine_hung", message)
 
 
 def neuron_stopping() -> Failure:
-    return Failure(
-        code="neuron_stopping",
-        message="the neuron that worked on this request is shutting down",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    message = "the neuron that worked on this request is shutting down"
+    return _retryable("neuron_stopping", message)
 
 
 def preparing_instance_died() -> Failure:
-    return Failure(
-        code="neuron_lost",
-        message="the neuron ended while it prepared this request beside others",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    message = "the neuron ended while it prepared this request beside others"
+    return _retryable("neuron_lost", message)
 
 
 def deadline_passed() -> Failure:
-    return Failure(
-        code="queue_timeout",
-        message="the request reached its neuron after its deadline",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    return _retryable("queue_timeout", "the request reached its neuron after its deadline")
 
 
 def intake_full(waiting: str, limit: str) -> Failure:
-    return Failure(
-        code="queue_full",
-        message=f"{waiting} are waiting to be prepared on this neuron, which takes {limit} at once",
-        retry_after_s=BUSY_RETRY_AFTER_S,
-    )
+    message = f"{waiting} are waiting to be prepared on this neuron, which takes {limit} at once"
+    return _retryable("queue_full", message, BUSY_RETRY_AFTER_S)
 
 
 def account_waits_too_much(waiting: str, limit: str) -> Failure:
-    return Failure(
-        code="rate_limit_exceeded",
-        message=(
-            f"{waiting} of this account are waiting to be prepared on this neuron, which takes "
-            f"{limit} of one account at once"
-        ),
-        retry_after_s=BUSY_RETRY_AFTER_S,
+    message = (
+        f"{waiting} of this account are waiting to be prepared on this neuron, which takes {limit} "
+        "of one account at once"
     )
+    return _retryable("rate_limit_exceeded", message, BUSY_RETRY_AFTER_S)
+
+
+def no_worker(why: str) -> Failure:
+    message = f"this neuron has no worker for templates and grammars: {why}"
+    return _retryable("queue_timeout", message, BUSY_RETRY_AFTER_S)
 
 
 def context_length_exceeded(
@@ -233,14 +206,6 @@ def template_limit_exceeded(how: str, which: str) -> Failure:
         code="template_limit_exceeded",
         message=f"this model's chat template {how} for {which} conversation",
         param="messages",
-    )
-
-
-def no_worker(why: str) -> Failure:
-    return Failure(
-        code="queue_timeout",
-        message=f"this neuron has no worker for templates and grammars: {why}",
-        retry_after_s=BUSY_RETRY_AFTER_S,
     )
 
 

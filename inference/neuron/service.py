@@ -26,7 +26,7 @@ from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuro
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
-from inference.neuron.loads.files import Fetcher, FileChecker, check_nothing, weigh_nothing
+from inference.neuron.loads.files import Fetcher, FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
@@ -121,6 +121,7 @@ class NeuronService:
         )
         self.logs = EngineLogs(client, neuron=name)
         self._engine_starts = EngineStarts(engine_command, self.logs.writer)
+        checker = FileChecker(is_enabled=checks_files)
         self._context = ReplicaContext(
             table=self._requests.table,
             publish=self._requests.publish,
@@ -131,10 +132,10 @@ class NeuronService:
             admission=LoadAdmission(
                 self._loads,
                 fetch=self._fetcher.fetch,
-                check_files=FileChecker().check if checks_files else check_nothing,
+                check_files=checker.check,
                 find=self._replicas.find,
             ),
-            weigh=FileChecker().costs if checks_files else weigh_nothing,
+            weigh=checker.costs,
             discard=self._discard,
             on_change=self._heart.beat_now,
             on_gone=self._forget,

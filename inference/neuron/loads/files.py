@@ -127,10 +127,14 @@ class FileChecker:
         self,
         command: Sequence[str] = CHECK_COMMAND,
         *,
+        is_enabled: bool = True,
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Reads nothing unless ``is_enabled``: engines that are not this build's read other files,
+        and only they know which."""
         self._command = command
+        self._is_enabled = is_enabled
         self._limit_s = limit_s
         self._clock = clock
 
@@ -144,14 +148,9 @@ class FileChecker:
         """``weights``: downloaded files. ``free_bytes``: on its device, for choosing a quant.
         Blocks for ``limit_s`` at most. Raises ``LoadRefusedError`` where the engine would refuse
         the files."""
-        if not weights and not spec.source.startswith("path:"):
-            return  # there are no files to read
-        order = FileCheckOrder(
-            spec=spec,
-            weights=[str(path) for path in weights],
-            free_memory_bytes=max(0, free_bytes),
-        )
-        result, problem = self._run(order, is_cancelled)
+        if not self._can_read(spec, weights):
+            return
+        result, problem = self._run(_order(spec, weights, free_bytes), is_cancelled)
         if result is not None and result.failure is not None:
             raise LoadRefusedError(result.failure)
         if result is None and not is_cancelled():
@@ -170,20 +169,18 @@ class FileChecker:
     ) -> PackedCosts | None:
         """What the model's layers take; arguments as for ``check``. Blocks for ``limit_s`` at
         most. ``None``: the files are not there, or do not show it."""
-        if not weights and not spec.source.startswith("path:"):
+        if not self._can_read(spec, weights):
             return None
-        order = FileCheckOrder(
-            spec=spec,
-            weights=[str(path) for path in weights],
-            free_memory_bytes=max(0, free_bytes),
-            weighs=True,
-        )
+        order = _order(spec, weights, free_bytes, weighs=True)
         result, problem = self._run(order, is_cancelled)
         if result is None or result.costs is None:
             why = problem if result is None or result.failure is None else result.failure.message
             log.info("what the layers of %s take is unknown: %s", spec.model, why)
             return None
         return result.costs
+
+    def _can_read(self, spec: LoadSpec, weights: Sequence[Path]) -> bool:
+        return self._is_enabled and (bool(weights) or spec.source.startswith("path:"))
 
     def _run(
         self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
@@ -208,18 +205,15 @@ class FileChecker:
         return result, f"ended with code {process.returncode}"
 
 
-def check_nothing(
-    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
-) -> None:
-    """Checks nothing. Engines that are not this build's read other files, and only they know
-    which."""
-
-
-def weigh_nothing(
-    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
-) -> PackedCosts | None:
-    """Reads nothing, as ``check_nothing``."""
-    return None
+def _order(
+    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, *, weighs: bool = False
+) -> FileCheckOrder:
+    return FileCheckOrder(
+        spec=spec,
+        weights=[str(path) for path in weights],
+        free_memory_bytes=max(0, free_bytes),
+        weighs=weighs,
+    )
 
 
 FETCH_COMMAND = (sys.executable, "-m", "inference.loading.sources.fetch")
