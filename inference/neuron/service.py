@@ -218,7 +218,7 @@ class NeuronService:
             replica.drop_adapter(adapter)
 
     def drain_inbox(self) -> int:
-        """How many frames were taken. Raises ``redis.RedisError``."""
+        """Returns the number of frames. Raises ``redis.RedisError``."""
         self._heart.thread.mend()  # the one thread that no heartbeat can mend
         return self._requests.drain_inbox()
 

@@ -166,7 +166,7 @@ class DeviceSampler:
             self._sample(usable)
 
     def _probe(self, found: Discovery) -> tuple[Discovery, float]:
-        """What engines can use of the host, and when to probe again, on its clock."""
+        """Returns the devices that engines can use, and when to probe again, by its clock."""
         if not found.cuda_devices():
             return found, math.inf
         self._waits_for = TORCH

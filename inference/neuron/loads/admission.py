@@ -64,7 +64,7 @@ class Evictable(Protocol):
     def load(self) -> Load: ...
     @property
     def may_sleep_as(self) -> AsleepBytes | None:
-        """What it would hold asleep; ``None``: it cannot sleep, or does already."""
+        """Memory that it would hold asleep; ``None``: it cannot sleep, or sleeps already."""
         ...
 
     def is_idle(self) -> bool: ...
@@ -258,13 +258,13 @@ class Leaving:
     model: str
     device: str = ""
     held_bytes: int
-    """What it holds of the device, all of which comes back if it is unloaded."""
+    """Bytes that it holds of the device, and that unloading it frees."""
     asleep: AsleepBytes | None
     """``None``: it cannot sleep, or does already."""
 
     @property
     def withheld_bytes(self) -> int:
-        """What of the device does not come back if it sleeps."""
+        """Bytes of the device that it keeps if it sleeps."""
         return 0 if self.asleep is None else min(self.held_bytes, self.asleep.on(self.device))
 
 

@@ -91,8 +91,8 @@ def order_process(
 def messages_of(
     process: subprocess.Popen[bytes], decode: Callable[[bytes], Message]
 ) -> Iterator[Message]:
-    """What it writes, until it ends. Lines that are no messages, which libraries print, are left
-    out."""
+    """The process' messages, until it ends. Skips lines that are no messages, which libraries
+    print."""
     assert process.stdout is not None
     for line in process.stdout:
         with contextlib.suppress(msgspec.DecodeError):
@@ -100,7 +100,7 @@ def messages_of(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """It and what it may have started, like pip. One that has ended by itself is left alone."""
+    """Kills it and its children, such as pip. Does nothing if it has ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -167,8 +167,8 @@ class FileChecker:
         free_bytes: int,
         is_cancelled: Callable[[], bool],
     ) -> PackedCosts | None:
-        """What the model's layers take; arguments as for ``check``. Blocks for ``limit_s`` at
-        most. ``None``: the files are not there, or do not show it."""
+        """The memory of the model's layers; arguments as for ``check``. Blocks for ``limit_s`` at
+        most. ``None``: the files are missing, or do not show it."""
         if not self._can_read(spec, weights):
             return None
         order = _order(spec, weights, free_bytes, weighs=True)

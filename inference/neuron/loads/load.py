@@ -61,8 +61,8 @@ def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
 
 
 def devices_of_ranks(spec: LoadSpec, device: str) -> int:
-    """How many devices of ``device``'s kind share the model: a host's CPUs are one, for all
-    ranks."""
+    """The number of devices of ``device``'s kind that share the model: a host's CPUs are one, for
+    all ranks."""
     return 1 if device == "cpu" else spec.tensor_parallel
 
 
@@ -94,8 +94,8 @@ BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
-    """What must be free on ``device`` (``cuda:1``), by what earlier loads on such a device took, or
-    by the plan of a model of several stages; ``None``: there is neither."""
+    """Bytes that must be free on ``device`` (``cuda:1``), by the memory that earlier loads took on
+    such a device, or by the plan of a model of several stages; ``None``: unknown."""
     if spec.stages:
         return _planned_bytes(spec, device) or None
     earlier = spec.earlier_loads
@@ -178,8 +178,8 @@ def check_room(
 
 
 def waking_bytes(took_bytes: int, asleep: AsleepBytes, device: str) -> int:
-    """What must be free on ``device`` for a model that took ``took_bytes`` of it before it fell
-    asleep."""
+    """Bytes that must be free on ``device`` to wake a model that took ``took_bytes`` of it before
+    it fell asleep."""
     return max(0, took_bytes - asleep.on(device))
 
 
@@ -213,8 +213,8 @@ def _source(spec: LoadSpec) -> str:
 
 
 def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
-    """What each of the model's devices has of the whole model's ``num_bytes``. Which part of keys
-    and values a stage has depends on its layers: none is counted."""
+    """Each device's part of the whole model's ``num_bytes``. Counts none for stages, whose part of
+    keys and values depends on their layers."""
     if spec.stages:
         return 0
     return -(-num_bytes // devices_of_ranks(spec, device))
@@ -234,7 +234,8 @@ def _gb(num_bytes: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class StagePart:
-    """What a load of several stages takes of one device beside its first, as an owner of memory."""
+    """The claim of a load of several stages on one device beside its first, as an owner of
+    memory."""
 
     load: Load
 
@@ -245,7 +246,7 @@ class Load:
 
     spec: LoadSpec
     devices: tuple[str, ...] = ()
-    """Where it is or was going."""
+    """Its devices, or those that it was going to."""
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
     """Free bytes on its devices when the load began."""
@@ -269,7 +270,7 @@ class Load:
 
     @property
     def took_bytes(self) -> int:
-        """What it had taken of its first device: ranks take the same of each."""
+        """Bytes taken of its first device: ranks take the same of each."""
         return self.took.get(self.devices[0], 0) if self.devices else 0
 
     def owner_on(self, device: str) -> Load | StagePart:
@@ -299,7 +300,7 @@ class HostPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a load may take of the devices that it goes to, by their names."""
+    """Memory that a load may take of its devices, by their names."""
 
     limits: Mapping[str, int]
     """The most bytes that it may take."""
@@ -313,7 +314,7 @@ class Room:
 
     @property
     def limit_bytes(self) -> int:
-        """What it may take of each."""
+        """Bytes that it may take of each device."""
         return min(self.limits.values())
 
     @property
@@ -340,7 +341,7 @@ def spec_for_engine(load: Load, room: Room) -> LoadSpec:
 
 
 def _stages_for_engine(spec: LoadSpec, room: Room) -> list[StageSpec]:
-    """All of them, in their order: those of other neurons as they are."""
+    """All stages in their order; those of other neurons are unchanged."""
     own = own_stages(spec)
     return [_stage_for_engine(one, room) if one in own else one for one in spec.stages]
 

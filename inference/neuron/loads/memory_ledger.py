@@ -36,7 +36,7 @@ class Holding:
     num_bytes: int
     """Most bytes that it allocates on each of its devices. 0 while unknown."""
     held_bytes: int = 0
-    """What of that it holds already."""
+    """Bytes of that which it holds already."""
     is_begun: bool = False
 
     @property
@@ -75,7 +75,7 @@ class MemoryLedger:
         self._change(owner, num_bytes=num_bytes)
 
     def hold(self, owner: Owner, held_bytes: int) -> None:
-        """What it holds, as measured now."""
+        """Records the bytes that it holds, as measured now."""
         self._change(owner, held_bytes=max(0, held_bytes))
 
     def release(self, owner: Owner) -> None:
@@ -140,18 +140,18 @@ class MemoryLedger:
             assert len(set(holding.devices)) == len(holding.devices)
 
     def _on(self, device: str) -> list[Holding]:
-        """Those of the memory that the device takes of."""
+        """Holdings of the memory that the device uses."""
         sharing = self._of_host_memory if device in self._of_host_memory else {device}
         return [one for one in self._holdings.values() if not sharing.isdisjoint(one.devices)]
 
     def _named(self, device: str) -> list[Holding]:
-        """Those of the device itself. A limit of the CPUs is none of a card that has the host's
-        memory."""
+        """Holdings of the device itself. A limit of the CPUs does not apply to a card that has the
+        host's memory."""
         return [one for one in self._holdings.values() if device in one.devices]
 
     def _unused_bytes(self, device: str) -> int | None:
-        """What the operator's limit leaves beside the held memory; negative where more is held
-        than promised. ``None``: no limit."""
+        """Bytes that the operator's limit leaves beside the held memory; negative where more is
+        held than promised. ``None``: no limit."""
         limit_bytes = self._limits.of(device)
         if limit_bytes is None:
             return None

@@ -95,8 +95,8 @@ class LoadQueue:
         return sum(kept) if kept else None
 
     def accept(self, load: Load) -> None:
-        """What it will take is kept for it from now on, as far as that is known. Raises
-        ``LoadRefusedError`` for a device that is not here."""
+        """Keeps the load's expected memory for it from now on, as far as that is known. Raises
+        ``LoadRefusedError`` for a device that this host lacks."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
             load.claim(devices)
@@ -206,7 +206,7 @@ class LoadQueue:
             load.pid = pid
 
     def loaded(self, load: Load, report: LoadReport) -> None:
-        """The next one has its turn."""
+        """Ends its turn: the next load continues."""
         with self._changed:
             load.free_at_start = {}
             load.is_settled = report.actual_bytes > 0
@@ -223,7 +223,7 @@ class LoadQueue:
             self._leave(load)
 
     def stage_took(self, load: Load, memory: DeviceMemory) -> None:
-        """What a held stage takes, now that it has its keys and values."""
+        """Records the memory of a held stage, now that it has its keys and values."""
         with self._changed:
             load.free_at_start = {}
             load.took = {load.devices[0]: memory.actual_bytes + memory.process_bytes}
@@ -245,14 +245,14 @@ class LoadQueue:
             return True
 
     def host_bytes(self) -> int:
-        """What models that fall asleep may take of the host's memory. Measured now."""
+        """Bytes of the host's memory that models may take to fall asleep. Measured now."""
         measured = self._devices.measure()
         with self._changed:
             self._note_held(measured)
             return self._host_bytes(measured)
 
     def host_room_unused(self, load: Load) -> None:
-        """It does not fall asleep."""
+        """Releases the room: it does not fall asleep."""
         with self._changed:
             self._ledger.release(HostPart(load))
 
@@ -275,19 +275,19 @@ class LoadQueue:
         load.spec = msgspec.structs.replace(load.spec, evict=[])
 
     def awake(self, load: Load) -> None:
-        """The next one has its turn."""
+        """Ends its turn: the next load continues."""
         with self._changed:
             load.asleep, load.free_at_start = None, {}
             self._ledger.release(HostPart(load))
             self._leave(load)
 
     def leave(self, load: Load) -> None:
-        """It gives its turn up."""
+        """Ends its turn."""
         with self._changed:
             self._leave(load)
 
     def engine_ended(self, load: Load) -> None:
-        """What it held is free, and promised to it still."""
+        """Counts its memory as free, and keeps it promised to the load."""
         with self._changed:
             load.pid, load.free_at_start = None, {}
             for owner in load.claimed():

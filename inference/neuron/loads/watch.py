@@ -25,7 +25,8 @@ GRACE_S = 30.0
 """How long the thread of a load may take to end it, until the load is given up without it."""
 
 MIN_DOWNLOADED_BYTES = 1024 * 1024
-"""What a download brings in each period that is not called a stall: 1.2 KB/s by default."""
+"""Bytes that a download has to bring within the limit, or it is called a stall: 1.2 KB/s by
+default."""
 
 
 MAX_GAP_S = 2.0
@@ -57,12 +58,12 @@ class SilenceTimer:
 
 
 class LoadWatch:
-    """One load's; ``look`` regularly."""
+    """Watches one load. Call ``look`` regularly."""
 
     def __init__(self) -> None:
         self._last: LoadProgress | None = None
         self._moved: LoadProgress | None = None
-        """What counted as progress last."""
+        """The last progress that counted."""
         self._silence: SilenceTimer | None = None
 
     def progressed(self, progress: LoadProgress) -> None:

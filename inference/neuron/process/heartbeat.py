@@ -84,8 +84,8 @@ class HeartbeatWriter:
 
 
 class GatewayWatch:
-    """Which of the gateways that wait for us have died. A Redis that stood still has let the keys
-    of all of them expire."""
+    """Detects which of the gateways that wait for this neuron have died. A Redis that stood still
+    has let the keys of all of them expire."""
 
     def __init__(self, client: redis.Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

@@ -177,7 +177,7 @@ EXIT_NAME_LOST = 1
 
 
 class Shutdown:
-    """How this process comes to its end."""
+    """Ends this process."""
 
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s

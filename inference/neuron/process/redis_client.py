@@ -45,7 +45,7 @@ class AccessRefusal:
         self._since_s: float | None = None
 
     def note(self, error: redis.RedisError | None) -> None:
-        """What came of the last command. Raises ``InvitationVoidError``."""
+        """Records the outcome of the last command. Raises ``InvitationVoidError``."""
         if not isinstance(error, redis.AuthenticationError):
             self._since_s = None
             return

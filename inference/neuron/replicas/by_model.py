@@ -91,7 +91,7 @@ class Replicas:
                 del self._by_model[load.spec.model]
 
     def surviving_specs(self) -> list[LoadSpec]:
-        """What the next life loads again."""
+        """Specs that the next instance loads again."""
         specs = (replica.surviving_spec for replica in self.all())
         return [spec for spec in specs if spec is not None]
 
@@ -117,7 +117,7 @@ def _is_already(replica: Replica, spec: LoadSpec) -> bool:
 
 
 def _is_where(replica: Replica, spec: LoadSpec) -> bool:
-    """What sleeps wakes on the devices that it had."""
+    """Whether it sleeps on the devices that ``spec`` wants: it wakes where it slept."""
     kinds = {name.partition(":")[0] for name in replica.load.devices}
     return not spec.devices or {*spec.devices} <= {*replica.load.devices, *kinds}
 
@@ -128,7 +128,7 @@ class SpecStore:
         self._key = specs_key(neuron)
 
     def read(self) -> list[LoadSpec]:
-        """What the last life had loaded. Raises ``redis.RedisError``."""
+        """Specs that the previous instance had loaded. Raises ``redis.RedisError``."""
         specs = []
         for model, data in self._client.hgetall(self._key).items():
             try:

@@ -20,8 +20,8 @@ from inference.protocol.load_progress import PackedCosts
 from inference.sandbox.pool import WorkerPool
 
 Weigh = Callable[[LoadSpec, Sequence[Path], int, Callable[[], bool]], PackedCosts | None]
-"""What a model's layers take, by its files. Arguments: the spec, its downloaded weight files, free
-bytes by which to choose among quants, and whether the load is cancelled."""
+"""Estimates the memory of a model's layers from its files. Arguments: the spec, its downloaded
+weight files, free bytes by which to choose among quants, and whether the load is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class ReplicaContext:
     publish: Callable[[list[AddressedEvent]], None]
     start_engine: Callable[[LoadSpec], EngineProcess]
     workers: WorkerPool
-    """They compile grammars and render chat templates."""
+    """Compile grammars and render chat templates."""
     marks: PreparingMarks
     loads: LoadQueue
     admission: LoadAdmission

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 REAP_TIMEOUT_S = 2.0
 AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
-"""What the last lines of an engine that has ended get to arrive."""
+"""Time for the last lines of an engine that has ended to arrive."""
 OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
 """A longer one is taken in pieces."""

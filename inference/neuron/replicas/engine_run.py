@@ -61,7 +61,7 @@ STOP_GRACE_S = 2.0
 class EngineEnd:
     how: str
     failure: LoadFailure
-    """What the run came to, as the failure of a load."""
+    """The outcome of the run, as the failure of a load."""
     served_s: float
     is_refusal: bool
     """The engine reported why it does not load; the process' exit status adds nothing."""
@@ -112,7 +112,7 @@ class EngineRun:
         self.tick()
 
     def wake(self) -> None:
-        """It sleeps, and has room."""
+        """Wakes an engine that sleeps and has room."""
         self._turn(Wake())
 
     def tick(self) -> None:
@@ -133,8 +133,8 @@ class EngineRun:
             self._drained(is_overdue=now_s > drain_deadline_s)
 
     def _is_drained(self) -> bool:
-        """One that is to sleep would not be there for a request that is on its way to it; one that
-        ends refuses it."""
+        """An engine that is to sleep waits for requests on their way to it too; one that ends
+        refuses them."""
         table = self._context.table
         if self._sleeps_when_drained:
             return not table.has_work_for(self._spec.model)

@@ -42,8 +42,6 @@ STOP_GRACE_S = 2.0
 
 
 class StageHolder:
-    """One stage, from its order to its end."""
-
     def __init__(
         self, spec: LoadSpec, context: ReplicaContext, predecessors: Sequence[StageHolder] = ()
     ) -> None:
@@ -62,7 +60,7 @@ class StageHolder:
         self._failure: LoadFailure | None = None
         self._address = ""
         self._limit_bytes = 0
-        """What its process may take of its device."""
+        """Bytes that its process may take of its device."""
         self._watch = LoadWatch()
         self._silence: SilenceTimer | None = None
         """``None`` until it has its layers."""
@@ -245,7 +243,7 @@ class StageHolder:
         self._fail(self._failure or crashed)
 
     def _end_cancelled(self) -> None:
-        """It was released, or made no progress: then it has failed."""
+        """Fails it if it made no progress; else it was released."""
         if self._failure is not None:
             self._fail(self._failure)
 
@@ -255,7 +253,7 @@ class StageHolder:
             self._watch.progressed(progress)
 
     def _fail(self, failure: LoadFailure) -> None:
-        """What had its layers is gone instead: its engine reports the fault."""
+        """A stage that had its layers is gone instead: its engine reports the fault."""
         log.error("stage %d of %s: %s", self._of.index, self.spec.model, failure.message)
         with self._lock:
             if self._status in (HeldStageStatus.READY, HeldStageStatus.FAILED):

@@ -141,7 +141,8 @@ class ReplicaRecord:
             )
 
     def take_request(self) -> tuple[EngineProcess, ModelText]:
-        """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
+        """The engine and text for a new request. Raises ``RequestRefusedError`` unless the model is
+        ready."""
         with self._lock:
             if self._status is ReplicaStatus.READY and self._engine and self._text:
                 self._last_used_unix_s = time.time()
@@ -197,7 +198,7 @@ class ReplicaRecord:
 
     @property
     def may_sleep_as(self) -> AsleepBytes | None:
-        """What it would hold asleep; ``None``: it cannot, or is not awake."""
+        """Memory that it would hold asleep; ``None``: it cannot sleep, or is not awake."""
         with self._lock:
             if self._status is not ReplicaStatus.READY or self._text is None:
                 return None
@@ -226,7 +227,7 @@ class ReplicaRecord:
             return True
 
     def sleeps_on(self, failure: LoadFailure) -> None:
-        """It could not be woken now."""
+        """Returns to sleep: it could not be woken now."""
         with self._lock:
             if self._status is ReplicaStatus.LOADING:
                 self._failure = failure

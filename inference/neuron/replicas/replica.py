@@ -270,7 +270,8 @@ class Replica:
             return self._after_broken_supervisor()
 
     def _run_engine(self) -> float | None:
-        """One engine from start to end. Seconds until the next; ``None``: there is none."""
+        """Runs one engine from start to end. Returns the seconds until the next; ``None``: there is
+        none."""
         self._stall = None
         refusal: LoadFailure | None = None
         try:

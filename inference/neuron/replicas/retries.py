@@ -74,7 +74,7 @@ MORE_DISK_BYTES = 64 * 1024**2
 
 
 class Dependency(Enum):
-    """What a failure may depend on beside the model's files and settings."""
+    """Conditions of a failure beside the model's files and settings."""
 
     TIME = auto()
     CHANCE = auto()
@@ -103,8 +103,8 @@ class Conditions:
 
 
 def dependencies(failure: LoadFailure) -> frozenset[Dependency]:
-    """What the failure depended on; empty: its files and settings alone. A load that reported its
-    need depends on nothing here: placement compares the need with free memory."""
+    """Conditions that the failure depended on; empty: its files and settings alone. A load that
+    reported its need depends on nothing here: placement compares the need with free memory."""
     if failure.is_permanent:
         return frozenset()
     if failure.needed_bytes is not None:

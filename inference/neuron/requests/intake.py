@@ -75,7 +75,7 @@ class _Load:
         self.num_bytes += num_bytes
 
     def problem(self, num_bytes: int, max_requests: int, max_bytes: int) -> tuple[str, str] | None:
-        """How much there is and may be, where ``num_bytes`` more would be too much."""
+        """The present load and its limit, in words, if ``num_bytes`` more would exceed it."""
         if self.num_requests >= max_requests:
             return f"{self.num_requests} requests", f"{max_requests} requests"
         if self.num_requests and self.num_bytes + num_bytes > max_bytes:

@@ -49,7 +49,7 @@ class Answer(Protocol):
         ...
 
     def has_finished(self, index: int) -> bool:
-        """Nothing more is wanted of sequence ``index``."""
+        """Whether nothing more is wanted of sequence ``index``."""
         ...
 
     def feed(self, index: int, result: Result) -> list[Event]:
@@ -61,7 +61,7 @@ class Answer(Protocol):
         ...
 
     def usage(self) -> Usage | None:
-        """What has been computed as far as is known; ``None``: nothing."""
+        """Usage computed so far, as far as known; ``None``: none."""
         ...
 
 
@@ -130,13 +130,13 @@ class LiveRequest:
                 self.engine.cancel(open_id)
 
     def failed(self, failure: Failure) -> Failed:
-        """What it fails with: an earlier failure goes before ``failure``."""
+        """Its terminal failure: an earlier one goes before ``failure``."""
         return Failed(
             request_id=self.request_id, failure=self.failure or failure, usage=self._usage()
         )
 
     def cut_off(self) -> Failed | Cancelled:
-        """How it ends, once all sequences have ended and one of them was cut off."""
+        """Its terminal event, once all sequences have ended and one of them was cut off."""
         if self.failure is not None:
             return self.failed(self.failure)
         return self.cancelled()
@@ -175,7 +175,7 @@ class StageClock:
         """The engine ended one of its sequences before that sequence's end."""
 
     def hand_over(self) -> None:
-        """It is prepared, and its engine gets it now."""
+        """Records that it is prepared, and passed to its engine."""
         self._handed_over_s = self._clock()
 
     def see(self, output: SequenceOutput) -> None:

@@ -38,7 +38,7 @@ class PreparingMarks:
         self._connection: Any = None
         self.num_unread = 0
         self.earlier: dict[str, str] = {}
-        """What dead instances of this neuron were preparing."""
+        """Requests that dead instances of this neuron were preparing."""
         self._is_read = False
 
     def begin(self, request_id: str) -> None:
@@ -100,7 +100,7 @@ class PreparingMarks:
                 self._connection = None
 
     def _read_replies(self) -> None:
-        """Those that are there; never waits."""
+        """Reads the replies that have arrived; never waits."""
         with self._lock:
             connection = self._connection
             try:

@@ -163,7 +163,7 @@ class RequestTable:
         self._orphan(lambda live: live.request_id in wanted)
 
     def forget_gateway(self, gateway_id: str) -> int:
-        """How many requests the dead gateway had."""
+        """Cancels its requests. Returns their number."""
         return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
@@ -184,7 +184,8 @@ class RequestTable:
     def _apply_contained(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
     ) -> None:
-        """What an answer's text raises, a panic in Rust too, ends its request and no other."""
+        """Contains errors of an answer's text, panics in Rust too: they end its request and no
+        other."""
         try:
             self._apply_one(live, index, output, applied)
         except BaseException:

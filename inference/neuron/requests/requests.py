@@ -96,7 +96,7 @@ class Inbox:
         self._assembler = FrameAssembler()
 
     def drain(self) -> int:
-        """How many entries were there. Raises ``redis.RedisError``."""
+        """Returns the number of entries. Raises ``redis.RedisError``."""
         num_entries = 0
         with self._lock:
             entries = self._read([])
@@ -187,7 +187,7 @@ class RedisImageReader:
 
 
 FAREWELL_S = 0.5
-"""What the last events get to reach Redis when the neuron stops."""
+"""Time for the last events to reach Redis when the neuron stops."""
 
 
 class Requests:

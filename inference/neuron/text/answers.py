@@ -129,7 +129,7 @@ class Choice:
             self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
 
     def num_computed_tokens(self, num_prompt_tokens: int) -> int:
-        """How much of a prompt that long is computed, as far as is known."""
+        """Tokens computed of a prompt that long, as far as known."""
         return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
 
     def _take(self, step: SequenceStep) -> tuple[list[Piece], list[TextLogprob]]:
@@ -230,7 +230,7 @@ class Answer:
         return self._choices[index].has_finished
 
     def usage(self) -> Usage | None:
-        """What has been computed as far as is known, each prompt once. ``None``: nothing."""
+        """Usage computed so far, as far as known, each prompt once. ``None``: none."""
         prompt_tokens = cached_tokens = 0
         for prompt_index, length in enumerate(self._prompt_lengths):
             first = prompt_index * self._n

@@ -38,7 +38,7 @@ CALL_ID_DIGITS = 24
 
 
 def call_id(request_id: str, index: int, call_index: int) -> str:
-    """The same for the same call of the same choice; unlike every other."""
+    """The same for the same call of the same choice, and different from every other."""
     name = f"{request_id}/{index}/{call_index}"
     return "call_" + hashlib.sha256(name.encode()).hexdigest()[:CALL_ID_DIGITS]
 
@@ -154,7 +154,7 @@ class Echo:
     logprobs: list[TextLogprob] = field(default_factory=list)
     """The log probabilities of the prompt's tokens; all but the first's come from the engine."""
     num_top: int | None = None
-    """How many of the most likely stand beside each; ``None``: no logprobs are reported."""
+    """Number of most likely tokens reported beside each; ``None``: no logprobs are reported."""
 
     def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
         """Keeps what comes before the answer begins."""

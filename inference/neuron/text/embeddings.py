@@ -141,8 +141,8 @@ def _refusal(code: str, message: str, param: str) -> RequestRefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Which inputs belong together: the first ``num_firsts`` with the others, in order, or the only
-    one with all of them."""
+    """Pairs of inputs: the first ``num_firsts`` with the others, in order, or the only first one
+    with all others."""
 
     num_firsts: int
 
@@ -157,7 +157,7 @@ class Pairing:
 
 
 def _cosine(first: Any, second: Any) -> bytes:
-    """Of two float64 arrays; 0 where one of them has no direction."""
+    """Cosine of two float64 arrays; 0 where one of them has no direction."""
     length = math.sqrt(float(first @ first) * float(second @ second))
     cosine = float(first @ second) / length if length else 0.0
     return struct.pack("<f", max(-1.0, min(1.0, cosine)))

@@ -43,7 +43,8 @@ class ModelText:
     phrases: PhraseMarkers | None = None
     """The phrases around its reasoning, for a model without single marker tokens."""
     tool_format: ToolFormat | None = None
-    """How it writes tool calls; ``None``: its template takes no tools, or in no known way."""
+    """The format of its tool calls; ``None``: its template takes no tools, or in an unknown
+    format."""
     max_output_tokens: int | None = None
     fingerprint: str = ""
     """A digest of its files, settings and device, and of this release."""
@@ -79,8 +80,8 @@ class ModelText:
         return replace(self, jobs=self.jobs.of(caller))
 
     def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
-        """How this answer's calls are written. A model whose own way is not known writes a call
-        that it is forced to in plain JSON, which its grammar has."""
+        """The format of this answer's calls. A model of an unknown format writes a forced call in
+        plain JSON, which its grammar has."""
         is_forced = chat.tool_choice.mode == "required"
         return self.tool_format or (PlainFormat() if is_forced else None)
 
@@ -116,7 +117,7 @@ class ModelText:
 
 
 def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
-    """Another one where the same request with the same seed may get other tokens."""
+    """Differs where the same request with the same seed may get other tokens."""
     decisive = (
         VERSION,
         spec_digest(spec),

@@ -107,7 +107,7 @@ def answer_limit(
 
 
 def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
-    """What clients call it."""
+    """The client's name of the field."""
     return "messages" if isinstance(given, ChatInput) else "prompt"
 
 
@@ -116,7 +116,7 @@ class TokenBudget:
     prompt_tokens: int | None = None
     """Over all prompts; ``None``: any number."""
     output_tokens: int | None = None
-    """What each choice may write where the client named no number."""
+    """Tokens of each choice for which the client named no number."""
 
     @classmethod
     def of(cls, submit: Submit) -> TokenBudget:

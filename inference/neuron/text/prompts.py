@@ -95,13 +95,13 @@ def _check_ids_in_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
 
 
 NUM_LAST_TOKENS = 32
-"""How much of a prompt's end is looked at: a phrase and the white space behind it have no more."""
+"""Tokens checked at a prompt's end: a phrase and the white space behind it have no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """How thinking is recognised: between ``markers`` or ``phrases``. Without both, none is looked
-    for."""
+    """How thinking is recognised: between ``markers`` or ``phrases``. Without both, it is not
+    looked for."""
 
     markers: ReasoningMarkers | None = None
     phrases: PhraseMarkers | None = None
@@ -154,7 +154,7 @@ bytes for each."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What the engine is to run, and what the text layer must know of it."""
+    """Input of the engine, and facts that the text layer needs for the answer."""
 
     prompts: list[list[int]]
     params: SamplingParams
@@ -226,7 +226,7 @@ def prepare(
 
 
 def _num_scored(request: GenerationRequest) -> int | None:
-    """How many of the most likely tokens to report for each prompt token: the maximum of its echo's
+    """The number of most likely tokens to report for each prompt token: the maximum of its echo's
     and ``prompt_logprobs``."""
     asked = [request.sampling.prompt_logprobs]
     if request.echo:

@@ -105,7 +105,7 @@ class EnforcedSchema:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _OfModel:
-    """What all requests of a model share."""
+    """State that all requests of a model share."""
 
     pool: WorkerPool
     model: str
@@ -116,7 +116,7 @@ class _OfModel:
     results: RecentResults[Result]
     logged: set[str] = field(default_factory=set)
     why_no_chats: str = ""
-    """What its template does to any conversation, so that none is rendered with it."""
+    """Why its template can render no conversation; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ class TextJobs:
         return replace(self, _caller=caller)
 
     def try_template(self) -> str | None:
-        """What the model's template cannot render even in a short conversation; ``None``: nothing.
-        One that exceeds its limits there renders no other conversation either."""
+        """Describes what the model's template cannot render even in a short conversation; ``None``:
+        nothing. One that exceeds its limits there renders no other conversation either."""
         if self._of_model.sources.default is None:
             return "the model has no chat template; conversations are written as ChatML"
         lost: LossReason | None = None
