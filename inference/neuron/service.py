@@ -154,7 +154,7 @@ class NeuronService:
         )
 
     def start(self) -> None:
-        """Loads again what the last life had, as soon as Redis answers. Returns at once."""
+        """Loads the previous instance's models, as soon as Redis answers. Returns at once."""
         self._workers.start()
         self._requests.intake.start()
         self._heart.start()

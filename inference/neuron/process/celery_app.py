@@ -58,7 +58,7 @@ class ReconnectingConsumer(Consumer):  # type: ignore[misc]
         def report(error: Exception, interval_s: float) -> None:
             nonlocal is_first
             if is_first:
-                log.error("the task queue is away: %s; waiting for it", error)
+                log.error("the task queue is offline: %s; waiting for it", error)
             is_first = False
 
         return connection.ensure_connection(

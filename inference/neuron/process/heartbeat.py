@@ -69,7 +69,7 @@ class HeartbeatWriter:
         self._publish_name(heartbeat.time_unix_s)
 
     def remove(self) -> None:
-        """The neuron ends in order: it is away from now on, not in a few seconds, and its name is
+        """The neuron ends in order: it is offline at once, not in a few seconds, and its name is
         free. Raises ``redis.RedisError``."""
         self._lease.release(heartbeat_key(self._neuron), held_key(self._neuron))
 

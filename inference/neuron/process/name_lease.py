@@ -64,7 +64,7 @@ class PreviousInstance:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, lease_value, 0)
         except OSError as error:
-            log.warning("the next life of this neuron will have to wait for its name: %s", error)
+            log.warning("this neuron's next instance will have to wait for its name: %s", error)
 
     def close(self) -> None:
         """Gives the file up, as the end of the process would."""
@@ -88,8 +88,8 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_unix_s, UTC).isoformat(" ", "seconds")
-        life = self.epoch[:8]
-        return f"host {self.host}, process {self.process_id}, epoch {life}, since {since}"
+        epoch = self.epoch[:8]
+        return f"host {self.host}, process {self.process_id}, epoch {epoch}, since {since}"
 
 
 class NameHeldError(Exception):
@@ -128,15 +128,15 @@ class NameLease:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Returns when the name is ours; waits for an absent Redis, and for the lease of a life
-        that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``,
+        """Returns when the name is ours; waits for an absent Redis, and for the lease of an
+        instance that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``,
         ``InvitationVoidError``."""
-        last_life = b"" if earlier is None else earlier.lease_value
+        previous = b"" if earlier is None else earlier.lease_value
         last_left_ms: int | None = None
         is_reaching, access = True, AccessRefusal()
         while True:
             try:
-                held, left_ms = self._try(last_life)
+                held, left_ms = self._try(previous)
             except redis.RedisError as error:
                 ensure_trusted(error)
                 if is_reaching:
@@ -183,16 +183,16 @@ class NameLease:
         if held is not None:
             raise NameLostError(self.neuron, in_words(held))
 
-    def _try(self, last_life: bytes) -> tuple[bytes | None, int]:
+    def _try(self, previous: bytes) -> tuple[bytes | None, int]:
         """The other holder's value, and for how many ms it holds the lease at least."""
-        held = self._hold(last_life)
+        held = self._hold(previous)
         if held is None:
             return None, 0
         left_ms: Any = self._client.pttl(self.key)
         return held, max(0, int(left_ms))
 
     def _hold(
-        self, last_life: bytes, queue: Callable[[Pipeline], object] = lambda _: None
+        self, previous: bytes, queue: Callable[[Pipeline], object] = lambda _: None
     ) -> bytes | None:
         """The value of the neuron that holds the name instead; ``None``: the name is ours now."""
 
@@ -200,7 +200,7 @@ class NameLease:
             pipe.set(self.key, self.value, px=LEASE_EXPIRY_MS)
             queue(pipe)
 
-        return self._transact(lambda held: held in (None, self.value, last_life), write)
+        return self._transact(lambda held: held in (None, self.value, previous), write)
 
     def _transact(
         self,

@@ -90,9 +90,9 @@ class Replicas:
             if replica is not None and replica.load is load:
                 del self._by_model[load.spec.model]
 
-    def surviving_specs(self) -> list[LoadSpec]:
+    def persisted_specs(self) -> list[LoadSpec]:
         """Specs that the next instance loads again."""
-        specs = (replica.surviving_spec for replica in self.all())
+        specs = (replica.persisted_spec for replica in self.all())
         return [spec for spec in specs if spec is not None]
 
     def weights_in_use(self) -> dict[str, list[Path]]:
@@ -174,17 +174,19 @@ class PersistedSpecs:
         self._is_restored = True
         for replica in restored:
             if replica.spec.model in lethal:
-                log.error("%s is not loaded again: the last life ended of it", replica.spec.model)
+                log.error(
+                    "%s is not loaded again: it ended the previous instance", replica.spec.model
+                )
                 replica.refuse(LoadFailure(code="bad_file", message=LETHAL))
                 continue
-            log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
+            log.info("loading %s again: the previous instance had it", replica.spec.model)
             replica.keep_room()
             replica.start()
         if others := [spec.model for spec in specs if not spec.order]:
             log.warning("not loaded again, saved without an order: %s", ", ".join(others))
 
     def _lethal(self, specs: Iterable[LoadSpec]) -> set[str]:
-        """The models that the last life was reading, and nothing else, when it died."""
+        """The models that the previous instance was reading, and nothing else, when it died."""
         marks = self._context.marks.earlier
         return {
             spec.model
@@ -195,7 +197,7 @@ class PersistedSpecs:
     def queue(self, pipeline: Pipeline) -> None:
         """Adds them to the transaction of a heartbeat, so that a reader of a failed load no longer
         finds its persisted spec."""
-        self._specs.queue(pipeline, self._replicas.surviving_specs())
+        self._specs.queue(pipeline, self._replicas.persisted_specs())
 
     def save(self) -> None:
         """Save the specs of loaded models when they change. Does nothing before ``restore`` has
@@ -203,7 +205,7 @@ class PersistedSpecs:
         if not self._is_restored:
             return
         try:
-            self._specs.write(self._replicas.surviving_specs())
+            self._specs.write(self._replicas.persisted_specs())
         except redis.RedisError as error:
             log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
 

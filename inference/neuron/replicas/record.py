@@ -94,8 +94,8 @@ class ReplicaRecord:
             return self._last_used_unix_s
 
     @property
-    def should_survive(self) -> bool:
-        """Whether the neuron's next life loads it again: not after an unload or a refused load,
+    def is_persisted(self) -> bool:
+        """Whether the neuron's next instance loads it again: not after an unload or a refused load,
         nor if it sleeps: the host's memory goes with the engine."""
         if self._status is ReplicaStatus.FAILED:
             return not self._is_first_load

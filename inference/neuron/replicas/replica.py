@@ -108,11 +108,11 @@ class Replica:
         self._context.on_change()
 
     @property
-    def surviving_spec(self) -> LoadSpec | None:
+    def persisted_spec(self) -> LoadSpec | None:
         """The spec by which the neuron reloads it after a restart; ``None`` after an unload or a
         refused load, and with stages on other neurons, whose links end with it. Its ``evict`` is
         empty: those replicas must not leave once more."""
-        if not self._record.should_survive or spans_neurons(self.spec):
+        if not self._record.is_persisted or spans_neurons(self.spec):
             return None
         last_used_unix_s = self._record.last_used_unix_s
         return msgspec.structs.replace(self.spec, evict=[], last_used_unix_s=last_used_unix_s)

@@ -5,7 +5,7 @@
     keep  (each heartbeat) ─┘   reads the replies, connects again
 
 A mark is written to the socket before the work begins and costs no round trip: the kernel delivers
-it even if the process dies in the next instruction. Marks are best effort: while Redis is away
+it even if the process dies in the next instruction. Marks are best effort: while Redis is offline
 there are none.
 """
 
