@@ -71,22 +71,6 @@ def test_a_load_goes_to_the_freest_card_and_reports_it(
     assert state.report.device == "cuda:1"
 
 
-def test_a_load_goes_to_the_device_that_its_spec_names(
-    service: NeuronService, fake_spec: MakeSpec, gateway: Any
-) -> None:
-    service.load_model(msgspec.structs.replace(fake_spec(), devices=["cuda:0"]))
-    assert gateway.wait_status("ready").devices == ["cuda:0"]
-
-
-def test_a_device_that_is_not_here_fails_the_load_by_name(
-    service: NeuronService, fake_spec: MakeSpec, gateway: Any
-) -> None:
-    service.load_model(msgspec.structs.replace(fake_spec(), devices=["cuda:5"]))
-    failure = gateway.wait_status("failed").failure
-    assert failure.code == "no_device"
-    assert "this neuron has cuda:0, cuda:1, cpu" in failure.message
-
-
 def test_kv_memory_beyond_the_device_is_refused_before_an_engine_starts(
     service: NeuronService, fake_spec: MakeSpec, gateway: Any
 ) -> None:

@@ -259,27 +259,6 @@ def test_redis_dies_and_comes_back_empty(
     assert neuron.wait(60) == 0, "without Redis too"
 
 
-def test_the_neuron_imports_neither_torch_nor_django() -> None:
-    """kombu looks into django.utils where that is installed; settings, apps and ORM are far."""
-    program = (
-        "import pkgutil, importlib, sys, inference.neuron as n, inference.text as t\n"
-        "for package in (n, t):\n"
-        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
-        "        importlib.import_module(module.name)\n"
-        "forbidden = {'torch', 'django.conf', 'django.apps', 'django.db'}\n"
-        "print(*sorted(forbidden & set(sys.modules)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY_DIR,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "helexa_site.settings"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.strip() == ""
-
-
 def test_a_bad_name_is_one_clear_line() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "inference.neuron", "--name", "a b"],

@@ -39,12 +39,10 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokensInput,
 )
-from inference.protocol.load import LoadSpec
-from inference.protocol.load_report import LoadReport
 from inference.text.errors import TokenizerFilesError
 from tests.cases import each_case
+from tests.inference.neuron.model_texts import model_text
 from tests.inference.neuron.recording_engine import RecordingEngine
-from tests.sandbox_workers import WORKERS
 
 LIMIT = 20
 DIMENSIONS = 8
@@ -52,31 +50,14 @@ CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
 GENERATION = GenerationRequest(model="m", input=CHAT)
 
 
-def report(directory: Path, **fields: Any) -> LoadReport:
+def text_of(directory: Path, **fields: Any) -> ModelText:
     made: dict[str, Any] = {
-        "architecture": "bert",
         "kind": "embedding",
-        "device": "cpu",
-        "dtype": "float32",
-        "num_parameters": 1,
-        "weight_bytes": 1,
-        "kv_bytes": 0,
-        "num_kv_blocks": 0,
-        "kv_block_tokens": 0,
         "context_tokens": LIMIT,
         "vocab_size": 350,
-        "quantization": "dense",
-        "compiled": "",
-        "load_seconds": 0.0,
-        "tokenizer_dir": str(directory),
         "embedding_dimensions": DIMENSIONS,
     }
-    return LoadReport(**(made | fields))
-
-
-def text_of(directory: Path, **fields: Any) -> ModelText:
-    spec = LoadSpec(job_id="j", model="m", source="path:/m")
-    return ModelText.load(spec, report(directory, **fields), WORKERS)
+    return model_text(directory, **(made | fields))
 
 
 def request(*texts: str, dimensions: int | None = None) -> EmbeddingRequest:
