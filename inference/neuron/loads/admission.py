@@ -38,7 +38,7 @@ from inference.protocol.load_errors import MissingFileError
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes
 
-LOOK_AGAIN_S = 0.2
+POLL_S = 0.2
 LEAVING_LIMIT_S = 300.0
 """An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
 of all later loads."""
@@ -171,7 +171,7 @@ class LoadAdmission:
                 stage=LoadStage.QUEUED, detail=f"{replica.spec.model} makes room"
             )
             deadline_s = self._clock() + LEAVING_LIMIT_S
-            while not replica.wait_left(LOOK_AGAIN_S):
+            while not replica.wait_left(POLL_S):
                 report(progress)
                 if is_cancelled():
                     return False
@@ -191,7 +191,7 @@ class LoadAdmission:
             Leaving(
                 model=one.spec.model,
                 device=device,
-                held_bytes=one.load.took.get(device, one.load.took_bytes),
+                held_bytes=one.load.used.get(device, one.load.used_bytes),
                 asleep=as_asleep,
             )
             for one, as_asleep in zip(leaving, asleep, strict=True)
@@ -211,7 +211,7 @@ class LoadAdmission:
             if not load.spec.evict or self._clock() > deadline_s or _is_enough(load, room):
                 _check(load, room)
                 return room
-            self._sleep(LOOK_AGAIN_S)
+            self._sleep(POLL_S)
 
 
 def _did_not_leave(model: str) -> LoadRefusedError:
@@ -222,14 +222,14 @@ def _did_not_leave(model: str) -> LoadRefusedError:
 def _needed_bytes(load: Load, device: str) -> int | None:
     """Free memory that the load needs, in bytes; ``None``: unknown."""
     if load.asleep is not None:
-        return waking_bytes(load.took.get(device, 0), load.asleep, device)
+        return waking_bytes(load.used.get(device, 0), load.asleep, device)
     return needed_bytes(load.spec, device)
 
 
 def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
     if load.asleep is not None:
         for device, limit_bytes in room.limits.items():
-            needed = waking_bytes(load.took.get(device, 0), load.asleep, device)
+            needed = waking_bytes(load.used.get(device, 0), load.asleep, device)
             check_waking(needed, device, limit_bytes, evicted)
         return
     if not load.spec.stages:

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 Message = TypeVar("Message")
-CANCEL_LOOK_S = 0.1
+CANCEL_POLL_S = 0.1
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def order_process(
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(CANCEL_LOOK_S):
+        while not ended.wait(CANCEL_POLL_S):
             if is_cancelled():
                 _kill(process)
                 return
@@ -296,7 +296,7 @@ class Fetcher:
 
     def _has_stalled(self, watch: LoadWatch, stalls: list[LoadFailure]) -> bool:
         """Why is added to ``stalls``."""
-        stalled_s = watch.look(self._clock())
+        stalled_s = watch.check(self._clock())
         if self._stall_limit_s is None or stalled_s <= self._stall_limit_s:
             return False
         stalls.append(watch.failure(stalled_s))

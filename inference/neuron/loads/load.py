@@ -177,10 +177,10 @@ def check_room(
         )
 
 
-def waking_bytes(took_bytes: int, asleep: AsleepBytes, device: str) -> int:
-    """Bytes that must be free on ``device`` to wake a model that took ``took_bytes`` of it before
+def waking_bytes(used_bytes: int, asleep: AsleepBytes, device: str) -> int:
+    """Bytes that must be free on ``device`` to wake a model that took ``used_bytes`` of it before
     it fell asleep."""
-    return max(0, took_bytes - asleep.on(device))
+    return max(0, used_bytes - asleep.on(device))
 
 
 def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
@@ -262,16 +262,16 @@ class Load:
     file_identity: str | None = None
     """The identity of its files on this disk, as they were when the load began
     (``source_identity``)."""
-    took: dict[str, int] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
     """Bytes that it had taken of each of its devices when it was loaded; empty: not measured."""
     asleep: AsleepBytes | None = None
     parts: dict[str, StagePart] = field(default_factory=dict)
     """The claims of a load of several stages on devices beside its first, by their names."""
 
     @property
-    def took_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes taken of its first device: ranks take the same of each."""
-        return self.took.get(self.devices[0], 0) if self.devices else 0
+        return self.used.get(self.devices[0], 0) if self.devices else 0
 
     def owner_on(self, device: str) -> Load | StagePart:
         """Returns the owner of the load's claim on ``device``: a stage's part, or the load
@@ -356,11 +356,11 @@ def _stage_for_engine(stage: StageSpec, room: Room) -> StageSpec:
     )
 
 
-def took_by_device(load: Load, report: LoadReport) -> dict[str, int]:
+def used_by_device(load: Load, report: LoadReport) -> dict[str, int]:
     """Bytes that a finished load took of each of its devices; empty where it measured nothing."""
     if report.actual_bytes == 0:
         return {}
     if load.spec.stages:
         return {one.device: one.process_bytes + one.actual_bytes for one in report.stage_memory}
-    took_bytes = report.process_bytes + report.actual_bytes
-    return dict.fromkeys(load.devices, took_bytes // max(1, len(load.devices)))
+    used_bytes = report.process_bytes + report.actual_bytes
+    return dict.fromkeys(load.devices, used_bytes // max(1, len(load.devices)))

@@ -28,7 +28,7 @@ from inference.neuron.loads.load import (
     expected_bytes,
     needed_bytes,
     spec_for_engine,
-    took_by_device,
+    used_by_device,
 )
 from inference.neuron.loads.memory_ledger import NO_LIMITS, Holding, MemoryLedger
 from inference.protocol.heartbeat import DeviceInfo, device_name
@@ -36,7 +36,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
-LOOK_AGAIN_S = 1.0
+POLL_S = 1.0
 """While a load waits. Its turn and its cancel wake it at once."""
 HOST_SHARE_KEPT = 0.1
 """The share of the host's memory that weights of models that sleep leave to everybody else."""
@@ -118,7 +118,7 @@ class LoadQueue:
             self._waiting.append(load)
             while self._waiting[0] is not load and not is_cancelled():
                 report(self._waiting[0].spec.model)
-                self._changed.wait(LOOK_AGAIN_S)
+                self._changed.wait(POLL_S)
             if is_cancelled():
                 self._leave(load)
                 return False
@@ -210,9 +210,9 @@ class LoadQueue:
         with self._changed:
             load.free_at_start = {}
             load.is_settled = report.actual_bytes > 0
-            load.took = took_by_device(load, report)
+            load.used = used_by_device(load, report)
             for owner, names in load.claimed().items():
-                self._ledger.settle(owner, load.took.get(names[0], 0))
+                self._ledger.settle(owner, load.used.get(names[0], 0))
             self._leave(load)
 
     def listens(self, load: Load, limit_bytes: int) -> None:
@@ -226,8 +226,8 @@ class LoadQueue:
         """Records the memory of a held stage, now that it has its keys and values."""
         with self._changed:
             load.free_at_start = {}
-            load.took = {load.devices[0]: memory.actual_bytes + memory.process_bytes}
-            self._ledger.settle(load, load.took_bytes)
+            load.used = {load.devices[0]: memory.actual_bytes + memory.process_bytes}
+            self._ledger.settle(load, load.used_bytes)
 
     def keep_host_room(self, load: Load, host_bytes: int) -> bool:
         """Reserves room on the host for the weights of a load that is about to sleep, until
@@ -270,7 +270,7 @@ class LoadQueue:
         measured = self._devices.measure()
         with self._changed:
             for owner, names in load.claimed().items():
-                self._ledger.settle(owner, load.took.get(names[0], 0))
+                self._ledger.settle(owner, load.used.get(names[0], 0))
             self._note_start(load, measured)
         load.spec = msgspec.structs.replace(load.spec, evict=[])
 

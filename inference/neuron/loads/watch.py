@@ -1,7 +1,7 @@
 """Detects a load without progress (a header that never ends, a source that stalls), and an engine
 that has gone silent.
 
-    progressed(another stage, bytes, tensors) ─▶ from 0 ──look──▶ how long nothing moved
+    progressed(another stage, bytes, tensors) ─▶ from 0 ─check──▶ how long nothing moved
     progressed(queued), stop                  ─▶ not watched
 
 A download has to bring ``MIN_DOWNLOADED_BYTES`` each time, so that a source that drips ends too.
@@ -43,22 +43,22 @@ class SilenceTimer:
     """How long one engine has been silent, counted once it has loaded."""
 
     def __init__(self) -> None:
-        self._looked_s: float | None = None
+        self._checked_s: float | None = None
         self._silent_s = 0.0
 
     def end(self) -> None:
         """Restart from 0: the engine has sent a message."""
         self._silent_s = 0.0
 
-    def look(self, now_s: float) -> float:
-        if self._looked_s is not None:
-            self._silent_s += min(now_s - self._looked_s, MAX_GAP_S)
-        self._looked_s = now_s
+    def check(self, now_s: float) -> float:
+        if self._checked_s is not None:
+            self._silent_s += min(now_s - self._checked_s, MAX_GAP_S)
+        self._checked_s = now_s
         return self._silent_s
 
 
 class LoadWatch:
-    """Watches one load. Call ``look`` regularly."""
+    """Watches one load. Call ``check`` regularly."""
 
     def __init__(self) -> None:
         self._last: LoadProgress | None = None
@@ -78,9 +78,9 @@ class LoadWatch:
     def stop(self) -> None:
         self._last = self._moved = self._silence = None
 
-    def look(self, now_s: float) -> float:
+    def check(self, now_s: float) -> float:
         silence = self._silence
-        return 0.0 if silence is None else silence.look(now_s)
+        return 0.0 if silence is None else silence.check(now_s)
 
     def failure(self, stalled_s: float) -> LoadFailure:
         at = "its start" if self._last is None else in_words(self._last)

@@ -119,7 +119,7 @@ class EngineRun:
         now_s = time.monotonic()
         with self._lock:
             drain_deadline_s, stop_sent_s = self._drain_deadline_s, self._stop_sent_s
-            silent_s = 0.0 if self._silence is None else self._silence.look(now_s)
+            silent_s = 0.0 if self._silence is None else self._silence.check(now_s)
             transition_deadline_s = self._transition_deadline_s
         limit_s = self._context.silence_limit_s
         if limit_s is not None and silent_s > limit_s:

@@ -136,11 +136,11 @@ class StageHolder:
         engine, now_s = self._engine, self._context.clock()
         with self._lock:
             limit_s = self._context.load_stall_limit_s
-            stalled_s = self._watch.look(now_s)
+            stalled_s = self._watch.check(now_s)
             if limit_s is not None and stalled_s > limit_s and self._failure is None:
                 self._failure = self._watch.failure(stalled_s)
                 self._release_asked.set()
-            silent_s = 0.0 if self._silence is None else self._silence.look(time.monotonic())
+            silent_s = 0.0 if self._silence is None else self._silence.check(time.monotonic())
         if engine is None:
             return
         silence_limit_s = self._context.silence_limit_s

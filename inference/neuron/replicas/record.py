@@ -177,7 +177,7 @@ class ReplicaRecord:
         """Returns for how many seconds its load has made no progress, and the failure; ``None``
         within the limit. Call regularly."""
         with self._lock:
-            stalled_s = self._watch.look(now_s)
+            stalled_s = self._watch.check(now_s)
             return (stalled_s, self._watch.failure(stalled_s)) if stalled_s > limit_s else None
 
     def give_up(self, failure: LoadFailure) -> None:

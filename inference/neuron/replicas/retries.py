@@ -152,7 +152,7 @@ def _has_more_disk(then: Conditions, now: Conditions) -> bool:
     return now.disk_free_bytes >= then.disk_free_bytes + MORE_DISK_BYTES
 
 
-LOOK_S = 2.0
+CHECK_S = 2.0
 ASK_HUB_S = 300.0
 
 
@@ -179,7 +179,7 @@ class FailedLoads:
         self._disk_free: dict[Load, int | None] = {}
         """Free bytes on the disk when each failure was first found."""
         self._stopping = threading.Event()
-        self._thread = SupervisedThread(self._look_for_ever, name="failed-loads")
+        self._thread = SupervisedThread(self._check_for_ever, name="failed-loads")
 
     def start(self) -> None:
         self._thread.start()
@@ -187,7 +187,7 @@ class FailedLoads:
     def stop(self) -> None:
         self._stopping.set()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Blocks while the hub is asked."""
         failed = [one for one in self._replicas() if one.unchanged_failure is not None]
         now = Conditions(
@@ -235,9 +235,9 @@ class FailedLoads:
             return was_asked and identity is not None
         return None not in (first, identity) and first != identity
 
-    def _look_for_ever(self) -> None:
-        while not self._stopping.wait(LOOK_S):
-            self.look()
+    def _check_for_ever(self) -> None:
+        while not self._stopping.wait(CHECK_S):
+            self.check()
 
 
 def _was_refused_by_hub(replica: Replica) -> bool:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 120.0
 """How long requests in flight may take before it is unloaded instead."""
-LOOK_AGAIN_S = 0.2
+POLL_S = 0.2
 
 
 class SleepController:
@@ -183,7 +183,7 @@ class SleepController:
     def _try_to_wake(self) -> LoadFailure | None:
         """Returns why it sleeps on; ``None``: it wakes, or has ended."""
         run = self._run()
-        while self.is_falling_asleep and not self._left.wait(LOOK_AGAIN_S):
+        while self.is_falling_asleep and not self._left.wait(POLL_S):
             pass
         with self._lock:
             wanted = self._wanted

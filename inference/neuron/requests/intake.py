@@ -212,7 +212,7 @@ class Intake:
                     waiting.began_s = now_s
                     self._running.append(waiting)
                     if not self._is_empty():
-                        self._changed.notify()  # another looks for what comes next
+                        self._changed.notify()  # another checks for more
                     return waiting
                 is_empty = self._is_empty()
                 if self._is_stopping and is_empty:
@@ -253,7 +253,7 @@ class Intake:
         self._changed.notify()
 
     def _wait(self, is_empty: bool) -> None:
-        """While requests wait, one thread looks again by itself: running ones become slow."""
+        """While requests wait, one thread polls: running ones become slow."""
         is_watching = not (is_empty or self._is_watched)
         self._is_watched = self._is_watched or is_watching
         self._changed.wait(POLL_S if is_watching else None)

@@ -144,7 +144,7 @@ def _msgpack_bytes(item: Any) -> int:
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
 """The most unread bytes in one gateway's stream: more is sent when the gateway has read some."""
 CROWDED_BYTES = MAX_UNREAD_BYTES // 2
-"""The unread bytes from which on the writer looks what has been read, so that little traffic never
+"""The unread bytes from which on the writer counts what has been read, so that little traffic never
 waits for it."""
 MARK_BYTES = 64 * 1024
 

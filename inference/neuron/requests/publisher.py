@@ -159,7 +159,7 @@ class EventPublisher:
         has_left = False
         try:
             while not has_left:
-                self._look_what_is_read()
+                self._count_unread()
                 with self._lock:
                     taken = self._outboxes.take()
                     has_left = not taken
@@ -176,7 +176,7 @@ class EventPublisher:
                 with self._lock:
                     self._leave(RuntimeError("sending events broke"))
 
-    def _look_what_is_read(self) -> None:
+    def _count_unread(self) -> None:
         """Raises ``redis.RedisError`` when Redis does not answer."""
         with self._lock:
             crowded = self._outboxes.crowded()

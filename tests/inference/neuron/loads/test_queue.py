@@ -245,7 +245,7 @@ def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
     assert queue.kept_bytes(load) == 17 * GB
     queue.loaded(load, staged_report(card_gb=11, host_gb=3))
     assert free_gb(queue) == [29, 20], "the card holds all of it, and the host nothing yet"
-    assert load.took == {"cuda:0": 11 * GB, "cpu": 3 * GB}
+    assert load.used == {"cuda:0": 11 * GB, "cpu": 3 * GB}
     assert queue.kept_bytes(load) == 14 * GB
 
 
@@ -291,7 +291,7 @@ def test_stages_that_sleep_keep_what_they_hold_on_each_device() -> None:
     assert free_gb(queue) == [23, 19]
     room = queue.room(load)
     assert room.limits == {"cuda:0": 19 * GB, "cpu": 23 * GB}
-    assert [waking_bytes(load.took[name], held, name) for name in room.limits] == [10 * GB, GB]
+    assert [waking_bytes(load.used[name], held, name) for name in room.limits] == [10 * GB, GB]
     queue.begin_waking(load)
     assert queue.kept_bytes(load) == 16 * GB
     queue.release(load)

@@ -22,7 +22,7 @@ PREFLIGHT = LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf")
 def watched(watch: LoadWatch, from_s: int, seconds: int) -> float:
     """Looks once a second."""
     for now_s in range(from_s, from_s + seconds + 1):
-        stalled_s = watch.look(float(now_s))
+        stalled_s = watch.check(float(now_s))
     return stalled_s
 
 
@@ -72,8 +72,8 @@ def test_nothing_is_watched_once_it_has_loaded() -> None:
 def test_a_neuron_that_was_stopped_itself_counts_no_time() -> None:
     watch = LoadWatch()
     watch.progressed(PREFLIGHT)
-    watch.look(0.0)
-    assert watch.look(5000.0) <= 2.0
+    watch.check(0.0)
+    assert watch.check(5000.0) <= 2.0
 
 
 def test_the_failure_reports_where_it_stood() -> None:
@@ -119,16 +119,16 @@ def test_a_download_that_drips_makes_no_progress() -> None:
 
 def test_silence_grows_until_something_is_reported() -> None:
     silence = SilenceTimer()
-    assert [silence.look(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
+    assert [silence.check(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
     silence.end()
-    assert [silence.look(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
+    assert [silence.check(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
 
 
 def test_time_in_which_nobody_listened_is_not_counted() -> None:
     """A neuron that was stopped for an hour does not blame its engines."""
     silence = SilenceTimer()
-    silence.look(0.0)
-    assert silence.look(3600.0) <= 2.0
+    silence.check(0.0)
+    assert silence.check(3600.0) <= 2.0
 
 
 def test_the_engines_own_watchdog_is_first() -> None:

@@ -153,10 +153,10 @@ def test_files_on_disk(
     failed = FailedReplica(spec_of(f"path:{tmp_path / names}"))
     others = FailedReplica(failed.spec, code=None)
     watch = watch_of(failed, others)
-    watch.look()
+    watch.check()
     assert not failed.is_dropped
     change(tmp_path)
-    watch.look()
+    watch.check()
     assert failed.is_dropped == is_mended and not others.is_dropped
 
 
@@ -168,13 +168,13 @@ def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
     failed = FailedReplica(spec_of("huggingface:org/m"))
     failed.load.weights = (file,)
     watch = watch_of(failed, ask_hub=lambda _: "commit")
-    watch.look()
+    watch.check()
     if is_removed:
         file.unlink()
-    watch.look()
+    watch.check()
     assert not failed.is_dropped
     file.write_bytes(b"whole")
-    watch.look()
+    watch.check()
     assert failed.is_dropped
 
 
@@ -195,11 +195,11 @@ def test_another_commit_in_the_hub() -> None:
     failed = FailedReplica(spec_of("huggingface:org/m"))
     watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
     for num_left in (3, 2, 1):
-        watch.look()
-        watch.look()
+        watch.check()
+        watch.check()
         assert len(commits) == num_left and not failed.is_dropped
         now_s += ASK_HUB_S
-    watch.look()
+    watch.check()
     assert failed.is_dropped
 
 
@@ -220,9 +220,9 @@ def test_memory_that_was_freed(code: str, device: str, is_changed: bool) -> None
     failed = FailedReplica(spec_of("pypi:m"), code)
     failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
     watch = watch_of(failed, free_bytes=lambda: free)
-    watch.look()
+    watch.check()
     free[device] = 5 << 30
-    watch.look()
+    watch.check()
     assert (failed.unchanged_failure is None) == is_changed
 
 
@@ -233,12 +233,12 @@ def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         FailedReplica(spec_of("pypi:m"), code) for code in ("disk_full", "engine_crashed")
     )
     watch = watch_of(full, crashed)
-    watch.look()
+    watch.check()
     free_bytes += 1 << 20  # as logs come and go
-    watch.look()
+    watch.check()
     assert full.unchanged_failure is not None
     free_bytes += 1 << 30
-    watch.look()
+    watch.check()
     assert full.unchanged_failure is None is not crashed.unchanged_failure
 
 
@@ -249,7 +249,7 @@ def test_a_repository_that_the_hub_refused_is_tried_once_it_answers() -> None:
     failed = FailedReplica(spec_of("huggingface:org/m"), "repo_fetch_failed")
     watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
     for _ in range(3):
-        watch.look()
+        watch.check()
         assert not failed.is_dropped or not commits
         now_s += ASK_HUB_S
     assert failed.is_dropped
@@ -263,7 +263,7 @@ def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
     make_service: Any, fake_spec: Any, gateway: Any, wait_until: Any, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(retries, "LOOK_S", 0.02)
+    monkeypatch.setattr(retries, "CHECK_S", 0.02)
     engine, file = tmp_path / "engine.py", tmp_path / "models" / "m.gguf"
     engine.write_text(ENGINE_THAT_REFUSES)
     file.parent.mkdir()
