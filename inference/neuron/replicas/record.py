@@ -48,7 +48,7 @@ class ReplicaRecord:
     ) -> None:
         """``num_failed_loads``: by this spec, in a row, before this one."""
         self._model = model
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._status = ReplicaStatus.RECOVERING if recovering else ReplicaStatus.LOADING
         self._is_first_load = not recovering
         self._since_unix_s = time.time()
@@ -65,6 +65,7 @@ class ReplicaRecord:
         self._num_restarts = 0
         self._num_failed_loads = num_failed_loads
         self._num_quick_failures = 0
+        self._is_gone = False
         self._has_improved = False
         """Something has changed since it failed that the next load may profit from."""
         self._watch = LoadWatch()
@@ -74,6 +75,27 @@ class ReplicaRecord:
         return self._status
 
     @property
+    def is_gone(self) -> bool:
+        return self._is_gone
+
+    def mark_gone(self) -> None:
+        """Its thread has ended, or is given up."""
+        with self._changed:
+            self._is_gone = True
+            self._changed.notify_all()
+
+    def wait_gone(self, timeout_s: float | None = None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_gone, timeout_s)
+
+    def wait_left(self, timeout_s: float | None = None) -> bool:
+        """Waits until it is asleep or gone. Returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._is_gone or self._status is ReplicaStatus.ASLEEP, timeout_s
+            )
+
+    @property
     def num_failed_loads(self) -> int:
         return self._num_failed_loads
 
@@ -81,16 +103,16 @@ class ReplicaRecord:
     def unchanged_failure(self) -> LoadFailure | None:
         """The failure of its last load where the next one would fail again: nothing has changed
         since. Also ``None`` where time alone may let the next one succeed."""
-        with self._lock:
+        with self._changed:
             return self._failure if self._is_unchanged() else None
 
     def improve(self) -> None:
-        with self._lock:
+        with self._changed:
             self._has_improved = True
 
     @property
     def last_used_unix_s(self) -> float | None:
-        with self._lock:
+        with self._changed:
             return self._last_used_unix_s
 
     @property
@@ -105,7 +127,7 @@ class ReplicaRecord:
         self, spec: LoadSpec, devices: Sequence[str] = (), kept_bytes: int | None = None
     ) -> ReplicaState:
         """``devices``: where it is going; ``kept_bytes``: what the neuron keeps for it there."""
-        with self._lock:
+        with self._changed:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
             report = (
                 None if self._text is None else _with_live_words(self._text.report, self._stats)
@@ -143,7 +165,7 @@ class ReplicaRecord:
     def take_request(self) -> tuple[EngineProcess, ModelText]:
         """The engine and text for a new request. Raises ``RequestRefusedError`` unless the model is
         ready."""
-        with self._lock:
+        with self._changed:
             if self._status is ReplicaStatus.READY and self._engine and self._text:
                 self._last_used_unix_s = time.time()
                 return self._engine, self._text
@@ -151,7 +173,7 @@ class ReplicaRecord:
 
     def begin_draining(self, only_if: Callable[[ReplicaStatus], bool] | None = None) -> bool:
         """False when it has begun already, or ``only_if`` is false: no request comes in between."""
-        with self._lock:
+        with self._changed:
             if self._status is ReplicaStatus.DRAINING:
                 return False
             if only_if is not None and not only_if(self._status):
@@ -163,7 +185,7 @@ class ReplicaRecord:
         self.progressed(LoadProgress(stage=LoadStage.STARTING))
 
     def progressed(self, progress: LoadProgress) -> None:
-        with self._lock:
+        with self._changed:
             if self._progress is None or self._progress.stage is not progress.stage:
                 self._stage_since_unix_s = time.time()
             self._progress = progress
@@ -176,18 +198,18 @@ class ReplicaRecord:
     def stall(self, now_s: float, limit_s: float) -> tuple[float, LoadFailure] | None:
         """Returns for how many seconds its load has made no progress, and the failure; ``None``
         within the limit. Call regularly."""
-        with self._lock:
+        with self._changed:
             stalled_s = self._watch.check(now_s)
             return (stalled_s, self._watch.failure(stalled_s)) if stalled_s > limit_s else None
 
     def give_up(self, failure: LoadFailure) -> None:
-        with self._lock:
+        with self._changed:
             self._watch.stop()
             self._failure = failure
             self._move_to(ReplicaStatus.FAILED)
 
     def engine_loaded(self, engine: EngineProcess, text: ModelText) -> None:
-        with self._lock:
+        with self._changed:
             self._watch.stop()
             self._engine, self._text = engine, text
             self._failure = None
@@ -199,26 +221,26 @@ class ReplicaRecord:
     @property
     def may_sleep_as(self) -> AsleepBytes | None:
         """Memory that it would hold asleep; ``None``: it cannot sleep, or is not awake."""
-        with self._lock:
+        with self._changed:
             if self._status is not ReplicaStatus.READY or self._text is None:
                 return None
             return self._text.report.asleep
 
     def sleep_refused(self, job_id: str, why: str) -> None:
         failure = LoadFailure(code="cannot_sleep", message=f"It serves on: {why}")
-        with self._lock:
+        with self._changed:
             self._sleep_refusal = SleepRefusal(
                 job_id=job_id, failure=failure, at_unix_s=time.time()
             )
 
     def fell_asleep(self, held: AsleepBytes) -> None:
-        with self._lock:
+        with self._changed:
             self._asleep, self._stats = held, None
             self._move_to(ReplicaStatus.ASLEEP)
 
     def begin_waking(self) -> bool:
         """``False``: it does not sleep."""
-        with self._lock:
+        with self._changed:
             if self._status is not ReplicaStatus.ASLEEP:
                 return False
             self._failure = None
@@ -228,28 +250,28 @@ class ReplicaRecord:
 
     def sleeps_on(self, failure: LoadFailure) -> None:
         """Returns to sleep: it could not be woken now."""
-        with self._lock:
+        with self._changed:
             if self._status is ReplicaStatus.LOADING:
                 self._failure = failure
                 self._move_to(ReplicaStatus.ASLEEP)
 
     def woke(self) -> None:
-        with self._lock:
+        with self._changed:
             self._asleep = None
             if self._status is ReplicaStatus.LOADING:
                 self._move_to(ReplicaStatus.READY)
 
     def idled(self, stats: EngineStats) -> None:
-        with self._lock:
+        with self._changed:
             self._stats = stats
 
     def worked(self, stats: EngineStats) -> None:
-        with self._lock:
+        with self._changed:
             self._stats = stats
             self._last_used_unix_s = time.time()
 
     def engine_ended(self, *, is_wanted: bool) -> None:
-        with self._lock:
+        with self._changed:
             self._engine = self._stats = self._asleep = self._engine_since_unix_s = None
             if self._status is ReplicaStatus.READY and not is_wanted:
                 self._move_to(ReplicaStatus.RECOVERING)
@@ -257,7 +279,7 @@ class ReplicaRecord:
     def failed(self, failure: LoadFailure, served_s: float, policy: RestartPolicy) -> float | None:
         """An engine ended by itself, ``served_s`` after it had loaded. Seconds until the next is to
         start; ``None``: there is none."""
-        with self._lock:
+        with self._changed:
             self._watch.stop()
             if served_s >= policy.healthy_after_s:
                 self._num_quick_failures = 0
@@ -305,6 +327,7 @@ class ReplicaRecord:
             raise IllegalTransitionError(f"{self._model}: {self._status} -> {status}")
         self._status = status
         self._since_unix_s = time.time()
+        self._changed.notify_all()
         if status is ReplicaStatus.FAILED:
             self._num_failed_loads += 1
             self._has_improved = False

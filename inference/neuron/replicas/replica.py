@@ -69,8 +69,8 @@ class Replica:
         self._stall: LoadFailure | None = None
         self._abandoned = threading.Event()
         self._end_asked = threading.Event()
-        self._gone = threading.Event()
-        self.wait_gone = self._gone.wait
+        self.wait_gone = self._record.wait_gone
+        self.wait_left = self._record.wait_left
         self._sleep_controller = SleepController(
             self.load,
             self._record,
@@ -80,7 +80,6 @@ class Replica:
             adopt_job=self.adopt_job,
         )
         self.wake = self._sleep_controller.wake
-        self.wait_left = self._sleep_controller.wait_left
         name = f"replica-{spec.model}"
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
@@ -187,11 +186,10 @@ class Replica:
 
     def _drain(self) -> None:
         self._end_asked.set()
-        self._sleep_controller.stays(is_gone=self._gone.is_set())
         self._context.loads.wake()
         self._context.on_change()
         run = self._run
-        if self._gone.is_set():  # it had failed: its thread has ended and cannot report
+        if self._record.is_gone:  # it had failed: its thread has ended and cannot report
             self._context.on_gone(self.load)
         elif run is not None:
             run.drain(time.monotonic() + DRAIN_TIMEOUT_S)
@@ -250,8 +248,7 @@ class Replica:
         self._context.loads.release(self.load)
         if self.status is not ReplicaStatus.FAILED:
             self._context.on_gone(self.load)
-        self._gone.set()
-        self._sleep_controller.is_gone()
+        self._record.mark_gone()
         self._context.on_change()
 
     def _run_contained(self) -> float | None:

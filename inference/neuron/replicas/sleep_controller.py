@@ -56,7 +56,6 @@ class SleepController:
         self._run = run
         self._adopt_job = adopt_job
         self._lock = threading.Lock()
-        self._left = threading.Event()
         self._waker: SupervisedThread | None = None
         self._wanted: LoadSpec | None = None
         self.is_falling_asleep = False
@@ -112,17 +111,6 @@ class SleepController:
             )
             self._waker.start()
 
-    def wait_left(self, timeout_s: float | None = None) -> bool:
-        return self._left.wait(timeout_s)
-
-    def stays(self, *, is_gone: bool) -> None:
-        """Called when it is unloaded from here on: one that sleeps has not left yet."""
-        if not is_gone:
-            self._left.clear()
-
-    def is_gone(self) -> None:
-        self._left.set()
-
     # The supervising thread.
 
     def fell_asleep(self, held: AsleepBytes) -> None:
@@ -133,7 +121,6 @@ class SleepController:
             self._context.loads.fell_asleep(self._load, held)
             self._record.fell_asleep(held)
         log.info("%s is asleep", self._load.spec.model)
-        self._left.set()
         self._context.on_change()
 
     def woke(self, seconds: float) -> None:
@@ -177,13 +164,12 @@ class SleepController:
         with self._lock:
             self._waker = None
             self._record.sleeps_on(failure)
-            self._left.set()
         self._context.on_change()
 
     def _try_to_wake(self) -> LoadFailure | None:
         """Returns why it sleeps on; ``None``: it wakes, or has ended."""
         run = self._run()
-        while self.is_falling_asleep and not self._left.wait(POLL_S):
+        while self.is_falling_asleep and not self._record.wait_left(POLL_S):
             pass
         with self._lock:
             wanted = self._wanted
@@ -191,7 +177,6 @@ class SleepController:
             return None
         self._adopt_job(wanted)
         self._load.spec = msgspec.structs.replace(self._load.spec, evict=wanted.evict)
-        self._left.clear()
         self._context.on_change()
 
         def is_cancelled() -> bool:
