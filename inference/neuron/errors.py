@@ -18,7 +18,6 @@ RETRY_AFTER_S = 5.0
 """Retry-After for clients while a model loads or recovers without a better estimate."""
 
 BUSY_RETRY_AFTER_S = 1.0
-"""Retry-After for clients when a queue is full."""
 
 
 class NeuronError(Exception):
@@ -79,7 +78,6 @@ def engine_crashed(model: str) -> Failure:
 
 
 def engine_faulted(model: str, code: str, message: str) -> Failure:
-    """The engine process reported its own end."""
     return _retryable(code, f"model {model!r}: {message}")
 
 
@@ -132,7 +130,6 @@ def context_length_exceeded(
 
 
 def what_always_fits(limit: ModelLimit) -> str:
-    """The limits that ``/v1/models`` advertises, in words."""
     return f"What always fits is {limit.input} of input beside {limit.output} of output"
 
 

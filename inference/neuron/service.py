@@ -304,7 +304,6 @@ class NeuronService:
         load.new_files = {}
 
     def _mend_threads(self) -> None:
-        """Replaces threads that are gone, and notes which are stuck."""
         gone = mend_threads()
         self._stuck = self._requests.intake.stuck()
         was_ready, self._is_ready = self._is_ready, not gone and self._requests.intake.is_ready

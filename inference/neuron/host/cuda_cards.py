@@ -17,7 +17,6 @@ from inference.protocol.heartbeat import DeviceInfo
 @dataclass(slots=True)
 class CudaCard:
     handle: Any
-    """NVML's."""
     info: DeviceInfo
 
 
@@ -136,7 +135,6 @@ def _part_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
 
 
 def _first_part(card: CudaCard, nvml: Any) -> CudaCard:
-    """The card itself where it is not divided."""
     handle = next(_parts(card, nvml), None)
     return card if handle is None else _part(card, handle, nvml)
 

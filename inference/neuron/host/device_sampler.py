@@ -34,11 +34,9 @@ PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_availabl
 TORCH_TIMEOUT_S = 120.0
 INTERVAL_S = 1.0
 FIRST_ANSWER_S = 10.0
-"""How long a start waits for the driver; its cards come later then."""
 FRESH_ANSWER_S = 3.0
 SILENT_AFTER_S = 10.0
 PROBE_AGAIN_S = 60.0
-"""After a probe of torch that was over its limit."""
 DRIVER = "the NVIDIA driver"
 TORCH = "PyTorch, which was asked for the NVIDIA devices,"
 

@@ -141,7 +141,6 @@ class Discovery:
         return held_bytes(pid)
 
     def _now(self, card: CudaCard, index: int, lost: list[str]) -> DeviceInfo:
-        """Appends to ``lost`` why the card does not answer."""
         try:
             return card_now(self._nvml, card, index)
         except self._nvml.NVMLError as error:

@@ -25,7 +25,6 @@ class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     torch_cuda: str | None = None
     """The CUDA that this torch is built for; ``None``: a build for CPUs."""
     triton_problem: str | None = None
-    """What this host lacks to build GPU kernels, and how to get it."""
 
 
 def host_check() -> HostCheck:

@@ -56,8 +56,6 @@ bytes that will be free on its device, and whether it is cancelled. Raises ``Loa
 
 
 class Evictable(Protocol):
-    """A replica, to a load that wants its room."""
-
     spec: LoadSpec
 
     @property
@@ -88,7 +86,6 @@ class LoadAdmission:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``find`` gives the replica of a model that is here."""
         self._loads = loads
         self._fetch = fetch
         self._check_files = check_files
@@ -258,13 +255,11 @@ class Leaving:
     model: str
     device: str = ""
     held_bytes: int
-    """Bytes that it holds of the device, and that unloading it frees."""
     asleep: AsleepBytes | None
     """``None``: it cannot sleep, or does already."""
 
     @property
     def withheld_bytes(self) -> int:
-        """Bytes of the device that it keeps if it sleeps."""
         return 0 if self.asleep is None else min(self.held_bytes, self.asleep.on(self.device))
 
 

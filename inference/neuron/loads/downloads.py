@@ -94,7 +94,6 @@ class Downloads:
             thread.start()
 
     def stop(self) -> None:
-        """A pull under way is broken off. Returns at once."""
         self._is_stopping = True
         self._work.set()
         self._changed.set()
@@ -317,7 +316,6 @@ def _not_downloaded(source: str) -> LoadFailure:
 
 
 def bounded_report(report: CacheReport, *, max_bytes: int = MAX_VALUE_BYTES) -> CacheReport:
-    """The report, without the names of files where Redis would not take it whole."""
     if len(encode_cache_report(report)) <= max_bytes:
         return report
     cached = [msgspec.structs.replace(model, files=[], missing=[]) for model in report.cached]

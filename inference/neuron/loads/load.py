@@ -37,7 +37,6 @@ def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
 
 
 def _of_stages(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
-    """Each once, that of the first stage first."""
     return list(dict.fromkeys(_named([stage.device for stage in own_stages(spec)], devices)))
 
 
@@ -246,14 +245,11 @@ class Load:
 
     spec: LoadSpec
     devices: tuple[str, ...] = ()
-    """Its devices, or those that it was going to."""
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
-    """Free bytes on its devices when the load began."""
     free_before: dict[str, int] = field(default_factory=dict)
     """The same within the operator's limits, kept after the load has ended."""
     is_settled: bool = False
-    """Whether it has been loaded, and it is known what that took."""
     weights: tuple[Path, ...] = ()
     file_bytes: int | None = None
     """The size of its weight files, once they are on the disk; ``None``: not read yet."""
@@ -300,10 +296,7 @@ class HostPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Memory that a load may take of its devices, by their names."""
-
     limits: Mapping[str, int]
-    """The most bytes that it may take."""
     promised: Mapping[str, int]
     """Bytes of the free memory that it may not take: they are promised to others, or beyond the
     operator's limit."""
@@ -314,7 +307,6 @@ class Room:
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes that it may take of each device."""
         return min(self.limits.values())
 
     @property
@@ -322,7 +314,6 @@ class Room:
         return max(self.promised.values())
 
     def largest_bytes(self, spec: LoadSpec) -> int:
-        """The size of a model that may fit: stages add up their devices."""
         return sum(self.limits.values()) if spec.stages else self.limit_bytes
 
 
@@ -341,7 +332,6 @@ def spec_for_engine(load: Load, room: Room) -> LoadSpec:
 
 
 def _stages_for_engine(spec: LoadSpec, room: Room) -> list[StageSpec]:
-    """All stages in their order; those of other neurons are unchanged."""
     own = own_stages(spec)
     return [_stage_for_engine(one, room) if one in own else one for one in spec.stages]
 

@@ -36,7 +36,6 @@ class Holding:
     num_bytes: int
     """Most bytes that it allocates on each of its devices. 0 while unknown."""
     held_bytes: int = 0
-    """Bytes of that which it holds already."""
     is_begun: bool = False
 
     @property
@@ -46,7 +45,6 @@ class Holding:
 
 class MemoryLedger:
     def __init__(self, limits: MemoryLimits = NO_LIMITS) -> None:
-        """``limits``: what its owners may hold together of each device."""
         self._limits = limits
         self._holdings: dict[Owner, Holding] = {}
         self._of_host_memory = frozenset({HOST})
@@ -75,7 +73,6 @@ class MemoryLedger:
         self._change(owner, num_bytes=num_bytes)
 
     def hold(self, owner: Owner, held_bytes: int) -> None:
-        """Records the bytes that it holds, as measured now."""
         self._change(owner, held_bytes=max(0, held_bytes))
 
     def release(self, owner: Owner) -> None:

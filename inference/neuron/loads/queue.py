@@ -104,7 +104,6 @@ class LoadQueue:
                 self._ledger.accept(owner, names, expected_bytes(load.spec, names[0], None))
 
     def expect(self, load: Load, file_bytes: int) -> None:
-        """Records how large its weight files are, once they are on the disk."""
         with self._changed:
             for owner, names in load.claimed().items():
                 self._ledger.settle(owner, expected_bytes(load.spec, names[0], file_bytes))
@@ -252,7 +251,6 @@ class LoadQueue:
             return self._host_bytes(measured)
 
     def host_room_unused(self, load: Load) -> None:
-        """Releases the room: it does not fall asleep."""
         with self._changed:
             self._ledger.release(HostPart(load))
 
@@ -275,14 +273,12 @@ class LoadQueue:
         load.spec = msgspec.structs.replace(load.spec, evict=[])
 
     def awake(self, load: Load) -> None:
-        """Ends its turn: the next load continues."""
         with self._changed:
             load.asleep, load.free_at_start = None, {}
             self._ledger.release(HostPart(load))
             self._leave(load)
 
     def leave(self, load: Load) -> None:
-        """Ends its turn."""
         with self._changed:
             self._leave(load)
 

@@ -58,12 +58,9 @@ class SilenceTimer:
 
 
 class LoadWatch:
-    """Watches one load. Call ``check`` regularly."""
-
     def __init__(self) -> None:
         self._last: LoadProgress | None = None
         self._moved: LoadProgress | None = None
-        """The last progress that counted."""
         self._silence: SilenceTimer | None = None
 
     def progressed(self, progress: LoadProgress) -> None:

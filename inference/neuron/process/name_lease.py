@@ -93,8 +93,6 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameHeldError(Exception):
-    """Another neuron has the name and is alive."""
-
     def __init__(self, neuron: str, holder: str) -> None:
         super().__init__(
             f"another neuron is named {neuron}: {holder}. Stop that one, or give this one another "

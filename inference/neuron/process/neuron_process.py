@@ -57,7 +57,6 @@ EXIT_NAME_HELD = 1
 
 
 def run(name: str, *, expects_load: bool = False) -> int:
-    """Runs the neuron until SIGTERM. Returns the exit code."""
     try:
         check_settings(os.environ)
         configure_logging("neuron")
@@ -177,8 +176,6 @@ EXIT_NAME_LOST = 1
 
 
 class Shutdown:
-    """Ends this process."""
-
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
         self._service: NeuronService | None = None
@@ -232,7 +229,6 @@ class Shutdown:
             self._leave_at_once()
 
     def _leave_at_once(self) -> None:
-        """Engines end with this process."""
         os._exit(EXIT_NAME_LOST if self.is_name_lost else 0)
 
     def _watch_for_second_signal(self) -> None:

@@ -61,7 +61,7 @@ class Replicas:
             current = self._by_model.get(spec.model)
             if self._is_closed:
                 return None, current
-            if current is not None and _is_already(current, spec):
+            if current is not None and _is_loaded_by(current, spec):
                 if not current.is_resting:  # its waking is the new job's, its sleep is not
                     current.adopt_job(spec)
                 return None, current
@@ -91,7 +91,6 @@ class Replicas:
                 del self._by_model[load.spec.model]
 
     def persisted_specs(self) -> list[LoadSpec]:
-        """Specs that the next instance loads again."""
         specs = (replica.persisted_spec for replica in self.all())
         return [spec for spec in specs if spec is not None]
 
@@ -107,17 +106,17 @@ class Replicas:
         return {path for other in others for path in other.weights}
 
 
-def _is_already(replica: Replica, spec: LoadSpec) -> bool:
-    """Whether a load of ``spec`` has nothing to do but wait, or to wake it."""
+def _is_loaded_by(replica: Replica, spec: LoadSpec) -> bool:
     if replica.is_resting:
-        return spec_digest(replica.spec) == spec_digest(spec) and _is_where(replica, spec)
+        return spec_digest(replica.spec) == spec_digest(spec) and _is_on_wanted_devices(
+            replica, spec
+        )
     if replica.status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
         return False
     return spec_digest(replica.spec) == spec_digest(spec)
 
 
-def _is_where(replica: Replica, spec: LoadSpec) -> bool:
-    """Whether it sleeps on the devices that ``spec`` wants: it wakes where it slept."""
+def _is_on_wanted_devices(replica: Replica, spec: LoadSpec) -> bool:
     kinds = {name.partition(":")[0] for name in replica.load.devices}
     return not spec.devices or {*spec.devices} <= {*replica.load.devices, *kinds}
 

@@ -30,7 +30,6 @@ class ReplicaContext:
     publish: Callable[[list[AddressedEvent]], None]
     start_engine: Callable[[LoadSpec], EngineProcess]
     workers: WorkerPool
-    """Compile grammars and render chat templates."""
     marks: PreparingMarks
     loads: LoadQueue
     admission: LoadAdmission

@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 REAP_TIMEOUT_S = 2.0
 AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
-"""Time for the last lines of an engine that has ended to arrive."""
 OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
 """A longer one is taken in pieces."""
@@ -83,7 +82,6 @@ def silence_limit_s(environment: Mapping[str, str]) -> float | None:
 
 
 def is_own_engine(command: Sequence[str]) -> bool:
-    """Whether the command ends up in this build's engine, whatever runs it."""
     return OWN_ENGINE in command
 
 
@@ -246,7 +244,6 @@ class EngineStarts:
             self.close()
 
     def close(self) -> None:
-        """Ends an engine that no load has taken."""
         with self._lock:
             ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -289,8 +286,6 @@ STDERR = 2
 
 
 class EngineLogs:
-    """Any thread may call."""
-
     def __init__(self, client: redis.Redis, *, neuron: str) -> None:
         self._client = client
         self._neuron = neuron

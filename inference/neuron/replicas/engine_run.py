@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 
 
 SLEEP_WAKE_TIMEOUT_S = 300.0
-"""How long an engine may need to fall asleep or to wake before it is killed."""
 STOP_GRACE_S = 2.0
 
 
@@ -61,7 +60,6 @@ STOP_GRACE_S = 2.0
 class EngineEnd:
     how: str
     failure: LoadFailure
-    """The outcome of the run, as the failure of a load."""
     served_s: float
     is_refusal: bool
     """The engine reported why it does not load; the process' exit status adds nothing."""
@@ -96,7 +94,6 @@ class EngineRun:
         self.has_ended = False
         self._stop_sent_s: float | None = None
         self._fault: Failure | None = None
-        """Why it ends, where that is known."""
         self._load_failure: LoadFailure | None = None
         self._begun_s = time.monotonic()
         self._ready_s: float | None = None
@@ -112,7 +109,6 @@ class EngineRun:
         self.tick()
 
     def wake(self) -> None:
-        """Wakes an engine that sleeps and has room."""
         self._turn(Wake())
 
     def tick(self) -> None:
@@ -166,7 +162,6 @@ class EngineRun:
         self.engine.stop()
 
     def end_load(self, failure: LoadFailure) -> None:
-        """Fails the load with ``failure`` and kills the engine's process now."""
         self._load_failure = failure
         self.engine.abandon()
 

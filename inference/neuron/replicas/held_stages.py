@@ -60,7 +60,6 @@ class StageHolder:
         self._failure: LoadFailure | None = None
         self._address = ""
         self._limit_bytes = 0
-        """Bytes that its process may take of its device."""
         self._watch = LoadWatch()
         self._silence: SilenceTimer | None = None
         """``None`` until it has its layers."""
@@ -77,7 +76,6 @@ class StageHolder:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The model and the stage's number."""
         return self.spec.model, self._of.index
 
     @property

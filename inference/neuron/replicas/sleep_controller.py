@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 
 DRAIN_TIMEOUT_S = 120.0
-"""How long requests in flight may take before it is unloaded instead."""
 POLL_S = 0.2
 
 

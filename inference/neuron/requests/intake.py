@@ -45,7 +45,6 @@ MAX_SLOW = 16
 MAX_SLOW_OF_EITHER = 4
 """The most slow requests of one account, or of one model; its others are held meanwhile."""
 MAX_SLOW_OF_BOTH = 2
-"""The most slow requests of one account on one model."""
 SLOW_AFTER_S = 0.05
 SLOW_AFTER_S_PER_KIB = 0.002
 POLL_S = 0.05
@@ -100,7 +99,6 @@ class _Waiting:
     is_stuck: bool = False
 
     def is_slow(self, now_s: float) -> bool:
-        """Whether it takes longer than its size explains."""
         slow_after_s = SLOW_AFTER_S + SLOW_AFTER_S_PER_KIB * self.num_bytes / KIB
         return now_s - self.began_s >= slow_after_s
 
@@ -125,7 +123,6 @@ class Intake:
         self._embeddings = _Lane(None, 1)
         """Thousands of texts take a second to tokenize, which chats need not wait for."""
         self._running: list[_Waiting] = []
-        """The oldest first."""
         self._held: list[_Waiting] = []
         self._num_put = 0
         self._load = _Load()
@@ -187,7 +184,6 @@ class Intake:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has threads that are not stuck."""
         with self._changed:
             return sum(one.is_stuck for one in self._running) <= MAX_STUCK
 
@@ -312,7 +308,6 @@ class Intake:
 
 
 def _is_held_up(submit: Submit, slow: Sequence[_Waiting]) -> bool:
-    """Whether enough of its account's or its model's requests are slow."""
     of_account = [one.submit.account == submit.account for one in slow if not one.is_stuck]
     of_model = [one.submit.model == submit.model for one in slow if not one.is_stuck]
     of_both = sum(map(all, zip(of_account, of_model, strict=True)))

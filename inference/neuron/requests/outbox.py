@@ -45,7 +45,6 @@ OVERHEAD_BYTES = 1024
 """The bytes of an event beside the list or the text that makes it large."""
 MAX_CHARACTER_BYTES = 4
 ITEM_OVERHEAD_BYTES = 5
-"""The header of a byte string in msgpack."""
 
 
 def batches_within(max_bytes: int, events: Sequence[Event]) -> Iterator[list[Event]]:
@@ -124,7 +123,6 @@ def _fragments(request_id: str, data: bytes, max_bytes: int) -> Iterator[tuple[F
 def _groups(
     items: Sequence[Item], max_bytes: int, num_bytes_of: Callable[[Item], int]
 ) -> Iterator[list[Item]]:
-    """Yields groups of up to ``max_bytes``, with at least one item each."""
     group: list[Item] = []
     num_bytes = 0
     for item in items:
@@ -286,7 +284,6 @@ class Outboxes:
         return [batch for name in self.behind(added_s) for batch in self.drop(name)]
 
     def drop_excess(self) -> list[Batch]:
-        """Drops all that is kept for those who have most, until the rest fits."""
         dropped: list[Batch] = []
         while self.num_bytes > self._max_bytes:
             largest = max(self._by_gateway, key=lambda name: self._by_gateway[name].num_bytes)

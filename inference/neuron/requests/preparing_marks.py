@@ -100,7 +100,6 @@ class PreparingMarks:
                 self._connection = None
 
     def _read_replies(self) -> None:
-        """Reads the replies that have arrived; never waits."""
         with self._lock:
             connection = self._connection
             try:

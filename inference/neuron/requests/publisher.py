@@ -112,7 +112,6 @@ class EventPublisher:
             return self._outboxes.behind(time.monotonic() - BEHIND_AFTER_S)
 
     def flush(self, timeout_s: float) -> None:
-        """Returns when everything has been sent or given up, or the time is over."""
         with self._sent_some:
             self._sent_some.wait_for(lambda: not self._outboxes, timeout_s)
 

@@ -71,7 +71,6 @@ class RequestTable:
         self._live: dict[str, LiveRequest] = {}
 
     def admit(self, submit: Submit) -> bool:
-        """False when the id is already here: a frame that was delivered twice."""
         with self._lock:
             if submit.request_id in self._live:
                 return False
@@ -85,7 +84,6 @@ class RequestTable:
             return request_id in self._live
 
     def has_work_for(self, model: str) -> bool:
-        """Running in its engine, or on the way there."""
         with self._lock:
             return any(live.submit.model == model for live in self._live.values())
 
@@ -125,7 +123,6 @@ class RequestTable:
         return []
 
     def fail(self, request_id: str, failure: Failure) -> list[AddressedEvent]:
-        """Empty when it has ended already."""
         with self._lock:
             live = self._live.get(request_id)
             return [] if live is None else self._end(live, live.failed(failure))
@@ -147,7 +144,6 @@ class RequestTable:
         return self._fail_where(lambda live: True, failure)
 
     def apply(self, outputs: Iterable[SequenceOutput]) -> Applied:
-        """Turns one engine step into events. Outputs of ended requests are dropped."""
         applied = Applied()
         with self._lock:
             for output in outputs:

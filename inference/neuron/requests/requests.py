@@ -54,8 +54,6 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class SeenRequests:
-    """The requests of which there has been a frame. Pure: times are arguments."""
-
     def __init__(self, *, seen_s: float = SEEN_S, max_seen: int = MAX_SEEN) -> None:
         self._seen_s = seen_s
         self._max_seen = max_seen
@@ -65,7 +63,6 @@ class SeenRequests:
         return len(self._first_seen_s)
 
     def is_new(self, request_id: str, now_s: float) -> bool:
-        """Returns whether the request is new, and counts it as known from now on."""
         self._forget(now_s)
         if request_id in self._first_seen_s:
             return False
@@ -139,7 +136,6 @@ class Inbox:
 
 READ_AGAIN_S = 0.5
 READ_FOR_S = 10.0
-"""How long a Redis that does not answer is asked again."""
 
 
 class RedisImageReader:
@@ -187,7 +183,6 @@ class RedisImageReader:
 
 
 FAREWELL_S = 0.5
-"""Time for the last events to reach Redis when the neuron stops."""
 
 
 class Requests:
@@ -244,7 +239,6 @@ class Requests:
                 self.publish(self.table.cancel(request_id))
 
     def held(self) -> dict[str, HeldRequests]:
-        """Returns the open requests by gateway, for one more heartbeat."""
         self._num_beats += 1
         # First: what ends in between is in neither, and has events that are not late yet.
         behind = self._publisher.behind()

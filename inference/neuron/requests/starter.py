@@ -84,7 +84,6 @@ class Starter:
         self._publish(self._table.fail(submit.request_id, failure))
 
     def start(self, submit: Submit) -> None:
-        """Start a request; the client receives any failure."""
         try:
             self._start(submit)
         except RequestRefusedError as refusal:

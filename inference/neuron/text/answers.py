@@ -120,7 +120,6 @@ class Choice:
         return events
 
     def cut(self, used: SequenceUsage) -> None:
-        """The engine ended it before its end."""
         self.has_finished = True
         self._num_prompt_tokens = used.num_prompt_tokens
         if not self.has_begun:
@@ -223,7 +222,6 @@ class Answer:
         return events
 
     def cut(self, index: int, used: SequenceUsage) -> None:
-        """The engine ended choice ``index`` before its end: the request will not finish."""
         self._choices[index].cut(used)
 
     def has_finished(self, index: int) -> bool:

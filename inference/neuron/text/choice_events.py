@@ -157,7 +157,6 @@ class Echo:
     """Number of most likely tokens reported beside each; ``None``: no logprobs are reported."""
 
     def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
-        """Keeps what comes before the answer begins."""
         if self.num_top is None:
             return
         for entry in prompt_logprobs:

@@ -103,7 +103,6 @@ def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
 
 
 def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> RequestRefusedError:
-    """``words``: the number, where it is none that was counted."""
     message = (
         f"this model's maximum input length is {limit} tokens and input {index} has "
         f"{words or num_tokens}"
@@ -157,7 +156,6 @@ class Pairing:
 
 
 def _cosine(first: Any, second: Any) -> bytes:
-    """Cosine of two float64 arrays; 0 where one of them has no direction."""
     length = math.sqrt(float(first @ first) * float(second @ second))
     cosine = float(first @ second) / length if length else 0.0
     return struct.pack("<f", max(-1.0, min(1.0, cosine)))

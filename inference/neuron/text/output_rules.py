@@ -107,7 +107,6 @@ def answer_limit(
 
 
 def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
-    """The client's name of the field."""
     return "messages" if isinstance(given, ChatInput) else "prompt"
 
 

@@ -130,7 +130,6 @@ class Thinking:
             )
 
     def limit(self, chat: ChatInput) -> ThinkingLimit | None:
-        """A model without markers does not think, and needs none."""
         markers = self.markers
         if chat.thinking_budget_tokens is None or markers is None:
             return None

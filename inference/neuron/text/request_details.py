@@ -79,7 +79,6 @@ class RequestDetails:
         return f"{words} text={masked_body(text, self._redact, self._max_characters)}"
 
     def named(self, name: str, known: Collection[str]) -> str:
-        """A name that the model made up may be any text."""
         return name[:MAX_NAME_CHARACTERS] if name in known or self._shows_bodies else "?"
 
 
@@ -120,7 +119,6 @@ class ChoiceDetails:
 
 
 def logged_details(submit: Submit, bodies: LoggedBodies) -> RequestDetails:
-    """Details that go to ``logger``, for where that logs at debug level."""
     request_id = submit.request_id
 
     def log(index: int | None, words: str) -> None:
@@ -142,7 +140,6 @@ def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 MAX_TEXT_CHARACTERS = MAX_TRACE_BYTES // 4
 MAX_OUTPUT_TOKENS = 16_384
-"""The most tokens of all choices together that are kept as raw text."""
 CUT = "\n[the rest is left out]"
 
 

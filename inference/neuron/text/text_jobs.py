@@ -63,7 +63,6 @@ log = logging.getLogger(__name__)
 MAX_KEPT_BYTES = 512 * 1024
 """The most that checked schemas and grammars take that are kept, for each model."""
 MAX_LOGGED = 16
-"""Different warnings about one model's chat template."""
 NUM_TRIALS = 2
 """How often a template may exceed its limits with a short conversation: once may be a machine that
 stood still."""
@@ -105,8 +104,6 @@ class EnforcedSchema:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _OfModel:
-    """State that all requests of a model share."""
-
     pool: WorkerPool
     model: str
     sources: TemplateSources
