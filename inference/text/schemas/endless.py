@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from inference.text.errors import SchemaError
-from inference.text.schemas.places import Place, Steps, all_places, replaced, subschemas
-from inference.text.schemas.references import referenced
+from inference.text.schemas.places import Place, Steps, all_places, referenced, replaced, subschemas
 
 ENDLESS = "the schema requires itself again without an end, so that no value can match it"
 DEFINITIONS = ("$defs", "definitions")

@@ -1,4 +1,5 @@
-"""Which numbers of a schema llguidance enforces exactly; the others are refused at their place.
+"""Which numbers of a schema llguidance enforces exactly; the others are refused at their place, or
+rewritten so that it does.
 
 It reads numbers as 64-bit floats, long ones to a neighbouring float. It converts the bounds of
 integers to 64 bits, where larger ones saturate, and ends the process at the least of them. Of
@@ -14,8 +15,16 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 
 from inference.text.errors import SchemaError
-from inference.text.schemas.places import Place, Steps
-from inference.text.schemas.references import applied_together
+from inference.text.grammars.compiling import first_token_problem
+from inference.text.grammars.parts import grammar_text, json_part
+from inference.text.schemas.places import (
+    Place,
+    Steps,
+    all_places,
+    applied_together,
+    referenced,
+    replaced,
+)
 
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 INT64_MAX = 2**63 - 1
@@ -131,3 +140,121 @@ def _as_llguidance_reads(text: str) -> float:
         return math.nan
     size = significand * float(f"1e{power}") if power >= 0 else significand / float(f"1e{-power}")
     return -size if sign else size
+
+
+SMALLEST = 1e-30
+"""The smallest bound beside nought: smaller ones make expressions that are nested too deeply."""
+LOWER = ("minimum", "exclusiveMinimum")
+UPPER = ("maximum", "exclusiveMaximum")
+
+
+def with_exact_bounds(root: Any) -> Any:
+    """Rewrites exclusive bounds that llguidance reads as inclusive. Returns a copy where one is
+    needed.
+
+    Between a whole number and a bound with the same whole part, as 0 and 0.5, llguidance includes
+    the whole number. The next float beyond it, as an inclusive bound, excludes it.
+    """
+    places = [place for place in all_places(root) if isinstance(place.schema, dict)]
+    upper = [bound for place in places for bound in _bounds(place.schema, UPPER)]
+    lower = [bound for place in places for bound in _bounds(place.schema, LOWER)]
+    # Any two may hold for the same value: references and allOf combine them.
+    above = {math.trunc(bound) for bound in upper if bound > math.trunc(bound)}
+    below = {math.trunc(bound) for bound in lower if bound < math.trunc(bound)}
+    for place in places:
+        schema = {**place.schema}
+        if _is_one_of(schema.get("exclusiveMinimum"), above):
+            least = _next(schema.pop("exclusiveMinimum"), math.inf)
+            schema["minimum"] = max(least, schema.get("minimum", least))
+        if _is_one_of(schema.get("exclusiveMaximum"), below):
+            greatest = _next(schema.pop("exclusiveMaximum"), -math.inf)
+            schema["maximum"] = min(greatest, schema.get("maximum", greatest))
+        if schema != place.schema:
+            root = replaced(root, place.steps, schema)
+    return root
+
+
+def _bounds(schema: dict[str, Any], keywords: tuple[str, str]) -> list[int | float]:
+    return [schema[keyword] for keyword in keywords if is_number(schema.get(keyword))]
+
+
+def _is_one_of(bound: Any, numbers: set[int]) -> bool:
+    return is_number(bound) and bound in numbers
+
+
+def _next(whole: int | float, towards: float) -> float:
+    """The first number beyond ``whole`` that llguidance reads exactly."""
+    if whole == 0:
+        return math.copysign(SMALLEST, towards)
+    following = math.nextafter(whole, towards)
+    while not is_exact(following):
+        following = math.nextafter(following, towards)
+    return following
+
+
+ENFORCED = BOUNDS | {"type", "multipleOf"}
+COMBINED = ("allOf", "anyOf", "oneOf")
+MAX_COMBINED = 50
+"""The most schemas for one value that are combined. Beyond it they are not looked at: their
+combinations may be without number."""
+NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
+
+
+def without_impossible_multiples(root: Any) -> Any:
+    """``root`` with ``false`` for what no value can match. Raises ``SchemaError`` where that is
+    ``root`` itself and nothing inside it.
+
+    llguidance compares bounds and multiples as ranges of floats. Where it takes a range to hold a
+    multiple and the automaton of the two holds none, as whole multiples of 0.3 between 4 and 5, it
+    compiles the schema and fails when an answer comes to that value. So each such schema is
+    compiled by itself here, with its first token.
+    """
+    places = list(all_places(root))
+    if not any(isinstance(one.schema, dict) and "multipleOf" in one.schema for one in places):
+        return root
+    impossible = [place.steps for place in places if _is_impossible(root, place)]
+    if impossible == [()]:
+        raise SchemaError(("multipleOf",) if "multipleOf" in root else (), NOT_BETWEEN)
+    for steps in reversed(impossible):  # innermost first
+        if steps:
+            root = replaced(root, steps, False)
+    return root
+
+
+def _is_impossible(root: Any, place: Place) -> bool:
+    numbers = _Numbers(root).of(place.schema)
+    return (
+        numbers is not None and first_token_problem(grammar_text([json_part(numbers)])) is not None
+    )
+
+
+class _Numbers:
+    """What a schema, and those that hold for the same value, demand of a number."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._keywords: set[str] = set()
+        self._num_combined = 0
+
+    def of(self, schema: Any) -> dict[str, Any] | None:
+        """``None``: no multiple with a bound."""
+        demands = self._demands(schema, frozenset())
+        is_bounded = "multipleOf" in self._keywords and self._keywords & BOUNDS
+        if not is_bounded or self._num_combined > MAX_COMBINED:
+            return None
+        return demands if isinstance(demands, dict) else None
+
+    def _demands(self, schema: Any, seen: frozenset[Steps]) -> Any:
+        self._num_combined += 1
+        if not isinstance(schema, dict) or self._num_combined > MAX_COMBINED:
+            return schema if isinstance(schema, bool) else {}
+        kept = {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
+        self._keywords |= kept.keys()
+        for keyword in COMBINED:
+            if isinstance(options := schema.get(keyword), list):
+                kept[keyword] = [self._demands(option, seen) for option in options]
+        target = referenced(self._root, schema)
+        if target is not None and target.steps not in seen:
+            inner = self._demands(target.schema, seen | {target.steps})
+            kept["allOf"] = [*kept.get("allOf", ()), inner]
+        return kept

@@ -16,11 +16,14 @@ from typing import Any, cast
 from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars.compiling import problem_of
 from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.bounds import with_exact_bounds
 from inference.text.schemas.culprit import find_culprit
 from inference.text.schemas.endless import without_endless
-from inference.text.schemas.multiples import without_impossible_multiples
-from inference.text.schemas.numbers import check_numbers
+from inference.text.schemas.numbers import (
+    check_numbers,
+    is_number,
+    with_exact_bounds,
+    without_impossible_multiples,
+)
 from inference.text.schemas.places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
@@ -32,7 +35,64 @@ from inference.text.schemas.places import (
     left_out,
 )
 from inference.text.schemas.rewrites import VACUOUS, original_steps, rewritten
-from inference.text.schemas.types import type_problem
+
+# llguidance refuses most values of a wrong type, some of them by a panic, and ignores the rest
+# where the schema's type does not call for them.
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_exclusive_bound(value: Any) -> bool:
+    """A boolean in draft 4."""
+    return is_number(value) or isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
+def _are_types(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
+
+
+EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), (is_number, "a number")),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_exclusive_bound, "a number")),
+    **dict.fromkeys(
+        (
+            *("minLength", "maxLength", "minItems", "maxItems"),
+            *("minProperties", "maxProperties"),
+        ),
+        (_is_count, "a whole number, not below 0"),
+    ),
+    **dict.fromkeys(("pattern", "format", "$ref"), (_is_text, "a string")),
+    "required": (_are_texts, "a list of strings"),
+    "enum": (_is_list, "a list"),
+    "type": (_are_types, f"one of {', '.join(sorted(TYPES))}, or a list of them"),
+}
+
+
+def type_problem(keyword: str, value: Any) -> str | None:
+    """Why ``value`` cannot be the keyword's; ``None``: it can, or nothing is expected of it."""
+    is_right, expected = EXPECTED.get(keyword, (None, ""))
+    if is_right is None or is_right(value):
+        return None
+    return f"{keyword!r} is {expected}"
+
 
 ASSERTIONS = frozenset(
     {
