@@ -37,8 +37,7 @@ from inference.protocol.events import Event, Failure, Finished, FinishReason, Te
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText, Piece
-from inference.text.answers.parts import TextPart
-from inference.text.tokens.token_kinds import TokenKind
+from inference.text.answers.parts import TextPart, TokenKind
 from inference.text.tool_calls.call_parser import CallParser, Decision
 
 

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inference.text.answers.answer_text import AnswerText
-from inference.text.answers.parts import CallArguments, Part, TextPart, ToolCallParser
+from inference.text.answers.parts import CallArguments, Part, TextPart, TokenKind, ToolCallParser
 from inference.text.answers.phrases import PhraseMarkers, PhraseReader, Run
 from inference.text.answers.reasoning import ReasoningMarkers, splitter
-from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from inference.text.tokens.token_kinds import TokenKind
+from inference.text.answers.parts import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 
 CHANNEL = "<|channel|>"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
@@ -77,3 +78,14 @@ class ToolFormat(Protocol):
         choice ``auto`` without strict tools, with parallel calls allowed. Raises
         ``UnsupportedSchemaError`` for what the format cannot express."""
         ...
+
+
+class TokenKind(Enum):
+    """What one token of an answer is."""
+
+    OPENS = "opens"
+    THOUGHT = "thought"
+    CLOSES = "closes"
+    ANSWER = "answer"
+    MARKUP = "markup"
+    """Belongs to the format, between messages; it is not shown."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from inference.text.answers.answer_text import StopStrings
+from inference.text.answers.parts import TokenKind
 from inference.text.answers.reasoning import MARKER_PAIRS
-from inference.text.tokens.token_kinds import TokenKind
 
 RESPONSE = ("<response>", "</response>")
 """What Granite 3.3 puts round its answer where it thinks."""

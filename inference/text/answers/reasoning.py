@@ -22,7 +22,7 @@ from inference.text.answers.harmony import (
     HarmonyTokens,
     find_channels,
 )
-from inference.text.tokens.token_kinds import TokenKind
+from inference.text.answers.parts import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 
 MARKER_PAIRS = (

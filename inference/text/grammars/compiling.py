@@ -1,14 +1,20 @@
-"""Whether llguidance can follow a grammar. It may crash or hang on one that a stranger wrote, so
-this is for the workers of ``inference.sandbox`` alone.
+"""Whether llguidance can follow a grammar, and answers that must be some text other than JSON. It
+may crash or hang on a grammar that a stranger wrote, so this is for the workers of
+``inference.sandbox`` alone.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from inference.protocol.generation import OutputFormat
 from inference.recent_results import RecentResults
+from inference.text.errors import GrammarTextError
 
 MAX_PROBLEM_BYTES = 256 * 1024
 
@@ -59,3 +65,46 @@ def one_line(message: str) -> str:
         return "nothing can match it"
     first, *others = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{first} {others[-1].removeprefix('error: ')}" if others else first
+
+
+def text_part(output_format: OutputFormat) -> dict[str, Any]:
+    """The grammar of a text format: an expression, one of several texts, or a client's own grammar.
+    ``problem_of`` checks whether it can be enforced.
+    Raises ``GrammarTextError``."""
+    if output_format.regex is not None:
+        return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
+    if output_format.choices:
+        texts = " | ".join(_quoted(choice) for choice in dict.fromkeys(output_format.choices))
+        return {"lark_grammar": f"start: {texts}"}
+    assert output_format.grammar is not None, "a format that is JSON"
+    return {"lark_grammar": _lark(output_format.grammar)}
+
+
+def _escaped(regex: str) -> str:
+    """Returns the regex as it stands between slashes and on one line in lark."""
+    escaped, is_escape = [], False
+    for char in regex:
+        if char == "\n":
+            escaped.append("n" if is_escape else r"\n")
+        elif char == "/" and not is_escape:
+            escaped.append(r"\/")
+        else:
+            escaped.append(char)
+        is_escape = char == "\\" and not is_escape
+    return "".join(escaped)
+
+
+def _quoted(text: str) -> str:
+    """Lark's strings have JSON's escapes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lark(grammar: str) -> str:
+    """Lark text of a lark or GBNF grammar; only GBNF writes ``::=``. Its converter is a library's
+    and may raise anything."""
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:
+        raise GrammarTextError(f"the grammar cannot be read: {error}") from error

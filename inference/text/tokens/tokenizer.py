@@ -23,8 +23,13 @@ import tokenizers
 
 from inference.garbage import release_freed_memory
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
-from inference.text.tokens.token_bounds import most_bytes_per_token, num_bytes
-from inference.text.tokens.token_bytes import LeadingSpace, no_bytes, token_bytes
+from inference.text.tokens.token_bytes import (
+    LeadingSpace,
+    most_bytes_per_token,
+    no_bytes,
+    num_bytes,
+    token_bytes,
+)
 
 NAMED_SPECIAL_TOKENS = (
     "bos_token",

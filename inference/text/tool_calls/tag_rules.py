@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.bare_calls import rerooted
-from inference.text.grammars.parts import OUR_OPTIONS
+from inference.text.grammars.parts import OUR_OPTIONS, rerooted
 from inference.text.tool_calls.argument_values import (
     allowed_types,
     alternatives,

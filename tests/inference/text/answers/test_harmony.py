@@ -12,11 +12,10 @@ from inference.engine.sampling.thinking import ThinkingBudget
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.protocol.sampling import ThinkingLimit
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
 from inference.text.answers.reasoning import ReasoningMarkers, find_markers, opens_block
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.parts import calls_part, json_part
-from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.harmony import HarmonyFormat
 from tests.cases import each_case

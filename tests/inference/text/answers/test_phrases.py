@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
-from inference.text.answers.parts import TextPart
+from inference.text.answers.parts import TextPart, TokenKind
 from inference.text.answers.phrases import (
     SPOKEN,
     PhraseMarkers,
@@ -19,7 +19,6 @@ from inference.text.answers.phrases import (
     find_phrases,
     opens_phrase,
 )
-from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
 

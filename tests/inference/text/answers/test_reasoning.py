@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tokenizers
 
+from inference.text.answers.parts import TokenKind
 from inference.text.answers.reasoning import (
     MARKER_PAIRS,
     ReasoningMarkers,
@@ -13,7 +14,6 @@ from inference.text.answers.reasoning import (
     find_markers,
     opens_block,
 )
-from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
 

@@ -14,13 +14,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
 from inference.protocol.sampling import Grammar
-from inference.text.answers.bare_calls import bare_call_part
 from inference.text.answers.reasoning import ReasoningMarkers
 from inference.text.errors import GrammarTextError
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
-from inference.text.grammars.compiling import problem_of
-from inference.text.grammars.parts import calls_part, json_part
-from inference.text.grammars.text_formats import text_part
+from inference.text.grammars.compiling import problem_of, text_part
+from inference.text.grammars.parts import bare_call_part, calls_part, json_part
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls

@@ -9,8 +9,7 @@ from jinja2 import Environment
 from transformers.utils import chat_template_utils
 
 from inference.protocol.generation import ChatMessage, ToolCall
-from inference.text.templates.chat_template import CHATML
-from inference.text.templates.template_environment import compiled
+from inference.text.templates.chat_template import CHATML, compiled
 from inference.text.templates.turns import plain_turns
 from tests.cases import each_case
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN

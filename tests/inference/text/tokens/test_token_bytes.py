@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.errors import TooManyTokensError
-from inference.text.tokens.token_bounds import most_bytes_per_token
+from inference.text.tokens.token_bytes import most_bytes_per_token
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.cases import each_case
 
