@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.answers.answer_text import StopStrings
+from inference.text.answers.phrases import StopStrings
 
 ALPHABET = "ab\n🙂"
 TEXTS = st.text(ALPHABET, max_size=40)
