@@ -7,12 +7,15 @@ TextError
 │   └── NoPlaceForToolsError   it has no place for the tools of the request
 ├── GrammarTextError         a grammar is in no notation that is read here
 └── SchemaError              a JSON schema is invalid or cannot be enforced
-    └── MalformedSchemaError   it is no JSON schema
+    ├── MalformedSchemaError   it is no JSON schema
+    └── UnsupportedSchemaError a tool's schema asks for what its format's grammar cannot express
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from inference.protocol.generation import ToolDefinition
 
 
 class TextError(Exception):
@@ -61,3 +64,12 @@ class MalformedSchemaError(SchemaError):
 def path_of(root: str, steps: Sequence[str | int]) -> str:
     """``root`` is where the schema stood: ``root.properties.x.anyOf[1]``."""
     return root + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+
+
+class UnsupportedSchemaError(SchemaError):
+    """``param`` is where in the client's body the keyword stands."""
+
+    def __init__(self, tool: ToolDefinition, steps: tuple[str | int, ...], message: str) -> None:
+        super().__init__(steps, message)
+        self.tool = tool
+        self.param = self.path(tool.path)

@@ -47,11 +47,10 @@ from inference.protocol.generation import (
 )
 from inference.protocol.model_limit import model_limit
 from inference.protocol.sampling import Grammar
-from inference.text.errors import path_of
+from inference.text.errors import UnsupportedSchemaError, path_of
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.parts import ARGUMENTS_KEYS, bare_call_part, calls_part, json_part
 from inference.text.schemas.places import left_out
-from inference.text.tool_calls.errors import UnsupportedSchemaError
 from inference.text.tool_calls.grammar_rules import callable_tools
 
 

@@ -1,5 +1,5 @@
-"""Which bytes each token id stands for, read from the ``decoder`` of a tokenizer.json, and how many a
-token has at most: a text that cannot fit is not tokenized.
+"""Which bytes each token id stands for, read from the ``decoder`` of a tokenizer.json, and how many
+one token has at most: a text that cannot fit is not tokenized.
 
 Two families cover the decoders of models that generate: byte-level BPE, where every character of a
 piece is one byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte. Both make

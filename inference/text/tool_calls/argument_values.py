@@ -1,18 +1,21 @@
-"""The text of one argument, to the JSON value that the tool's schema asks for.
+"""Arguments as JSON values that the tool's schema asks for, from text and from JSON. Pure.
 
     "3" as an integer ─▶ 3      "3" as a string ─▶ "3"      "three" as an integer ─▶ "three"
+                                 3  as a string ─▶ "3"      "[1]" as an array ─▶ [1]
 
-Text that fits none of the schema's types stays a string: nothing a model wrote is dropped. Pure.
+Text that fits none of the schema's types stays a string, and JSON stays as the model wrote it:
+nothing is dropped, and the client, who knows its tool, answers the model.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from inference.text.tool_calls.json_scanner import MAX_SCALAR_LENGTH, compact_json, read_json
-from inference.text.tool_calls.python_literals import literal_value, parse_literals
 
 _TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
@@ -168,3 +171,98 @@ def _container(text: str, wanted: type) -> str | None:
 
 def _read_python(text: str) -> object:
     return literal_value(parse_literals(text))
+
+
+def fitted_json(written: str, schema: Mapping[str, Any]) -> str:
+    """Fits an object, given as JSON text, to ``schema``. Text that fits is returned as it is.
+    Raises ``ValueError`` for an object that names a key twice."""
+    arguments = read_json(written)
+    changed = fitted(arguments, schema)
+    return written if changed is arguments else compact_json(changed)
+
+
+def fitted(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The same object where nothing is to be written otherwise."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return arguments
+    changed = {
+        key: found
+        for key, value in arguments.items()
+        if key in properties and (found := _fitted(value, properties[key], schema)) is not value
+    }
+    return {**arguments, **changed} if changed else arguments
+
+
+def _fitted(value: Any, schema: object, root: Mapping[str, Any]) -> Any:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_integer or isinstance(value, str)):
+        return value
+    types = {name for one in alternatives(schema, root) for name in allowed_types(one)}
+    if is_integer:
+        return str(value) if types == {"string"} else value
+    found = value if "string" in types else json.loads(as_json(value, schema, root))
+    return value if isinstance(found, str) else found
+
+
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxNuU\n")
+_OCTAL_DIGITS = frozenset("01234567")
+_TOKEN = re.compile(
+    r"(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
+    r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<mark>[\[\]{}(),:=])"
+    r"|(?P<space>[ \t\r\n]+)",
+    re.DOTALL,
+)
+
+
+def parse_literals(text: str) -> ast.expr:
+    """The expression of Python literals that JSON can express too. Raises ``SyntaxError`` or
+    ``ValueError`` for all others: string prefixes, adjacent strings, comments, numbers in another
+    base, duplicate keys. All of those drop characters or change their meaning. The caller decides
+    whether a call of the name before the arguments is allowed."""
+    position, has_value, follows_comma = 0, False, False
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            raise ValueError("no plain literal")
+        if token.lastgroup not in ("mark", "space"):
+            if has_value:
+                raise ValueError("two values side by side")
+            has_value = True
+            follows_comma = False
+        elif token.lastgroup == "mark":
+            if follows_comma and token.group() in ")]}":
+                raise ValueError("a comma behind which an item may be missing")
+            has_value, follows_comma = False, token.group() == ","
+        position = token.end()
+    return ast.parse(_ESCAPE.sub(_python_escape, text).strip(), mode="eval").body
+
+
+def literal_value(node: ast.expr) -> object:
+    """Raises ``ValueError``."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Dict):
+            keys = [key.value for key in one.keys if isinstance(key, ast.Constant)]
+            if len(set(keys)) < len(one.keys) or not all(isinstance(key, str) for key in keys):
+                raise ValueError("a key that stands twice, or is no text")
+    value: object = ast.literal_eval(_JsonNames().visit(node))
+    return value
+
+
+def _python_escape(escape: re.Match[str]) -> str:
+    """Python warns of escapes that it does not have, and keeps their backslash. Raises
+    ``ValueError`` for ``\\1``, which is a character to Python and a group in regular
+    expressions."""
+    if escape.group(1) in _OCTAL_DIGITS:
+        raise ValueError("an escape by digits has two readings")
+    return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
+
+
+class _JsonNames(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        is_json = node.id in _JSON_NAMES
+        return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node) if is_json else node

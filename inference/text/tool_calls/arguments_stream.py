@@ -4,8 +4,8 @@ call."""
 
 from __future__ import annotations
 
+from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.json_scanner import JsonScanner, ReadState
-from inference.text.tool_calls.part_list import PartList
 
 
 class ArgumentsStream:

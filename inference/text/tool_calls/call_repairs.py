@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from inference.text.tool_calls.argument_fit import fitted
+from inference.text.tool_calls.argument_values import fitted
+from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.json_scanner import is_encodable, read_json
-from inference.text.tool_calls.known_tools import KnownTools
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})

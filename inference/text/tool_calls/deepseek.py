@@ -16,15 +16,16 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.grammar_rules import literal, marker
-from inference.text.tool_calls.headed_call import plain_name
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import KnownTools
+from inference.text.tool_calls.grammar_rules import (
+    literal,
+    marker,
+    section_grammar,
+    special_marker_ids,
+)
+from inference.text.tool_calls.headed_call import NamedCall, plain_name
 from inference.text.tool_calls.json_scanner import WHITESPACE
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.named_call import NamedCall
-from inference.text.tool_calls.part_list import PartList
-from inference.text.tool_calls.sections import section_grammar
 
 CALLS_BEGIN = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
 CALLS_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001

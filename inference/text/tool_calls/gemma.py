@@ -15,14 +15,13 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import is_text
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.gemma_arguments import GemmaArguments
 from inference.text.tool_calls.gemma_grammar import CALL, GemmaMarkers, gemma_grammar
+from inference.text.tool_calls.grammar_rules import special_marker_ids
 from inference.text.tool_calls.headed_call import HeadedCall, plain_name
 from inference.text.tool_calls.json_scanner import WHITESPACE
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.part_list import PartList
 
 BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
 """What may have been a number before a character was lost or added."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.errors import UnsupportedSchemaError
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import (
     allowed_types,
     alternatives,
     listed_values,
 )
-from inference.text.tool_calls.errors import UnsupportedSchemaError
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     arguments_schema,

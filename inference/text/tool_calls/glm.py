@@ -11,27 +11,80 @@ continues or ends. Calls in JSON are read as well. Whitespace around the calls i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_reader import CallReader
-from inference.text.tool_calls.glm_call import KEY, KEY_END, VALUE, VALUE_END, GlmCall
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     callable_tools,
     head_rules,
     literal,
     marker,
+    special_marker_ids,
 )
+from inference.text.tool_calls.headed_call import plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.part_list import PartList
+from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
-from inference.text.tool_calls.tagged_call import CLOSE, OPEN
+from inference.text.tool_calls.tagged_call import CLOSE, OPEN, PARAMETER, TaggedCall
+
+KEY = "<arg_key>"
+KEY_END = "</arg_key>"
+VALUE = "<arg_value>"
+VALUE_END = "</arg_value>"
+NO_DOUBTS = re.compile("(?!)")
+
+
+class GlmCall(TaggedCall):
+    AFTER_VALUE = (KEY, CLOSE)
+    VALUE_END = VALUE_END
+    DOUBTS = re.compile(
+        rf"{KEY}|{KEY_END}|{VALUE}|{VALUE_END}(?! )|</arg(?!_key>|_value>)",
+    )
+    HAS_OWN_LINES = False
+
+    def __init__(self, tools: KnownTools, *, follows_grammar: bool) -> None:
+        """``follows_grammar``: a value that names the format's tags is whole all the same."""
+        super().__init__(tools, is_wrapped=True)
+        if follows_grammar:
+            self.DOUBTS = NO_DOUBTS
+        self._read = self._read_name
+
+    def _go_to(self, tag: str, position: int) -> int:
+        if tag == VALUE:
+            self._begin_value()
+        elif tag == KEY_END:
+            self._expect((VALUE,))
+        else:
+            return super()._go_to(PARAMETER if tag == KEY else tag, position)
+        return position
+
+    def _read_name(self, text: str, position: int) -> int:
+        """It ends with its line or where the next tag begins."""
+        if text[position] not in "\n<":
+            return self._read_tag_text(text, position)
+        name = plain_name(self._tag_text.strip(WHITESPACE))
+        if name is None:
+            return self._break(position)
+        self._name = name
+        self._tag_text = ""
+        self._begin_arguments()
+        return position
+
+    def _read_key(self, text: str, position: int) -> int:
+        if text[position] != "<":
+            return self._read_tag_text(text, position)
+        key = self._take_tag_text()
+        if key is None:
+            return self._break(position)
+        self._key = key
+        self._expect((KEY_END,))
+        return position
 
 
 class GlmFormat:

@@ -10,14 +10,13 @@ format's. Syntax: llguidance's docs/syntax.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.markers import marker_token_id
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 
@@ -125,3 +124,58 @@ def json_call_rules(
         rules.append(f'object_{index}: {number}{head} arguments_{index} "}}"')
         rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
     return rules
+
+
+Pair = tuple[str, str]
+"""An opening and a closing marker."""
+
+
+def section_grammar(
+    tools: Sequence[ToolDefinition],
+    choice: ToolChoice,
+    *,
+    parallel: bool,
+    tokenizer: Tokenizer,
+    section: Pair,
+    call: Pair,
+    head: Callable[[ToolDefinition], str],
+    tail: str = "",
+    between: str = "",
+) -> str | None:
+    """The grammar of a format that writes calls in a section, each with its name in a head.
+
+        <section> <call> head {arguments} tail </call> <call> … </call> </section>
+
+    ``head`` and ``tail`` are rules around one call's arguments, ``between`` the format's characters
+    between two calls.
+    """
+    called = callable_tools(tools, choice, parallel=parallel)
+    if not called:
+        return None
+    # What one section holds is all that the answer calls.
+    many = parallel and choice.mode != "required"
+    opens, ends = (marker(tokenizer, text) for text in call)
+    more = f" ({literal(between) + ' ' if between else ''}one)*" if parallel else ""
+    rules = [
+        *answer_rules(section[0], choice, parallel=many, tokenizer=tokenizer, between=""),
+        f"rest: one{more} {marker(tokenizer, section[1])}",
+        f"one: {opens} ({any_of('one', len(called))}) {ends}",
+    ]
+    for index, tool in enumerate(called):
+        rules.append(f"one_{index}: {head(tool)} arguments_{index} {tail}".rstrip())
+        rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
+    return "\n".join(rules)
+
+
+def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
+    """The one token that is this marker; ``None`` where it is spelled out."""
+    token_ids = tokenizer.encode(marker, add_special_tokens=False)
+    if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
+        return None
+    return token_ids[0]
+
+
+def special_marker_ids(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:
+    """The ids of markers that are special tokens, whose text is left out unless it is asked for."""
+    token_ids = (marker_token_id(tokenizer, marker) for marker in markers)
+    return frozenset(token_id for token_id in token_ids if token_id in tokenizer.special_token_ids)

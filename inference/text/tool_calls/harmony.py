@@ -25,6 +25,8 @@ from inference.text.answers.harmony import (
 )
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
     arguments_schema,
@@ -33,11 +35,7 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker,
 )
-from inference.text.tool_calls.headed_call import plain_name
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.named_call import NamedCall
-from inference.text.tool_calls.part_list import PartList
+from inference.text.tool_calls.headed_call import NamedCall, plain_name
 
 
 class HarmonyFormat:

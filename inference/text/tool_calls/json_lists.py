@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
     answer_rules,
@@ -29,12 +31,9 @@ from inference.text.tool_calls.grammar_rules import (
     json_call_rules,
     literal,
     marker,
+    special_marker_ids,
 )
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.part_list import PartList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,17 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.free_text import FreeText
-from inference.text.tool_calls.grammar_rules import CallKeys, callable_tools, json_call_rules
+from inference.text.tool_calls.grammar_rules import (
+    CallKeys,
+    callable_tools,
+    json_call_rules,
+    marker_token_id,
+    special_marker_ids,
+)
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_scanner import WHITESPACE
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
 from inference.text.tool_calls.pythonic_calls import PythonicCalls
 
 TAG = "<|python_tag|>"

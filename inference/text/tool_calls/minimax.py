@@ -20,21 +20,19 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_reader import CallReader
-from inference.text.tool_calls.dsml_call import DsmlCall, fits_quotes
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import CallReader, KnownTools
+from inference.text.tool_calls.dsml import DsmlCall, fits_quotes
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     any_of,
     callable_tools,
     literal,
     marker,
+    special_marker_ids,
 )
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.part_list import PartList
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
-from inference.text.tool_calls.tagged_value import PARAMETER_END
+from inference.text.tool_calls.tagged_call import PARAMETER_END
 
 SECTION = "<minimax:tool_call>"
 SECTION_END = "</minimax:tool_call>"

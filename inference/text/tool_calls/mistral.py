@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
     answer_rules,
@@ -24,13 +25,11 @@ from inference.text.tool_calls.grammar_rules import (
     json_rule,
     literal,
     marker,
+    marker_token_id,
+    special_marker_ids,
 )
+from inference.text.tool_calls.headed_call import ARGUMENTS, CALL_ID, NamedCall, mistral_name
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
-from inference.text.tool_calls.named_call import ARGUMENTS, CALL_ID, NamedCall, mistral_name
-from inference.text.tool_calls.part_list import PartList
 
 CALLS = "[TOOL_CALLS]"
 

@@ -12,6 +12,7 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
     callable_tools,
@@ -19,7 +20,6 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
 )
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.known_tools import KnownTools
 
 
 class PlainFormat:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import re
 
+from inference.text.tool_calls.argument_values import literal_value, parse_literals
 from inference.text.tool_calls.call_reader import CallReader, ReadCall
 from inference.text.tool_calls.json_scanner import WHITESPACE, compact_json, read_json
-from inference.text.tool_calls.python_literals import literal_value, parse_literals
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _PLAIN_RUN = re.compile(r"""[^'"\\()\[\]{}]+""")

@@ -24,23 +24,103 @@ values to the character:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_reader import CallReader
-from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.part_list import PartList
-from inference.text.tool_calls.qwen_coder_grammar import (
-    QWEN_TAGS,
-    SEED_TAGS,
-    CallTags,
-    qwen_coder_grammar,
+from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_reader import CallReader, KnownTools
+from inference.text.tool_calls.grammar_rules import (
+    answer_rules,
+    any_of,
+    callable_tools,
+    head_rules,
+    literal,
+    marker,
+    special_marker_ids,
 )
-from inference.text.tool_calls.tagged_call import FUNCTION, SeedCall, TaggedCall
+from inference.text.tool_calls.json_calls import JsonCalls
+from inference.text.tool_calls.tag_rules import TagStyle, function_rules
+from inference.text.tool_calls.tagged_call import (
+    CLOSE,
+    FUNCTION,
+    FUNCTION_END,
+    OPEN,
+    PARAMETER,
+    PARAMETER_END,
+    SEED_CLOSE,
+    SEED_OPEN,
+    SeedCall,
+    TaggedCall,
+)
+
+_NEWLINE = literal("\n")
+_FUNCTION_LINE = literal(f"\n{FUNCTION}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """What stands around one call, and around its values."""
+
+    opens: str
+    closes: str
+    has_own_lines: bool
+    """Whether one newline at either end of a value is the format's."""
+
+    @property
+    def style(self) -> TagStyle:
+        line = f" {_NEWLINE}" if self.has_own_lines else ""
+        before_end = "\n" if self.has_own_lines else ""
+        return TagStyle(
+            begin=lambda name: literal(f"{name}>\n"),
+            end=literal(FUNCTION_END),
+            key=lambda key: f"{literal(f'{PARAMETER}{key}>')}{line}",
+            any_key=f'{literal(PARAMETER)} /[^<>\\n]+/ ">"{line}',
+            value_end=literal(f"{before_end}{PARAMETER_END}\n"),
+            text_value=(
+                f"text_body[lazy]: TEXT {literal(PARAMETER_END)}",
+                f"text_value: text_body {_NEWLINE}",
+            ),
+        )
+
+
+QWEN_TAGS = CallTags(OPEN, CLOSE, has_own_lines=True)
+SEED_TAGS = CallTags(SEED_OPEN, SEED_CLOSE, has_own_lines=False)
+
+
+def qwen_coder_grammar(
+    tools: Sequence[ToolDefinition],
+    choice: ToolChoice,
+    *,
+    tags: CallTags,
+    parallel: bool,
+    tokenizer: Tokenizer,
+) -> str | None:
+    """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
+    called = callable_tools(tools, choice, parallel=parallel)
+    if not called:
+        return None
+    style = tags.style
+    is_free = choice.mode == "auto"
+    start = answer_rules(
+        tags.opens,
+        choice,
+        parallel=parallel,
+        tokenizer=tokenizer,
+        between="\n",
+        also="bare function" if is_free else "",
+    )
+    rules = [
+        *start,
+        *(head_rules("bare", FUNCTION, tokenizer) if is_free else ()),
+        f"rest: {_FUNCTION_LINE} function {_NEWLINE} {marker(tokenizer, tags.closes)}",
+        f"function: {any_of('function', len(called))}",
+        *style.common_rules(),
+    ]
+    for index, tool in enumerate(called):
+        rules += function_rules(f"function_{index}", tool, choice, style)
+    return "\n".join(rules)
 
 
 class QwenCoderFormat:

@@ -8,11 +8,10 @@ from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import (
     deepseek,
     dsml,
-    dsml_call,
     gemma,
     glm,
-    glm_call,
     harmony,
+    headed_call,
     hermes,
     json_lists,
     kimi,
@@ -20,11 +19,10 @@ from inference.text.tool_calls import (
     llama3,
     minimax,
     mistral,
-    named_call,
     qwen_coder,
     tagged_call,
 )
-from inference.text.tool_calls.markers import marker_token_id
+from inference.text.tool_calls.grammar_rules import marker_token_id
 
 LLAMA_PROMPTS = ("dictionary of argument name", "[func_name1(")
 """Phrases of Llama's templates that ask for calls as JSON and as Python."""
@@ -43,7 +41,7 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
     if hermes.OPEN in template:
         return hermes.HermesFormat()
     if mistral.CALLS in template or _has_token(tokenizer, mistral.CALLS):
-        return mistral.MistralFormat(writes_lists=named_call.ARGUMENTS not in template)
+        return mistral.MistralFormat(writes_lists=headed_call.ARGUMENTS not in template)
     if llama3.TAG in template or any(prompt in template for prompt in LLAMA_PROMPTS):
         return llama3.Llama3Format()
     return llama3.Llama3Format() if _has_token(tokenizer, llama3.TAG) else None
@@ -51,9 +49,9 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
 
 def _by_marker(template: str) -> ToolFormat | None:
     """Formats whose markers no other format has."""
-    if glm_call.KEY in template:
-        return glm.GlmFormat(has_lines=f"{glm_call.KEY_END}{glm_call.VALUE}" not in template)
-    if dsml_call.DSML in template:
+    if glm.KEY in template:
+        return glm.GlmFormat(has_lines=f"{glm.KEY_END}{glm.VALUE}" not in template)
+    if dsml.DSML in template:
         return dsml.DsmlFormat(section=dsml.section_of(template))
     if deepseek.CALL_BEGIN in template:
         return deepseek.DeepSeekFormat(writes_fences=deepseek.FENCE in template)

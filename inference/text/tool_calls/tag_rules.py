@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.errors import UnsupportedSchemaError
 from inference.text.grammars.parts import OUR_OPTIONS, rerooted
 from inference.text.tool_calls.argument_values import (
     allowed_types,
@@ -18,7 +19,6 @@ from inference.text.tool_calls.argument_values import (
     is_text,
     listed_values,
 )
-from inference.text.tool_calls.errors import UnsupportedSchemaError
 from inference.text.tool_calls.grammar_rules import arguments_schema, json_rule, literal
 from inference.text.tool_calls.json_scanner import compact_json
 from inference.text.tool_calls.tagged_call import fits_tag

@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLMatcher, grammar_from
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.errors import UnsupportedSchemaError
 from inference.text.tool_calls import deepseek as ds
-from inference.text.tool_calls.dsml_call import DSML
-from inference.text.tool_calls.errors import UnsupportedSchemaError
+from inference.text.tool_calls.dsml import DSML
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
 from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary, make_vocabulary

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.tool_calls.errors import UnsupportedSchemaError
+from inference.text.errors import UnsupportedSchemaError
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, read, tool
 from tests.inference.text.tool_calls.conftest import Vocabulary
