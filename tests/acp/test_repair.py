@@ -14,7 +14,7 @@ from helexa_acp.text_tools import Kind, Splitter
 from helexa_acp.tools import TOOLS
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart
-from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 
 SIGNATURES = [

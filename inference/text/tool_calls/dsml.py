@@ -1,4 +1,5 @@
-"""DeepSeek V3.2: calls in its own markup; each argument is marked as text or JSON.
+"""DeepSeek V3.2 and MiniMax M2: calls in tags that quote their names. DeepSeek's mark each
+argument as text or JSON.
 
     <｜DSML｜function_calls>
     <｜DSML｜invoke name="f">
@@ -7,38 +8,43 @@
     </｜DSML｜invoke>
     </｜DSML｜function_calls>
 
+    <minimax:tool_call>
+    <invoke name="f">
+    <parameter name="a">1</parameter>
+    </invoke>
+    <invoke name="g">
+    </invoke>
+    </minimax:tool_call>
+
 The section's tags may be missing. V4 calls the section ``tool_calls``: both are read, and grammars
-ask for the one that the template names. Whitespace around the calls is left out. In tokenizers the
-word between the bars is one token or spelled out, the tags around it never are one.
+ask for the one that the template names. A value is the exact text between its tags, or JSON where
+its tag is so marked or the tool's schema has another type. Whitespace around the calls is left out.
+In tokenizers the word between the bars is one token or spelled out, the tags around it never are
+one.
 """  # noqa: RUF002 - DeepSeek's own characters
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_format import MarkedFormat
+from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
+    WantedCalls,
     any_of,
-    callable_tools,
     literal,
     marker_token_id,
-    special_marker_ids,
 )
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
-from inference.text.tool_calls.tagged_call import (
-    FUNCTION,
-    TaggedCall,
-    fits_tag,
-)
+from inference.text.tool_calls.tagged_call import FUNCTION, TaggedCall, fits_tag
 from inference.text.tool_calls.tagged_call import PARAMETER as TAGGED_PARAMETER
+from inference.text.tool_calls.tagged_call import PARAMETER_END as PLAIN_PARAMETER_END
 
+NEWLINE = "\n"
 DSML = "｜DSML｜"  # noqa: RUF001
 INVOKE = f'<{DSML}invoke name="'
 INVOKE_END = f"</{DSML}invoke>"
@@ -127,50 +133,36 @@ def section_of(template: str) -> str:
     return next(named, SECTIONS[0])
 
 
-class DsmlFormat:
+class DsmlFormat(MarkedFormat):
     name = "dsml"
+    openings = (*OPENINGS, INVOKE)
+    closings = CLOSINGS
+    closed = OPENINGS
+    markers = (DSML,)
 
     def __init__(self, *, section: str = SECTIONS[0]) -> None:
         self._section = section
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, (DSML,))
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        return DsmlCall(tools, is_wrapped=opening != INVOKE)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        known = KnownTools(tools)
-
-        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
-            return DsmlCall(known, is_wrapped=opening != INVOKE)
-
-        return MarkedCallParser([*OPENINGS, INVOKE], begin, closings=CLOSINGS, closed=OPENINGS)
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
-        called = callable_tools(tools, choice, parallel=parallel)
-        if not called:
-            return None
-        spelling = _Spelling(tokenizer)
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        spelling = _Spelling(wanted.tokenizer)
         style = _style(spelling)
         opening, closing = f"<{DSML}{self._section}>", f"</{DSML}{self._section}>"
         line = literal("\n")
-        more = f" ({line} one)*" if parallel else ""
         rules = [
-            *_answer_rules(opening, choice, parallel=parallel, spelling=spelling),
+            *_answer_rules(wanted, opening, spelling),
             # Each newline by itself: the lexer does not go back behind one.
-            f"rest: {line} one{more} {line} {spelling.tag(closing)}",
-            f"one: {spelling.tag(INVOKE)} ({any_of('one', len(called))})",
+            f"rest: {line} one{wanted.more('one', NEWLINE)} {line} {spelling.tag(closing)}",
+            f"one: {spelling.tag(INVOKE)} ({any_of('one', len(wanted.tools))})",
             *style.common_rules(),
         ]
-        for index, tool in enumerate(called):
-            rules += function_rules(f"one_{index}", tool, choice, style)
-        return "\n".join(rules)
+        for index, tool in enumerate(wanted.tools):
+            rules += function_rules(f"one_{index}", tool, wanted.choice, style)
+        return rules
 
 
 class _Spelling:
@@ -202,14 +194,12 @@ class _Spelling:
         ]
 
 
-def _answer_rules(
-    opening: str, choice: ToolChoice, *, parallel: bool, spelling: _Spelling
-) -> list[str]:
-    if choice.mode == "required":
+def _answer_rules(wanted: WantedCalls, opening: str, spelling: _Spelling) -> list[str]:
+    if wanted.are_forced:
         # What one section holds is all that the answer calls.
         return [f"start: {spelling.tag(opening)} rest", TEXT_TERMINAL]
     return [
-        "start: call* TEXT" if parallel else "start: TEXT | call",
+        "start: call* TEXT" if wanted.parallel else "start: TEXT | call",
         "call: head rest",
         *spelling.text_up_to("head", opening),
         TEXT_TERMINAL,
@@ -233,3 +223,58 @@ def _style(spelling: _Spelling) -> TagStyle:
         before_json=literal('" string="false">'),
         fits=fits_quotes,
     )
+
+
+MINIMAX_SECTION = ("<minimax:tool_call>", "</minimax:tool_call>")
+MINIMAX_INVOKE = '<invoke name="'
+MINIMAX_INVOKE_END = "</invoke>"
+MINIMAX_PARAMETER = '<parameter name="'
+
+_LINE = literal(NEWLINE)
+_MINIMAX_STYLE = TagStyle(
+    begin=lambda name: literal(f'{name}">\n'),
+    end=literal(MINIMAX_INVOKE_END),
+    key=lambda key: literal(f'{MINIMAX_PARAMETER}{key}">'),
+    any_key=f'{literal(MINIMAX_PARAMETER)} /[^<>"\\n]+/ {literal(chr(34) + ">")}',
+    value_end=literal(f"{PLAIN_PARAMETER_END}\n"),
+    text_value=(
+        f"text_body[lazy]: TEXT {literal(PLAIN_PARAMETER_END)}",
+        f"text_value: text_body {_LINE}",
+    ),
+    fits=fits_quotes,
+)
+
+
+class MiniMaxCall(DsmlCall):
+    INVOKE = MINIMAX_INVOKE
+    PARAMETER = MINIMAX_PARAMETER
+    AFTER_VALUE = (MINIMAX_PARAMETER, MINIMAX_INVOKE_END)
+    VALUE_END = PLAIN_PARAMETER_END
+    DOUBTS = re.compile(
+        f'\n<parameter name=|{MINIMAX_PARAMETER}[^<>"\n]+">|{PLAIN_PARAMETER_END}(?! )'
+    )
+
+
+class MiniMaxFormat(MarkedFormat):
+    name = "minimax"
+    openings = (MINIMAX_SECTION[0], MINIMAX_INVOKE)
+    closings = MINIMAX_SECTION[1:]
+    closed = MINIMAX_SECTION[:1]
+    markers = MINIMAX_SECTION
+
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        return MiniMaxCall(tools, is_wrapped=opening != MINIMAX_INVOKE)
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        opening, closing = MINIMAX_SECTION
+        rules = [
+            *wanted.answer_rules(opening, is_section=True),
+            f"rest: {_LINE} one{wanted.more('one', NEWLINE)} {_LINE} {wanted.marker(closing)}",
+            f"one: {literal(MINIMAX_INVOKE)} ({any_of('one', len(wanted.tools))})",
+            *_MINIMAX_STYLE.common_rules(),
+        ]
+        for index, tool in enumerate(wanted.tools):
+            rules += function_rules(f"one_{index}", tool, wanted.choice, _MINIMAX_STYLE)
+        return rules

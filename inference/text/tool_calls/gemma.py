@@ -9,17 +9,14 @@ Gemma 3 has no format of its own: its templates ask for JSON or Python, as Llama
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import ToolCallParser
-from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import is_text
-from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
-from inference.text.tool_calls.call_reader import KnownTools
+from inference.text.tool_calls.call_format import MarkedFormat
+from inference.text.tool_calls.call_parser import PartList
+from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.gemma_arguments import GemmaArguments
-from inference.text.tool_calls.gemma_grammar import CALL, GemmaMarkers, gemma_grammar
-from inference.text.tool_calls.grammar_rules import special_marker_ids
+from inference.text.tool_calls.gemma_grammar import CALL, GemmaMarkers, gemma_rules
+from inference.text.tool_calls.grammar_rules import WantedCalls
 from inference.text.tool_calls.headed_call import HeadedCall, plain_name
 from inference.text.tool_calls.json_scanner import WHITESPACE
 
@@ -29,36 +26,22 @@ FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<
 GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
-class GemmaFormat:
+class GemmaFormat(MarkedFormat):
     name = "gemma"
 
     def __init__(self, markers: GemmaMarkers) -> None:
-        self._markers = markers
+        self.openings = (markers.opens,)
+        self.closings = (markers.closes,)
+        self.markers = (markers.opens, markers.closes, markers.quote)
+        self._gemma = markers
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        markers = self._markers
-        return special_marker_ids(tokenizer, (markers.opens, markers.closes, markers.quote))
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        return GemmaCall(tools, quote=self._gemma.quote)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        markers = self._markers
-
-        known = KnownTools(tools)
-
-        def begin(opening: str, character: str, stream: PartList | None) -> GemmaCall:
-            return GemmaCall(known, quote=markers.quote)
-
-        return MarkedCallParser([markers.opens], begin, closings=[markers.closes])
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """Raises ``UnsupportedSchemaError``."""
-        return gemma_grammar(tools, choice, self._markers, parallel=parallel, tokenizer=tokenizer)
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        return gemma_rules(wanted, self._gemma)
 
 
 class GemmaCall(HeadedCall):

@@ -11,21 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
-from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import (
-    allowed_types,
-    alternatives,
-    listed_values,
-)
+from inference.text.tool_calls.argument_values import allowed_types, alternatives, listed_values
 from inference.text.tool_calls.grammar_rules import (
-    answer_rules,
+    WantedCalls,
+    any_of,
     arguments_schema,
-    callable_tools,
     head_rules,
     literal,
-    marker,
 )
 from inference.text.tool_calls.json_scanner import compact_json
 
@@ -59,35 +53,26 @@ class GemmaMarkers:
     quote: str
 
 
-def gemma_grammar(
-    tools: Sequence[ToolDefinition],
-    choice: ToolChoice,
-    markers: GemmaMarkers,
-    *,
-    parallel: bool,
-    tokenizer: Tokenizer,
-) -> str | None:
+def gemma_rules(wanted: WantedCalls, markers: GemmaMarkers) -> list[str]:
     """Raises ``UnsupportedSchemaError`` for what the rules cannot hold."""
-    called = callable_tools(tools, choice, parallel=parallel)
-    if not called:
-        return None
+    quote = wanted.marker(markers.quote)
     rules = [
-        *answer_rules(markers.opens, choice, parallel=parallel, tokenizer=tokenizer, between=""),
-        f"rest: call_body {marker(tokenizer, markers.closes)}",
-        f"call_body: {' | '.join(f'call_{index}' for index in range(len(called)))}",
-        f"text: {marker(tokenizer, markers.quote)} text_end",
-        *head_rules("text_end", markers.quote, tokenizer),
+        *wanted.answer_rules(markers.opens),
+        f"rest: call_body {wanted.marker(markers.closes)}",
+        f"call_body: {any_of('call', len(wanted.tools))}",
+        f"text: {quote} text_end",
+        *head_rules("text_end", markers.quote, wanted.tokenizer),
         *_FREE_RULES,
     ]
-    for index, tool in enumerate(called):
+    for index, tool in enumerate(wanted.tools):
         head, arguments = literal(f"{CALL}{tool.name}"), "any_object"
-        if tool.strict or choice.mode == "required":
-            schema = arguments_schema(tool, choice)
-            values = _Values(tool, schema, f"value_{index}", marker(tokenizer, markers.quote))
+        if tool.strict or wanted.are_forced:
+            schema = arguments_schema(tool, wanted.choice)
+            values = _Values(tool, schema, f"value_{index}", quote)
             arguments = values.of_object(schema, ())
             rules += values.rules
         rules.append(f"call_{index}: {head} {arguments}")
-    return "\n".join(rules)
+    return rules
 
 
 class _Values:

@@ -12,20 +12,17 @@ continues or ends. Calls in JSON are read as well. Whitespace around the calls i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_format import MarkedFormat
+from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
-    answer_rules,
-    callable_tools,
+    WantedCalls,
+    any_of,
     head_rules,
     literal,
     marker,
-    special_marker_ids,
 )
 from inference.text.tool_calls.headed_call import plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
@@ -87,49 +84,35 @@ class GlmCall(TaggedCall):
         return position
 
 
-class GlmFormat:
+class GlmFormat(MarkedFormat):
     name = "glm"
+    openings = (OPEN,)
+    closings = (CLOSE,)
+    markers = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 
     def __init__(self, *, has_lines: bool = True) -> None:
         """``has_lines``: newlines between the tags. Both forms are read; grammars ask for the
         model's own."""
         self._newline = "\n" if has_lines else ""
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END))
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        if character in "[{":
+            return JsonCalls(tools)
+        return GlmCall(tools, follows_grammar=stream is not None)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        known = KnownTools(tools)
-
-        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
-            if character in "[{":
-                return JsonCalls(known)
-            return GlmCall(known, follows_grammar=stream is not None)
-
-        return MarkedCallParser([OPEN], begin, closings=[CLOSE])
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
-        called = callable_tools(tools, choice, parallel=parallel)
-        if not called:
-            return None
-        style = self._style(tokenizer)
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        style = self._style(wanted.tokenizer)
         rules = [
-            *answer_rules(OPEN, choice, parallel=parallel, tokenizer=tokenizer, between="\n"),
-            f"rest: function {marker(tokenizer, CLOSE)}",
-            f"function: {' | '.join(f'function_{index}' for index in range(len(called)))}",
+            *wanted.answer_rules(OPEN, between="\n"),
+            f"rest: function {wanted.marker(CLOSE)}",
+            f"function: {any_of('function', len(wanted.tools))}",
             *style.common_rules(),
         ]
-        for index, tool in enumerate(called):
-            rules += function_rules(f"function_{index}", tool, choice, style)
-        return "\n".join(rules)
+        for index, tool in enumerate(wanted.tools):
+            rules += function_rules(f"function_{index}", tool, wanted.choice, style)
+        return rules
 
     def _style(self, tokenizer: Tokenizer) -> TagStyle:
         line = f" {literal(self._newline)}" if self._newline else ""

@@ -10,7 +10,7 @@ format's. Syntax: llguidance's docs/syntax.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,31 +44,51 @@ def marker(tokenizer: Tokenizer, text: str) -> str:
     return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
-def answer_rules(
-    opening: str,
-    choice: ToolChoice,
-    *,
-    parallel: bool,
-    tokenizer: Tokenizer,
-    between: str,
-    also: str = "",
-) -> list[str]:
-    """Rules for the whole answer but ``rest``, which is what follows the marker ``opening`` of one
-    call. ``between`` are the format's characters between two calls; ``also`` is another way in
-    which a call may begin in free text."""
-    if choice.mode == "required":
-        more = f" ({literal(between)} call)*" if between else " call*"
+@dataclass(frozen=True, slots=True)
+class WantedCalls:
+    """What a grammar has to hold an answer to."""
+
+    tools: Sequence[ToolDefinition]
+    """Those that may be called."""
+    choice: ToolChoice
+    parallel: bool
+    tokenizer: Tokenizer
+
+    @property
+    def are_forced(self) -> bool:
+        return self.choice.mode == "required"
+
+    def marker(self, text: str) -> str:
+        return marker(self.tokenizer, text)
+
+    def more(self, rule: str, between: str) -> str:
+        """More of ``rule``, where several calls are allowed."""
+        repeated = f"{literal(between)} {rule}" if between else rule
+        return f" ({repeated})*" if self.parallel else ""
+
+    def arguments_rule(self, index: int) -> str:
+        return json_rule(f"arguments_{index}", arguments_schema(self.tools[index], self.choice))
+
+    def answer_rules(
+        self, opening: str, *, between: str = "", also: str = "", is_section: bool = False
+    ) -> list[str]:
+        """Rules for the whole answer but ``rest``, which is what follows the marker ``opening`` of
+        one call. ``between`` are the format's characters between two calls; ``also`` is another way
+        in which a call may begin in free text. ``is_section``: ``rest`` holds several calls, and
+        all that a forced answer calls."""
+        if self.are_forced:
+            more = f" ({literal(between)} call)*" if between else " call*"
+            return [
+                f"start: call{more if self.parallel and not is_section else ''}",
+                f"call: {self.marker(opening)} rest",
+                TEXT_TERMINAL,
+            ]
         return [
-            f"start: call{more if parallel else ''}",
-            f"call: {marker(tokenizer, opening)} rest",
+            "start: call* TEXT" if self.parallel else "start: TEXT | call",
+            f"call: head rest{f' | {also}' if also else ''}",
+            *head_rules("head", opening, self.tokenizer),
             TEXT_TERMINAL,
         ]
-    return [
-        "start: call* TEXT" if parallel else "start: TEXT | call",
-        f"call: head rest{f' | {also}' if also else ''}",
-        *head_rules("head", opening, tokenizer),
-        TEXT_TERMINAL,
-    ]
 
 
 def head_rules(name: str, opening: str, tokenizer: Tokenizer) -> list[str]:
@@ -110,61 +130,18 @@ class CallKeys:
     """Before the name, where the model counts its calls."""
 
 
-def json_call_rules(
-    tools: Sequence[ToolDefinition], choice: ToolChoice, keys: CallKeys
-) -> list[str]:
+def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
     """``object`` is one call, ``{"name": …, "arguments": …}``, of any of the tools."""
-    rules = [f"object: {any_of('object', len(tools))}"]
+    rules = [f"object: {any_of('object', len(wanted.tools))}"]
     # One literal where it can be: behind free text, a shorter one would be the text's.
     counted = f'{{"{keys.id}": "'
     begin, number = ("{", "") if keys.id is None else ('", ', f"{literal(counted)} /[0-9]{{1,3}}/ ")
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(wanted.tools):
         name = json.dumps(tool.name, ensure_ascii=False)
         head = literal(f'{begin}"{keys.name}": {name}, "{keys.arguments}": ')
         rules.append(f'object_{index}: {number}{head} arguments_{index} "}}"')
-        rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
+        rules.append(wanted.arguments_rule(index))
     return rules
-
-
-Pair = tuple[str, str]
-"""An opening and a closing marker."""
-
-
-def section_grammar(
-    tools: Sequence[ToolDefinition],
-    choice: ToolChoice,
-    *,
-    parallel: bool,
-    tokenizer: Tokenizer,
-    section: Pair,
-    call: Pair,
-    head: Callable[[ToolDefinition], str],
-    tail: str = "",
-    between: str = "",
-) -> str | None:
-    """The grammar of a format that writes calls in a section, each with its name in a head.
-
-        <section> <call> head {arguments} tail </call> <call> … </call> </section>
-
-    ``head`` and ``tail`` are rules around one call's arguments, ``between`` the format's characters
-    between two calls.
-    """
-    called = callable_tools(tools, choice, parallel=parallel)
-    if not called:
-        return None
-    # What one section holds is all that the answer calls.
-    many = parallel and choice.mode != "required"
-    opens, ends = (marker(tokenizer, text) for text in call)
-    more = f" ({literal(between) + ' ' if between else ''}one)*" if parallel else ""
-    rules = [
-        *answer_rules(section[0], choice, parallel=many, tokenizer=tokenizer, between=""),
-        f"rest: one{more} {marker(tokenizer, section[1])}",
-        f"one: {opens} ({any_of('one', len(called))}) {ends}",
-    ]
-    for index, tool in enumerate(called):
-        rules.append(f"one_{index}: {head(tool)} arguments_{index} {tail}".rstrip())
-        rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
-    return "\n".join(rules)
 
 
 def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:

@@ -113,10 +113,6 @@ def plain_name(name: str) -> str | None:
     return name if is_name else None
 
 
-ARGUMENTS = "[ARGS]"
-CALL_ID = "[CALL_ID]"
-
-
 class NamedCall(HeadedCall):
     """A call whose arguments are a JSON object. Up to three closing braces too many are left out.
 
@@ -177,11 +173,3 @@ class NamedCall(HeadedCall):
             self._num_tail_characters += 1
             return position + 1
         return self._end(position)
-
-
-def mistral_name(head: str, tools: KnownTools) -> str | None:
-    """``None`` when what stands before the arguments is no name. Without a marker behind it, only a
-    tool's is one."""
-    head = head.rstrip(WHITESPACE)
-    name = head.removesuffix(ARGUMENTS).partition(CALL_ID)[0].strip(WHITESPACE)
-    return plain_name(name) if head.endswith(ARGUMENTS) or name in tools else None

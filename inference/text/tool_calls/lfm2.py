@@ -9,23 +9,13 @@ JSON's values, which are the same but for ``true``, ``false`` and ``null``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import ToolCallParser
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
-from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_format import MarkedFormat
+from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
-from inference.text.tool_calls.grammar_rules import (
-    answer_rules,
-    any_of,
-    callable_tools,
-    json_rule,
-    literal,
-    marker,
-    special_marker_ids,
-)
+from inference.text.tool_calls.grammar_rules import WantedCalls, any_of, json_rule, literal
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.pythonic_calls import PythonicCalls
 from inference.text.tool_calls.tag_rules import declared_arguments, value_schema
@@ -34,47 +24,29 @@ START = "<|tool_call_start|>"
 END = "<|tool_call_end|>"
 
 
-class Lfm2Format:
+class Lfm2Format(MarkedFormat):
     name = "lfm2"
+    openings = (START,)
+    closings = (END,)
+    markers = (START, END)
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, (START, END))
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        if character == "{":
+            return JsonCalls(tools)
+        return PythonicCalls(is_opened=False, keeps_json=True)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        known = KnownTools(tools)
-
-        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
-            return (
-                JsonCalls(known)
-                if character == "{"
-                else PythonicCalls(is_opened=False, keeps_json=True)
-            )
-
-        return MarkedCallParser([START], begin, closings=[END])
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """Raises ``UnsupportedSchemaError``."""
-        called = callable_tools(tools, choice, parallel=parallel)
-        if not called:
-            return None
-        many = parallel and choice.mode != "required"
-        more = f" ({literal(', ')} one)*" if parallel else ""
+    def _rules(self, wanted: WantedCalls) -> list[str]:
         rules = [
-            *answer_rules(START, choice, parallel=many, tokenizer=tokenizer, between=""),
-            f'rest: "[" one{more} "]" {marker(tokenizer, END)}',
-            f"one: {any_of('one', len(called))}",
+            *wanted.answer_rules(START, is_section=True),
+            f'rest: "[" one{wanted.more("one", ", ")} "]" {wanted.marker(END)}',
+            f"one: {any_of('one', len(wanted.tools))}",
             *COMMON_RULES,
         ]
-        for index, tool in enumerate(called):
-            rules += python_call_rules(f"one_{index}", tool, choice)
-        return "\n".join(rules)
+        for index, tool in enumerate(wanted.tools):
+            rules += python_call_rules(f"one_{index}", tool, wanted.choice)
+        return rules
 
 
 COMMON_RULES = (

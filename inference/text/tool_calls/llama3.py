@@ -12,25 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import ToolCallParser
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.call_format import CallFormat
 from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
-    callable_tools,
+    WantedCalls,
     json_call_rules,
     marker_token_id,
-    special_marker_ids,
 )
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.pythonic_calls import PythonicCalls
 
 TAG = "<|python_tag|>"
-MARKERS = (TAG, "{", "[")
+OPENINGS = (TAG, "{", "[")
 
 # Free text beside strict tools: nothing that the parser would take for a call.
 _CALL_LINE = (
@@ -42,42 +41,31 @@ _SPELLED_TAG = r"/(.|\n)*<\|python_tag\|>(.|\n)*/"
 _FREE_TERMINAL = f"FREE: /(.|\\n)*/ & ~{_CALL_LINE} & ~{_LIST_START} & ~{_SPELLED_TAG}"
 
 
-class Llama3Format:
-    name = "llama3"
+class Llama3Format(CallFormat):
+    """Grammars ask for JSON, which every model of this format writes. Beside free text calls come
+    at the answer's beginning or behind the tag."""
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, (TAG,))
+    name = "llama3"
+    markers = (TAG,)
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         return Llama3Parser(tools)
 
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """The calls are JSON, which every model of this format writes. Beside free text they come
-        at the answer's beginning or behind the tag."""
-        called = callable_tools(tools, choice, parallel=parallel)
-        if not called:
-            return None
+    def _rules(self, wanted: WantedCalls) -> list[str]:
         rules = [
-            'calls: object ("; " object)*' if parallel else "calls: object",
-            *json_call_rules(called, choice, CallKeys(arguments="parameters")),
+            f"calls: object{wanted.more('object', '; ')}",
+            *json_call_rules(wanted, CallKeys(arguments="parameters")),
         ]
-        if choice.mode == "required":
-            return "\n".join(["start: calls", *rules])
-        tag_id = marker_token_id(tokenizer, TAG)
+        if wanted.are_forced:
+            return ["start: calls", *rules]
+        tag_id = marker_token_id(wanted.tokenizer, TAG)
         tagged = "" if tag_id is None else f" | FREE <[{tag_id}]> calls | <[{tag_id}]> calls"
-        return "\n".join([f"start: FREE | calls{tagged}", _FREE_TERMINAL, *rules])
+        return [f"start: FREE | calls{tagged}", _FREE_TERMINAL, *rules]
 
 
 class Llama3Parser(CallParser):
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
-        super().__init__(MARKERS)
+        super().__init__(OPENINGS)
         self._tools = KnownTools(tools)
         self._is_tagged = False
 

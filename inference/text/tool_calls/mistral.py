@@ -9,87 +9,66 @@ the arguments begin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import ToolCallParser
-from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_format import MarkedFormat
+from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
-    answer_rules,
-    arguments_schema,
-    callable_tools,
+    WantedCalls,
+    any_of,
     json_call_rules,
-    json_rule,
     literal,
-    marker,
     marker_token_id,
-    special_marker_ids,
 )
-from inference.text.tool_calls.headed_call import ARGUMENTS, CALL_ID, NamedCall, mistral_name
+from inference.text.tool_calls.headed_call import NamedCall, plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
+from inference.text.tool_calls.json_scanner import WHITESPACE
 
 CALLS = "[TOOL_CALLS]"
+ARGUMENTS = "[ARGS]"
+CALL_ID = "[CALL_ID]"
 
 
-class MistralFormat:
+class MistralFormat(MarkedFormat):
     name = "mistral"
+    openings = (CALLS,)
+    markers = (CALLS, ARGUMENTS, CALL_ID)
 
     def __init__(self, *, writes_lists: bool) -> None:
         """``writes_lists``: the older form. Both are read; grammars ask for the model's own."""
         self._writes_lists = writes_lists
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, (CALLS, ARGUMENTS, CALL_ID))
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        if character in "[{":
+            return JsonCalls(tools, stream=stream)
+        return NamedCall(name_of=partial(_name, tools), tools=tools, stream=stream)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        known = KnownTools(tools)
-
-        def name_of(head: str) -> str | None:
-            return mistral_name(head, known)
-
-        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
-            if character in "[{":
-                return JsonCalls(known, stream=stream)
-            return NamedCall(name_of=name_of, tools=known, stream=stream)
-
-        return MarkedCallParser([CALLS], begin)
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        called = callable_tools(tools, choice, parallel=parallel)
-        if not called:
-            return None
-        if self._writes_lists:
-            more = f" ({literal(', ')} object)*" if parallel else ""
-            rest = [
-                f'rest: "[" object{more} "]"',
-                *json_call_rules(called, choice, CallKeys()),
-            ]
-        else:
-            rest = _named_call_rules(called, choice, tokenizer)
-        many = parallel and not (self._writes_lists and choice.mode == "required")
-        start = answer_rules(CALLS, choice, parallel=many, tokenizer=tokenizer, between="")
-        return "\n".join([*start, *rest])
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        start = wanted.answer_rules(CALLS, is_section=self._writes_lists)
+        if not self._writes_lists:
+            return [*start, *_named_call_rules(wanted)]
+        rest = f'rest: "[" object{wanted.more("object", ", ")} "]"'
+        return [*start, rest, *json_call_rules(wanted, CallKeys())]
 
 
-def _named_call_rules(
-    tools: Sequence[ToolDefinition], choice: ToolChoice, tokenizer: Tokenizer
-) -> list[str]:
-    rules = [f"rest: {' | '.join(f'rest_{index}' for index in range(len(tools)))}"]
+def _name(tools: KnownTools, head: str) -> str | None:
+    """``None`` when what stands before the arguments is no name. Without a marker behind it, only a
+    tool's is one."""
+    head = head.rstrip(WHITESPACE)
+    name = head.removesuffix(ARGUMENTS).partition(CALL_ID)[0].strip(WHITESPACE)
+    return plain_name(name) if head.endswith(ARGUMENTS) or name in tools else None
+
+
+def _named_call_rules(wanted: WantedCalls) -> list[str]:
+    rules = [f"rest: {any_of('rest', len(wanted.tools))}"]
     call_id = ""
-    if marker_token_id(tokenizer, CALL_ID) is not None:
-        call_id = f"({marker(tokenizer, CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
-    for index, tool in enumerate(tools):
-        name, arguments = literal(tool.name), f"arguments_{index}"
-        rules.append(f"rest_{index}: {name} {call_id}{marker(tokenizer, ARGUMENTS)} {arguments}")
-        rules.append(json_rule(arguments, arguments_schema(tool, choice)))
+    if marker_token_id(wanted.tokenizer, CALL_ID) is not None:
+        call_id = f"({wanted.marker(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
+    for index, tool in enumerate(wanted.tools):
+        head = f"{literal(tool.name)} {call_id}{wanted.marker(ARGUMENTS)}"
+        rules += [f"rest_{index}: {head} arguments_{index}", wanted.arguments_rule(index)]
     return rules

@@ -23,23 +23,12 @@ values to the character:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import ToolCallParser
-from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedCallParser, PartList
+from inference.text.tool_calls.call_format import MarkedFormat
+from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
-from inference.text.tool_calls.grammar_rules import (
-    answer_rules,
-    any_of,
-    callable_tools,
-    head_rules,
-    literal,
-    marker,
-    special_marker_ids,
-)
+from inference.text.tool_calls.grammar_rules import WantedCalls, any_of, head_rules, literal
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
 from inference.text.tool_calls.tagged_call import (
@@ -89,76 +78,42 @@ QWEN_TAGS = CallTags(OPEN, CLOSE, has_own_lines=True)
 SEED_TAGS = CallTags(SEED_OPEN, SEED_CLOSE, has_own_lines=False)
 
 
-def qwen_coder_grammar(
-    tools: Sequence[ToolDefinition],
-    choice: ToolChoice,
-    *,
-    tags: CallTags,
-    parallel: bool,
-    tokenizer: Tokenizer,
-) -> str | None:
-    """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
-    called = callable_tools(tools, choice, parallel=parallel)
-    if not called:
-        return None
-    style = tags.style
-    is_free = choice.mode == "auto"
-    start = answer_rules(
-        tags.opens,
-        choice,
-        parallel=parallel,
-        tokenizer=tokenizer,
-        between="\n",
-        also="bare function" if is_free else "",
-    )
-    rules = [
-        *start,
-        *(head_rules("bare", FUNCTION, tokenizer) if is_free else ()),
-        f"rest: {_FUNCTION_LINE} function {_NEWLINE} {marker(tokenizer, tags.closes)}",
-        f"function: {any_of('function', len(called))}",
-        *style.common_rules(),
-    ]
-    for index, tool in enumerate(called):
-        rules += function_rules(f"function_{index}", tool, choice, style)
-    return "\n".join(rules)
-
-
-class QwenCoderFormat:
+class QwenCoderFormat(MarkedFormat):
     name = "qwen_coder"
     tags: CallTags = QWEN_TAGS
-    reader: type[TaggedCall] = TaggedCall
+    call: type[TaggedCall] = TaggedCall
 
-    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_marker_ids(tokenizer, (self.tags.opens, self.tags.closes))
+    def __init__(self) -> None:
+        self.openings = (self.tags.opens, FUNCTION)
+        self.closings = (self.tags.closes,)
+        self.closed = (self.tags.opens,)
+        self.markers = (self.tags.opens, self.tags.closes)
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        known = KnownTools(tools)
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        is_wrapped = opening == self.tags.opens
+        if is_wrapped and character in "[{":
+            return JsonCalls(tools)
+        return self.call(tools, is_wrapped=is_wrapped)
 
-        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
-            if opening == opens and character in "[{":
-                return JsonCalls(known)
-            return self.reader(known, is_wrapped=opening == opens)
-
-        opens = self.tags.opens
-        return MarkedCallParser(
-            [opens, FUNCTION], begin, closings=[self.tags.closes], closed=[opens]
-        )
-
-    def grammar(
-        self,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool,
-        tokenizer: Tokenizer,
-    ) -> str | None:
-        """Raises ``UnsupportedSchemaError``."""
-        return qwen_coder_grammar(
-            tools, choice, tags=self.tags, parallel=parallel, tokenizer=tokenizer
-        )
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        style = self.tags.style
+        is_free = wanted.choice.mode == "auto"
+        also = "bare function" if is_free else ""
+        rules = [
+            *wanted.answer_rules(self.tags.opens, between="\n", also=also),
+            *(head_rules("bare", FUNCTION, wanted.tokenizer) if is_free else ()),
+            f"rest: {_FUNCTION_LINE} function {_NEWLINE} {wanted.marker(self.tags.closes)}",
+            f"function: {any_of('function', len(wanted.tools))}",
+            *style.common_rules(),
+        ]
+        for index, tool in enumerate(wanted.tools):
+            rules += function_rules(f"function_{index}", tool, wanted.choice, style)
+        return rules
 
 
 class SeedFormat(QwenCoderFormat):
     name = "seed"
     tags = SEED_TAGS
-    reader = SeedCall
+    call = SeedCall

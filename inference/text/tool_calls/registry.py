@@ -6,20 +6,16 @@ from inference.text.answers.harmony import CHANNEL, MESSAGE
 from inference.text.answers.parts import ToolFormat
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import (
-    deepseek,
     dsml,
     gemma,
     glm,
     harmony,
-    headed_call,
-    hermes,
-    json_lists,
-    kimi,
+    json_formats,
     lfm2,
     llama3,
-    minimax,
     mistral,
     qwen_coder,
+    sections,
     tagged_call,
 )
 from inference.text.tool_calls.grammar_rules import marker_token_id
@@ -38,10 +34,10 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return qwen_coder.SeedFormat()
     if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
         return qwen_coder.QwenCoderFormat()
-    if hermes.OPEN in template:
-        return hermes.HermesFormat()
+    if json_formats.OPEN in template:
+        return json_formats.HermesFormat()
     if mistral.CALLS in template or _has_token(tokenizer, mistral.CALLS):
-        return mistral.MistralFormat(writes_lists=headed_call.ARGUMENTS not in template)
+        return mistral.MistralFormat(writes_lists=mistral.ARGUMENTS not in template)
     if llama3.TAG in template or any(prompt in template for prompt in LLAMA_PROMPTS):
         return llama3.Llama3Format()
     return llama3.Llama3Format() if _has_token(tokenizer, llama3.TAG) else None
@@ -53,21 +49,21 @@ def _by_marker(template: str) -> ToolFormat | None:
         return glm.GlmFormat(has_lines=f"{glm.KEY_END}{glm.VALUE}" not in template)
     if dsml.DSML in template:
         return dsml.DsmlFormat(section=dsml.section_of(template))
-    if deepseek.CALL_BEGIN in template:
-        return deepseek.DeepSeekFormat(writes_fences=deepseek.FENCE in template)
+    if sections.CALL_BEGIN in template:
+        return sections.DeepSeekFormat(writes_fences=sections.FENCE in template)
     if lfm2.START in template:
         return lfm2.Lfm2Format()
-    if minimax.SECTION in template:
-        return minimax.MiniMaxFormat()
-    if kimi.CALL_BEGIN in template:
-        return kimi.KimiFormat()
+    if dsml.MINIMAX_SECTION[0] in template:
+        return dsml.MiniMaxFormat()
+    if sections.KIMI_CALL[0] in template:
+        return sections.KimiFormat()
     if MESSAGE in template and CHANNEL in template:
         return harmony.HarmonyFormat()
     for markers in (gemma.FUNCTION_GEMMA, gemma.GEMMA_4):
         if markers.opens in template:
             return gemma.GemmaFormat(markers)
-    listed = json_lists.markers_of(template)
-    return None if listed is None else json_lists.JsonListFormat(listed)
+    listed = json_formats.markers_of(template)
+    return None if listed is None else json_formats.JsonListFormat(listed)
 
 
 def _has_token(tokenizer: Tokenizer, marker: str) -> bool:

@@ -25,7 +25,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import SamplingOptions
-from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.mistral import MistralFormat
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat

@@ -24,7 +24,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.text.answers.parts import CallArguments, CallStarted
-from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
 from tests.cases import each_case

@@ -27,7 +27,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.settings.neuron import Accounts, LoggedBodies
-from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
 from tests.inference.text.family_templates import QWEN

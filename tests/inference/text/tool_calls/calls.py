@@ -9,7 +9,7 @@ from typing import Any
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
 from inference.text.tool_calls.call_parser import CallParser
-from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.mistral import MistralFormat
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat

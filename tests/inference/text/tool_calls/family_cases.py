@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from inference.text.tool_calls import deepseek as ds
-from inference.text.tool_calls.dsml import DsmlFormat
+from inference.text.tool_calls import sections as ds
+from inference.text.tool_calls.dsml import DsmlFormat, MiniMaxFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
 from inference.text.tool_calls.glm import GlmFormat
 from inference.text.tool_calls.harmony import HarmonyFormat
-from inference.text.tool_calls.json_lists import (
+from inference.text.tool_calls.json_formats import (
     COMMAND_R,
     FUNCTOOLS,
     GRANITE,
     HUNYUAN,
     NEMOTRON,
     JsonListFormat,
+    PlainFormat,
 )
-from inference.text.tool_calls.kimi import KimiFormat
 from inference.text.tool_calls.lfm2 import Lfm2Format
-from inference.text.tool_calls.minimax import MiniMaxFormat
-from inference.text.tool_calls.plain import PlainFormat
 from inference.text.tool_calls.qwen_coder import SeedFormat
+from inference.text.tool_calls.sections import KimiFormat
 from tests.inference.text.tool_calls.calls import Merged
 
 FAMILIES = {
