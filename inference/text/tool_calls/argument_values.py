@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inference.text.tool_calls.json_scanner import MAX_SCALAR_LENGTH, compact_json, read_json
+from inference.text.tool_calls.json_text import MAX_SCALAR_LENGTH, compact_json, read_json
 
 _TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
 from inference.text.tool_calls.call_reader import CallReader, ReadCall
 from inference.text.tool_calls.free_text import FreeText
-from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.json_text import WHITESPACE
 
 
 class PartList:

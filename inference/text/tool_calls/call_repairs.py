@@ -12,12 +12,21 @@ text. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 from inference.text.tool_calls.argument_values import fitted
-from inference.text.tool_calls.call_reader import KnownTools
-from inference.text.tool_calls.json_scanner import is_encodable, read_json
+from inference.text.tool_calls.call_reader import KnownTools, ReadCall
+from inference.text.tool_calls.json_text import (
+    compact_json,
+    is_encodable,
+    member_texts,
+    read_json,
+    repaired,
+    repaired_string,
+)
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
@@ -25,29 +34,75 @@ CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
 LABELS = frozenset({"type", "id"})
 """What stands beside a call and is no part of it."""
 
+NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
+
+_FIRST_KEY = re.compile(r'\{("(?:[^"\\]|\\.)*")', re.DOTALL)
 _Call = tuple[str, dict[str, Any]]
 
 
-class ResolvedCall(NamedTuple):
-    name: str
-    arguments: dict[str, Any]
-    """The call's arguments object, as it was read."""
+def parse_call(
+    copied: str,
+    tools: KnownTools,
+    *,
+    is_marked: bool,
+    synonyms: Mapping[str, str] = NO_SYNONYMS,
+    lacks_brace: bool = False,
+) -> tuple[ReadCall, bool] | None:
+    """The call that an object makes, and whether there are objects among its own members; ``None``:
+    no call. ``copied`` is a ``JsonCopy``'s text. ``is_marked``: it stood between markers, so that a
+    name alone is a call too. ``lacks_brace``: it ended without its closing brace, which is left out
+    where it can only be the last one: behind arguments with objects of their own the missing one
+    could be any of theirs."""
+    try:
+        text, has_trailing_comma = repaired(f"{copied}}}" if lacks_brace else copied)
+        given = read_json(text)
+        members = {synonyms.get(key, key): value for key, value in given.items()}
+        if len(members) < len(given) or (
+            lacks_brace and (has_trailing_comma or not _ends_in_plain_arguments(members))
+        ):
+            return None
+        call = _call_of(members, tools, is_marked=is_marked)
+        if call is None:
+            return None
+        name, arguments = call
+        kept = next((key for key in ARGUMENTS_KEYS if members.get(key) is arguments), None)
+        # As they were written, unless a repair has changed them.
+        written = compact_json(arguments) if kept is None else member_texts(text)[kept]
+        if has_trailing_comma and not tools.may_be_all(name, written):
+            return None
+    except (ValueError, RecursionError):
+        return None
+    inner = (members.get(key) for key in (*ARGUMENTS_KEYS, "function"))
+    return ReadCall(name, written), any(isinstance(one, dict) for one in inner)
 
 
-def resolve_call(
-    members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool
-) -> ResolvedCall | None:
-    """The call that an object's members make. ``is_marked``: it stood between markers, so that a
-    name alone is a call too."""
+def starts_no_call(copied: str, synonyms: Mapping[str, str]) -> bool:
+    """Whether an object's first key is none of a call's, or it has no key."""
+    first = _FIRST_KEY.match(copied)
+    if first is None:
+        return copied == "{}"
+    key = read_json(repaired_string(first.group(1)))
+    return synonyms.get(key, key) not in CALL_KEYS
+
+
+def named(members: Mapping[str, Any], synonyms: Mapping[str, str]) -> str:
+    """The name among an object's members; empty where there is none."""
+    names = [value for key, value in members.items() if synonyms.get(key, key) == "name"]
+    return names[0] if names and is_name(names[0]) else ""
+
+
+def _ends_in_plain_arguments(members: dict[str, Any]) -> bool:
+    key, arguments = next(reversed(members.items()), ("", None))
+    return key in ARGUMENTS_KEYS and isinstance(arguments, dict) and not has_objects(arguments)
+
+
+def _call_of(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) -> _Call | None:
     function = members.get("function")
     if isinstance(function, dict):
         is_alone = members.keys() - LABELS == {"function"}
-        return resolve_call(function, tools, is_marked=is_marked) if is_alone else None
+        return _call_of(function, tools, is_marked=is_marked) if is_alone else None
     call = _resolve(members, tools, is_marked=is_marked)
-    if call is None:
-        return None
-    name, arguments = call
-    return ResolvedCall(name, fitted(arguments, tools.schema(name)))
+    return None if call is None else (call[0], fitted(call[1], tools.schema(call[0])))
 
 
 def is_name(value: object) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
+from inference.text.tool_calls.json_text import WHITESPACE, ReadState
 
 _SPACE_RUN = re.compile(f"[{WHITESPACE}]+")
 

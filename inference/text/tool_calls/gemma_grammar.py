@@ -21,7 +21,7 @@ from inference.text.tool_calls.grammar_rules import (
     head_rules,
     literal,
 )
-from inference.text.tool_calls.json_scanner import compact_json
+from inference.text.tool_calls.json_text import compact_json
 
 CALL = "call:"
 REFUSED_KEYWORDS = (

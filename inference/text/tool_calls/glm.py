@@ -26,7 +26,7 @@ from inference.text.tool_calls.grammar_rules import (
 )
 from inference.text.tool_calls.headed_call import plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.json_text import WHITESPACE
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
 from inference.text.tool_calls.tagged_call import CLOSE, OPEN, PARAMETER, TaggedCall
 

@@ -16,7 +16,7 @@ from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
 from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
-from inference.text.tool_calls.json_scanner import WHITESPACE, JsonScanner, ReadState
+from inference.text.tool_calls.json_text import WHITESPACE, JsonCopy, ReadState, repaired
 
 MAX_HEAD_LENGTH = 300
 """Most characters of name, id and markers together; a longer head is text."""
@@ -24,15 +24,13 @@ NOT_IN_HEADS = "{}\r\n"
 
 
 class ArgumentsReader(Protocol):
-    """``take`` is JSON text, valid once ``state`` is complete."""
+    """Finds the end of the arguments."""
 
     state: ReadState
 
     def feed(self, text: str, start: int) -> int:
         """The first character ever fed is the opening brace. Returns where it stopped."""
         ...
-
-    def take(self) -> str: ...
 
 
 class HeadedCall(CallReader):
@@ -138,30 +136,28 @@ class NamedCall(HeadedCall):
         self._stream = stream
         self._tail_characters = tail
         self._num_tail_characters = 0
-        self._scanner = JsonScanner()
-        self._written: list[str] = []
+        self._copy = JsonCopy()
 
-    def _begin_arguments(self) -> JsonScanner:
+    def _begin_arguments(self) -> JsonCopy:
         if self._stream is not None:
             self.has_streamed = True
             self._stream.start_call(self._name)
-        return self._scanner
+        return self._copy
 
     def _arguments_grew(self) -> None:
         if self._stream is not None:
-            self._stream.add_arguments(self._scanner.take())
-        else:
-            self._written.append(self._scanner.take())
+            self._stream.add_arguments(self._copy.take())
 
     def _end_arguments(self, position: int) -> int:
         self._read = self._read_after
         if self._stream is not None:
             return position
         try:
-            self._add_call("".join(self._written))
+            written, has_trailing_comma = repaired(self._copy.text)
+            self._add_call(written)
         except ValueError:
             return self._break(position)
-        if self._scanner.has_trailing_comma and not self._tools.may_be_all(*self.calls[-1]):
+        if has_trailing_comma and not self._tools.may_be_all(*self.calls[-1]):
             self.calls.pop()
             return self._break(position)
         return position

@@ -9,35 +9,30 @@ around the calls is the format's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
 
-from inference.text.tool_calls.arguments_stream import ArgumentsStream
 from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
 from inference.text.tool_calls.call_repairs import (
     ARGUMENTS_KEYS,
     CALL_KEYS,
-    ResolvedCall,
-    has_objects,
-    is_name,
-    resolve_call,
+    NO_SYNONYMS,
+    named,
+    parse_call,
+    starts_no_call,
 )
-from inference.text.tool_calls.json_scanner import (
+from inference.text.tool_calls.json_text import (
     WHITESPACE,
-    JsonScanner,
+    JsonCopy,
     ReadState,
-    compact_json,
+    json_tokens,
     read_json,
 )
-
-NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
 
 class JsonCall:
     """One call written as a JSON object, ``{"name": …, "arguments": {…}}``.
 
-        object whole            ─▶ resolved, as ``call_repairs`` understands it, or BROKEN
+        object whole            ─▶ parsed, as ``call_repairs`` understands it, or BROKEN
         a brace too few         ─▶ the same, where it can only be the last one
         where a grammar holds   ─▶ CallStarted with the name, CallArguments as they come
         the answer to calls
@@ -58,177 +53,115 @@ class JsonCall:
         self.state = ReadState.RUNNING
         self.result: ReadCall | None = None
         """The call, once the object is complete; it may have been streamed instead."""
-        self.has_begun = is_marked
         self.has_streamed = False
         self.lacks_brace = False
         """Whether the object ended without its own closing brace."""
-        self._has_two_openings = False
-        self.is_no_call = False
-        """Whether its first key is none of a call's, or it has no key."""
+        self.may_lack_opening = False
+        """Whether one brace more behind the object may be the end of an object inside of it, whose
+        beginning is missing."""
         self._tools = tools
         self._is_marked = is_marked
         self._stream = stream
-        self._read: Callable[[str, int], int] = self._read_opening
-        self._members: dict[str, Any] = {}
-        self._has_trailing_comma = False
-        self._arguments_key = self._arguments_text = ""
-        self._value: list[str] = []
-        self._key = ""
         self._synonyms = synonyms
-        self._scanner = JsonScanner()
-        self._arguments: ArgumentsStream | None = None
+        self._has_two_openings = False
+        self._name = ""
+        """The tool's, behind the key of arguments that are to be streamed."""
+        self._object = JsonCopy(stops_behind_keys=not is_marked or stream is not None)
+        self._arguments = JsonCopy()
+        self._read: Callable[[str, int], int] = self._read_opening
+
+    @property
+    def has_begun(self) -> bool:
+        return self._is_marked or '"' in self._object.text
+
+    @property
+    def is_no_call(self) -> bool:
+        """Whether its first key is none of a call's, or it has no key."""
+        return starts_no_call(self._object.text, self._synonyms)
 
     def feed(self, text: str, start: int) -> int:
-        """Reads ``text`` from ``start``; returns where it stopped: at the end, after the object, or
-        at the first character that cannot belong to it."""
+        """Reads ``text`` from ``start``, at first a brace; returns where it stopped: at the end,
+        after the object, or at the first character that cannot belong to it."""
         position = start
         while position < len(text) and self.state is ReadState.RUNNING:
             position = self._read(text, position)
         return position
 
-    @property
-    def may_lack_opening(self) -> bool:
-        """Whether one brace more behind the object may be the end of an object inside of it, whose
-        beginning is missing."""
-        inner = (self._members.get(key) for key in (*ARGUMENTS_KEYS, "function"))
-        has_inner = any(isinstance(one, dict) for one in inner)
-        return not (self.has_streamed or has_inner or self._has_two_openings)
-
     def close(self) -> None:
         """The answer has ended inside the object."""
-        self._stop(0)
+        self._end(0, lacks_brace=True)
 
     def _read_opening(self, text: str, position: int) -> int:
-        if text[position] != "{":
-            return self._stop(position)
         self._read = self._read_second_opening
-        return position + 1
+        return self._object.feed(text[: position + 1], position)
 
     def _read_second_opening(self, text: str, position: int) -> int:
         """Some templates show calls in doubled braces, and models follow them."""
-        self._read = self._read_key
+        self._read = self._read_object
         self._has_two_openings = text[position] == "{"
         return position + 1 if self._has_two_openings else position
 
-    def _read_key(self, text: str, position: int) -> int:
-        """Reads what follows the opening brace or a comma."""
-        character = text[position]
-        if character == '"':
-            self.has_begun = True
-            self._scanner = JsonScanner()
-            self._read = self._read_key_text
+    def _read_object(self, text: str, position: int) -> int:
+        position = self._object.feed(text, position)
+        if self._object.is_behind_key:
+            return self._take_key(position)
+        if self._object.state is ReadState.RUNNING:
             return position
-        if character == "}":
-            self._has_trailing_comma = self._has_trailing_comma or bool(self._members)
-            self.is_no_call |= not self._members
-            return self._end(position + 1)
-        return position + 1 if character in WHITESPACE else self._stop(position)
+        return self._end(position, lacks_brace=self._object.state is ReadState.BROKEN)
 
-    def _read_key_text(self, text: str, position: int) -> int:
-        position = self._scanner.feed(text, position)
-        if self._scanner.state is ReadState.COMPLETE:
-            written = read_json(self._scanner.take())
-            self._key = self._synonyms.get(written, written)
-            self.is_no_call |= not self._members and self._key not in CALL_KEYS
-            self._read = self._read_colon
-            is_unknown = not self._is_marked and self._key not in CALL_KEYS
-            if self._key in self._members or is_unknown:
+    def _take_key(self, position: int) -> int:
+        self._name = ""
+        try:
+            *before, written, _ = json_tokens(self._object.text)
+            key = read_json(written)
+            if not (self._is_marked or self._synonyms.get(key, key) in CALL_KEYS):
                 return self._break(position)
+            if self._stream is not None and key in ARGUMENTS_KEYS and not self.has_streamed:
+                given = read_json("".join([*before[:-1], "}"]) if before[1:] else "{}")
+                self._name = named(given, self._synonyms)
+        except ValueError:
+            return self._break(position)
+        self._read = self._read_value_start if self._name else self._read_object
         return position
 
-    def _read_colon(self, text: str, position: int) -> int:
-        character = text[position]
-        if character == ":":
-            self._read = self._read_value_start
-            return position + 1
-        return position + 1 if character in WHITESPACE else self._stop(position)
-
     def _read_value_start(self, text: str, position: int) -> int:
-        character = text[position]
-        if character in WHITESPACE:
+        if text[position] in WHITESPACE:
             return position + 1
-        name = self._members.get("name")
-        is_streamed = character == "{" and self._key in ARGUMENTS_KEYS and is_name(name)
-        if self._stream is not None and is_streamed and not self.has_streamed:
+        self._read = self._read_object
+        if text[position] == "{" and self._stream is not None:
             self.has_streamed = True
-            self._stream.start_call(str(name))
-            self._arguments = ArgumentsStream(self._stream)
+            self._stream.start_call(self._name)
             self._read = self._read_streamed
-        else:
-            self._scanner, self._value = JsonScanner(), []
-            self._read = self._read_value
         return position
 
     def _read_streamed(self, text: str, position: int) -> int:
-        assert self._arguments is not None
+        assert self._stream is not None
         position = self._arguments.feed(text, position)
+        self._stream.add_arguments(self._arguments.take())
         if self._arguments.state is ReadState.BROKEN:
             return self._break(position)
         if self._arguments.state is ReadState.COMPLETE:
-            self._read = self._read_after
+            self._object.end_value()
+            self._read = self._read_object
         return position
 
-    def _read_value(self, text: str, position: int) -> int:
-        position = self._scanner.feed(text, position)
-        self._value.append(self._scanner.take())
-        match self._scanner.state:
-            case ReadState.BROKEN:
-                return self._break(position)
-            case ReadState.COMPLETE:
-                return self._take_value(position)
-        return position
-
-    def _take_value(self, position: int) -> int:
-        self._has_trailing_comma |= self._scanner.has_trailing_comma
-        written = "".join(self._value)
-        if self._key in ARGUMENTS_KEYS:
-            self._arguments_key, self._arguments_text = self._key, written
-        try:
-            self._members[self._key] = read_json(written)
-        except ValueError:
-            return self._break(position)
-        self._read = self._read_after
-        return position
-
-    def _read_after(self, text: str, position: int) -> int:
-        character = text[position]
-        if character == "}":
-            return self._end(position + 1)
-        if character == ",":
-            self._read = self._read_key
-            return position + 1
-        return position + 1 if character in WHITESPACE else self._stop(position)
-
-    def _end(self, position: int) -> int:
-        """The object is whole."""
+    def _end(self, position: int, *, lacks_brace: bool) -> int:
+        """``lacks_brace``: what comes cannot belong to the object."""
         if not self.has_streamed:
-            call = resolve_call(self._members, self._tools, is_marked=self._is_marked)
-            self.result = None if call is None else self._written(call)
-            if self.result is None:
+            parsed = parse_call(
+                self._object.text,
+                self._tools,
+                is_marked=self._is_marked,
+                synonyms=self._synonyms,
+                lacks_brace=lacks_brace,
+            )
+            if parsed is None:
                 return self._break(position)
+            self.result, has_inner = parsed
+            self.may_lack_opening = not (has_inner or self._has_two_openings)
+            self.lacks_brace = lacks_brace
         self.state = ReadState.COMPLETE
         return position
-
-    def _written(self, call: ResolvedCall) -> ReadCall | None:
-        """The arguments as they were written, unless a repair has changed them."""
-        is_kept = call.arguments is self._members.get(self._arguments_key)
-        try:
-            written = self._arguments_text if is_kept else compact_json(call.arguments)
-        except (ValueError, RecursionError):
-            return None
-        may_lack = self._has_trailing_comma and not self._tools.may_be_all(call.name, written)
-        return None if may_lack else ReadCall(call.name, written)
-
-    def _stop(self, position: int) -> int:
-        """Ends a call whose object ends without its brace. Inside of arguments with objects of
-        their own the missing one could be any of theirs."""
-        arguments = self._members.get(self._key)
-        is_whole = self._read == self._read_after and self._key in ARGUMENTS_KEYS
-        is_whole = is_whole and not self._has_trailing_comma
-        if is_whole and isinstance(arguments, dict) and not has_objects(arguments):
-            self.lacks_brace = True
-            return self._end(position)
-        return self._break(position)
 
     def _break(self, position: int) -> int:
         self.state = ReadState.COMPLETE if self.has_streamed else ReadState.BROKEN

@@ -25,7 +25,7 @@ from inference.text.tool_calls.grammar_rules import (
     marker_token_id,
 )
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.json_text import WHITESPACE
 from inference.text.tool_calls.pythonic_calls import PythonicCalls
 
 TAG = "<|python_tag|>"

@@ -24,7 +24,7 @@ from inference.text.tool_calls.grammar_rules import (
 )
 from inference.text.tool_calls.headed_call import NamedCall, plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.json_text import WHITESPACE
 
 CALLS = "[TOOL_CALLS]"
 ARGUMENTS = "[ARGS]"

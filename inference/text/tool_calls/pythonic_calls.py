@@ -11,7 +11,7 @@ import re
 
 from inference.text.tool_calls.argument_values import literal_value, parse_literals
 from inference.text.tool_calls.call_reader import CallReader, ReadCall
-from inference.text.tool_calls.json_scanner import WHITESPACE, compact_json, read_json
+from inference.text.tool_calls.json_text import WHITESPACE, compact_json, read_json
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _PLAIN_RUN = re.compile(r"""[^'"\\()\[\]{}]+""")

@@ -25,7 +25,7 @@ from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.grammar_rules import WantedCalls, any_of, literal
 from inference.text.tool_calls.headed_call import NamedCall, plain_name
-from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.json_text import WHITESPACE
 
 Pair = tuple[str, str]
 """An opening and a closing marker."""

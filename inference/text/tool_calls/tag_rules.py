@@ -20,7 +20,7 @@ from inference.text.tool_calls.argument_values import (
     listed_values,
 )
 from inference.text.tool_calls.grammar_rules import arguments_schema, json_rule, literal
-from inference.text.tool_calls.json_scanner import compact_json
+from inference.text.tool_calls.json_text import compact_json
 from inference.text.tool_calls.tagged_call import fits_tag
 
 TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")

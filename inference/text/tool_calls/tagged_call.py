@@ -15,7 +15,7 @@ from inference.text.tool_calls.argument_values import allowed_types, alternative
 from inference.text.tool_calls.argument_values import is_text as is_schema_of_text
 from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
 from inference.text.tool_calls.free_text import Expected, FreeText
-from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState, compact_json, read_json
+from inference.text.tool_calls.json_text import WHITESPACE, ReadState, compact_json, read_json
 
 PARAMETER_END = "</parameter>"
 
