@@ -25,13 +25,12 @@ one.
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_format import MarkedFormat
 from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
-from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
     WantedCalls,
@@ -40,9 +39,8 @@ from inference.text.tool_calls.grammar_rules import (
     marker_token_id,
 )
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
-from inference.text.tool_calls.tagged_call import FUNCTION, TaggedCall, fits_tag
-from inference.text.tool_calls.tagged_call import PARAMETER as TAGGED_PARAMETER
 from inference.text.tool_calls.tagged_call import PARAMETER_END as PLAIN_PARAMETER_END
+from inference.text.tool_calls.tagged_call import TaggedCall, Tags, fits_tag
 
 NEWLINE = "\n"
 DSML = "｜DSML｜"  # noqa: RUF001
@@ -50,9 +48,7 @@ INVOKE = f'<{DSML}invoke name="'
 INVOKE_END = f"</{DSML}invoke>"
 PARAMETER = f'<{DSML}parameter name="'
 PARAMETER_END = f"</{DSML}parameter>"
-IS_TEXT = 'string="true"'
-IS_JSON = 'string="false"'
-MAX_ATTRIBUTES_LENGTH = 100
+_QUOTED = r'[^<>"\n]{1,300}'
 
 
 def fits_quotes(name: str) -> bool:
@@ -60,67 +56,16 @@ def fits_quotes(name: str) -> bool:
     return fits_tag(name) and '"' not in name
 
 
-class DsmlCall(TaggedCall):
-    """Reads one call, behind the section's tag if the call ``is_wrapped``, else behind its own."""
-
-    INVOKE = INVOKE
-    PARAMETER = PARAMETER
-    AFTER_VALUE = (PARAMETER, INVOKE_END)
-    VALUE_END = PARAMETER_END
-    DOUBTS = re.compile(f'(?<!</){DSML}|{DSML}(?!parameter>)| string="|{PARAMETER_END}(?! )')
-    HAS_OWN_LINES = False
-    TAG_RUN = re.compile(r'[^<>"\n]+')
-
-    def __init__(self, tools: KnownTools, *, is_wrapped: bool) -> None:
-        super().__init__(tools, is_wrapped=is_wrapped)
-        if is_wrapped:
-            self._expected = Expected((self.INVOKE,))
-
-    def _go_to(self, tag: str, position: int) -> int:
-        known = {self.INVOKE: FUNCTION, self.PARAMETER: TAGGED_PARAMETER}.get(tag, tag)
-        return super()._go_to(known, position)
-
-    def _read_name(self, text: str, position: int) -> int:
-        if text[position] != '"':
-            return self._read_tag_text(text, position)
-        name = self._take_tag_text()
-        if name is None:
-            return self._break(position)
-        self._name = name
-        self._read = self._read_name_end
-        return position + 1
-
-    def _read_name_end(self, text: str, position: int) -> int:
-        if text[position] != ">":
-            return self._break(position)
-        self._begin_arguments()
-        return position + 1
-
-    def _read_key(self, text: str, position: int) -> int:
-        if text[position] != '"':
-            return self._read_tag_text(text, position)
-        key = self._take_tag_text()
-        if key is None:
-            return self._break(position)
-        self._key = key
-        self._read = self._read_attributes
-        return position + 1
-
-    def _read_attributes(self, text: str, position: int) -> int:
-        """Read a tag's attributes. Without a mark, the tool's schema decides between text and JSON.
-        White space that the format does not write may be the rest of a broken value."""
-        character = text[position]
-        if character == ">":
-            mark, self._tag_text = self._tag_text, ""
-            if mark not in (f" {IS_TEXT}", f" {IS_JSON}", ""):
-                return self._break(position)
-            self._begin_value(is_text=mark == f" {IS_TEXT}" if mark else None)
-            return position + 1
-        if character in "<\n" or len(self._tag_text) > MAX_ATTRIBUTES_LENGTH:
-            return self._break(position)
-        self._tag_text += character
-        return position + 1
-
+DSML_TAGS = Tags(
+    function=INVOKE,
+    name=f'({_QUOTED})">',
+    name_begun=f'{_QUOTED}"?',
+    argument=PARAMETER,
+    key=f'(?P<key>{_QUOTED})"(?P<mark> string="(?:true|false)")?>',
+    value_end=PARAMETER_END,
+    ends=(INVOKE_END,),
+    doubts=f'(?<!</){DSML}|{DSML}(?!parameter>)| string="|{PARAMETER_END}(?! )',
+)
 
 SECTIONS = ("function_calls", "tool_calls")
 OPENINGS = tuple(f"<{DSML}{section}>" for section in SECTIONS)
@@ -146,7 +91,7 @@ class DsmlFormat(MarkedFormat):
     def _reader(
         self, tools: KnownTools, opening: str, character: str, stream: PartList | None
     ) -> CallReader:
-        return DsmlCall(tools, is_wrapped=opening != INVOKE)
+        return TaggedCall(tools, DSML_TAGS, is_wrapped=opening != INVOKE)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         spelling = _Spelling(wanted.tokenizer)
@@ -245,14 +190,14 @@ _MINIMAX_STYLE = TagStyle(
 )
 
 
-class MiniMaxCall(DsmlCall):
-    INVOKE = MINIMAX_INVOKE
-    PARAMETER = MINIMAX_PARAMETER
-    AFTER_VALUE = (MINIMAX_PARAMETER, MINIMAX_INVOKE_END)
-    VALUE_END = PLAIN_PARAMETER_END
-    DOUBTS = re.compile(
-        f'\n<parameter name=|{MINIMAX_PARAMETER}[^<>"\n]+">|{PLAIN_PARAMETER_END}(?! )'
-    )
+MINIMAX_TAGS = replace(
+    DSML_TAGS,
+    function=MINIMAX_INVOKE,
+    argument=MINIMAX_PARAMETER,
+    value_end=PLAIN_PARAMETER_END,
+    ends=(MINIMAX_INVOKE_END,),
+    doubts=f'\n<parameter name=|{MINIMAX_PARAMETER}[^<>"\n]+">|{PLAIN_PARAMETER_END}(?! )',
+)
 
 
 class MiniMaxFormat(MarkedFormat):
@@ -265,7 +210,8 @@ class MiniMaxFormat(MarkedFormat):
     def _reader(
         self, tools: KnownTools, opening: str, character: str, stream: PartList | None
     ) -> CallReader:
-        return MiniMaxCall(tools, is_wrapped=opening != MINIMAX_INVOKE)
+        is_wrapped = opening != MINIMAX_INVOKE
+        return TaggedCall(tools, MINIMAX_TAGS, is_wrapped=is_wrapped)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         opening, closing = MINIMAX_SECTION

@@ -11,8 +11,6 @@ continues or ends. Calls in JSON are read as well. Whitespace around the calls i
 
 from __future__ import annotations
 
-import re
-
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_format import MarkedFormat
 from inference.text.tool_calls.call_parser import PartList
@@ -24,64 +22,36 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker,
 )
-from inference.text.tool_calls.headed_call import plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_text import WHITESPACE
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
-from inference.text.tool_calls.tagged_call import CLOSE, OPEN, PARAMETER, TaggedCall
+from inference.text.tool_calls.tagged_call import (
+    CLOSE,
+    OPEN,
+    SPACE,
+    TAG_TEXT,
+    TaggedCall,
+    Tags,
+)
 
 KEY = "<arg_key>"
 KEY_END = "</arg_key>"
 VALUE = "<arg_value>"
 VALUE_END = "</arg_value>"
-NO_DOUBTS = re.compile("(?!)")
 
 
-class GlmCall(TaggedCall):
-    AFTER_VALUE = (KEY, CLOSE)
-    VALUE_END = VALUE_END
-    DOUBTS = re.compile(
-        rf"{KEY}|{KEY_END}|{VALUE}|{VALUE_END}(?! )|</arg(?!_key>|_value>)",
-    )
-    HAS_OWN_LINES = False
-
-    def __init__(self, tools: KnownTools, *, follows_grammar: bool) -> None:
-        """``follows_grammar``: a value that names the format's tags is whole all the same."""
-        super().__init__(tools, is_wrapped=True)
-        if follows_grammar:
-            self.DOUBTS = NO_DOUBTS
-        self._read = self._read_name
-
-    def _go_to(self, tag: str, position: int) -> int:
-        if tag == VALUE:
-            self._begin_value()
-        elif tag == KEY_END:
-            self._expect((VALUE,))
-        else:
-            return super()._go_to(PARAMETER if tag == KEY else tag, position)
-        return position
-
-    def _read_name(self, text: str, position: int) -> int:
-        """It ends with its line or where the next tag begins."""
-        if text[position] not in "\n<":
-            return self._read_tag_text(text, position)
-        name = plain_name(self._tag_text.strip(WHITESPACE))
-        if name is None:
-            return self._break(position)
-        self._name = name
-        self._tag_text = ""
-        self._begin_arguments()
-        return position
-
-    def _read_key(self, text: str, position: int) -> int:
-        if text[position] != "<":
-            return self._read_tag_text(text, position)
-        key = self._take_tag_text()
-        if key is None:
-            return self._break(position)
-        self._key = key
-        self._expect((KEY_END,))
-        return position
+GLM_TAGS = Tags(
+    function="",
+    name=rf"[ \t\r]*([^{WHITESPACE}\[\]<>\"']{{1,300}})[ \t\r]*[<\n]",
+    name_begun=r"[^<>\n]{1,300}",
+    keeps_name_end=True,
+    argument=KEY,
+    key=f"(?P<key>{TAG_TEXT}){KEY_END}{SPACE}{VALUE}",
+    value_end=VALUE_END,
+    ends=(CLOSE,),
+    closing=CLOSE,
+    doubts=rf"{KEY}|{KEY_END}|{VALUE}|{VALUE_END}(?! )|</arg(?!_key>|_value>)",
+)
 
 
 class GlmFormat(MarkedFormat):
@@ -100,7 +70,8 @@ class GlmFormat(MarkedFormat):
     ) -> CallReader:
         if character in "[{":
             return JsonCalls(tools)
-        return GlmCall(tools, follows_grammar=stream is not None)
+        is_held = stream is not None
+        return TaggedCall(tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         style = self._style(wanted.tokenizer)

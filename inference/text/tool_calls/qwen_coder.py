@@ -40,8 +40,9 @@ from inference.text.tool_calls.tagged_call import (
     PARAMETER_END,
     SEED_CLOSE,
     SEED_OPEN,
-    SeedCall,
+    TAG_TEXT,
     TaggedCall,
+    Tags,
 )
 
 _NEWLINE = literal("\n")
@@ -56,6 +57,20 @@ class CallTags:
     closes: str
     has_own_lines: bool
     """Whether one newline at either end of a value is the format's."""
+
+    @property
+    def call(self) -> Tags:
+        broken_end = rf"|\n{PARAMETER_END}" if self.has_own_lines else ""
+        return Tags(
+            name=f"({TAG_TEXT})>",
+            name_begun=TAG_TEXT,
+            needs_known_name=True,
+            key=f"(?P<key>{TAG_TEXT})>",
+            ends=(FUNCTION_END, self.closes),
+            closing=self.closes,
+            doubts=rf"{PARAMETER}[^<>\n]+>|{PARAMETER_END}(?! ){broken_end}",
+            has_own_lines=self.has_own_lines,
+        )
 
     @property
     def style(self) -> TagStyle:
@@ -81,7 +96,6 @@ SEED_TAGS = CallTags(SEED_OPEN, SEED_CLOSE, has_own_lines=False)
 class QwenCoderFormat(MarkedFormat):
     name = "qwen_coder"
     tags: CallTags = QWEN_TAGS
-    call: type[TaggedCall] = TaggedCall
 
     def __init__(self) -> None:
         self.openings = (self.tags.opens, FUNCTION)
@@ -95,7 +109,7 @@ class QwenCoderFormat(MarkedFormat):
         is_wrapped = opening == self.tags.opens
         if is_wrapped and character in "[{":
             return JsonCalls(tools)
-        return self.call(tools, is_wrapped=is_wrapped)
+        return TaggedCall(tools, self.tags.call, is_wrapped=is_wrapped)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         style = self.tags.style
@@ -116,4 +130,3 @@ class QwenCoderFormat(MarkedFormat):
 class SeedFormat(QwenCoderFormat):
     name = "seed"
     tags = SEED_TAGS
-    call = SeedCall
