@@ -121,12 +121,6 @@ class Expected:
     def __init__(self, markers: Sequence[str]) -> None:
         self.state = ReadState.RUNNING
         self._match = _MarkerMatch(markers)
-        self._space: list[str] = []
-
-    @property
-    def read(self) -> str:
-        """Everything it has read, as it came."""
-        return "".join(self._space) + self._match.read
 
     @property
     def found(self) -> str:
@@ -134,15 +128,14 @@ class Expected:
 
     def feed(self, text: str, start: int) -> int:
         """Returns where it stopped: at the end, after the marker, or at what does not fit."""
-        position = start
-        while position < len(text) and self.state is ReadState.RUNNING:
+        for position in range(start, len(text)):
             character = text[position]
             if character in WHITESPACE and not self._match.read:
-                self._space.append(character)
-            elif not self._match.advance(character):
+                continue
+            if not self._match.advance(character):
                 self.state = ReadState.BROKEN
                 return position
-            elif self._match.found is not None:
+            if self._match.found is not None:
                 self.state = ReadState.COMPLETE
-            position += 1
-        return position
+                return position + 1
+        return len(text)

@@ -26,7 +26,7 @@ from inference.text.tool_calls.grammar_rules import (
 )
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_text import WHITESPACE
-from inference.text.tool_calls.pythonic_calls import PythonicCalls
+from inference.text.tool_calls.lfm2 import PythonicCalls
 
 TAG = "<|python_tag|>"
 OPENINGS = (TAG, "{", "[")

@@ -8,14 +8,11 @@ from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import (
     dsml,
     gemma,
-    glm,
-    harmony,
+    headed_formats,
     json_formats,
     lfm2,
     llama3,
-    mistral,
-    qwen_coder,
-    sections,
+    tag_formats,
     tagged_call,
 )
 from inference.text.tool_calls.grammar_rules import marker_token_id
@@ -31,13 +28,17 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
     if (found := _by_marker(template)) is not None:
         return found
     if tagged_call.SEED_OPEN in template:
-        return qwen_coder.SeedFormat()
+        return tag_formats.SeedFormat()
     if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
-        return qwen_coder.QwenCoderFormat()
+        return tag_formats.QwenCoderFormat()
     if json_formats.OPEN in template:
         return json_formats.HermesFormat()
-    if mistral.CALLS in template or _has_token(tokenizer, mistral.CALLS):
-        return mistral.MistralFormat(writes_lists=mistral.ARGUMENTS not in template)
+    if headed_formats.MISTRAL_CALLS in template or _has_token(
+        tokenizer, headed_formats.MISTRAL_CALLS
+    ):
+        return headed_formats.MistralFormat(
+            writes_lists=headed_formats.MISTRAL_ARGUMENTS not in template
+        )
     if llama3.TAG in template or any(prompt in template for prompt in LLAMA_PROMPTS):
         return llama3.Llama3Format()
     return llama3.Llama3Format() if _has_token(tokenizer, llama3.TAG) else None
@@ -45,20 +46,22 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
 
 def _by_marker(template: str) -> ToolFormat | None:
     """Formats whose markers no other format has."""
-    if glm.KEY in template:
-        return glm.GlmFormat(has_lines=f"{glm.KEY_END}{glm.VALUE}" not in template)
+    if tag_formats.KEY in template:
+        return tag_formats.GlmFormat(
+            has_lines=f"{tag_formats.KEY_END}{tag_formats.VALUE}" not in template
+        )
     if dsml.DSML in template:
         return dsml.DsmlFormat(section=dsml.section_of(template))
-    if sections.CALL_BEGIN in template:
-        return sections.DeepSeekFormat(writes_fences=sections.FENCE in template)
+    if headed_formats.CALL_BEGIN in template:
+        return headed_formats.DeepSeekFormat(writes_fences=headed_formats.FENCE in template)
     if lfm2.START in template:
         return lfm2.Lfm2Format()
     if dsml.MINIMAX_SECTION[0] in template:
         return dsml.MiniMaxFormat()
-    if sections.KIMI_CALL[0] in template:
-        return sections.KimiFormat()
+    if headed_formats.KIMI_CALL[0] in template:
+        return headed_formats.KimiFormat()
     if MESSAGE in template and CHANNEL in template:
-        return harmony.HarmonyFormat()
+        return headed_formats.HarmonyFormat()
     for markers in (gemma.FUNCTION_GEMMA, gemma.GEMMA_4):
         if markers.opens in template:
             return gemma.GemmaFormat(markers)

@@ -25,10 +25,10 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import SamplingOptions
+from inference.text.tool_calls.headed_formats import MistralFormat
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
-from inference.text.tool_calls.mistral import MistralFormat
-from inference.text.tool_calls.qwen_coder import QwenCoderFormat
+from inference.text.tool_calls.tag_formats import QwenCoderFormat
 from inference.wire.common.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN

@@ -9,10 +9,10 @@ from typing import Any
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
 from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.headed_formats import MistralFormat
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
-from inference.text.tool_calls.mistral import MistralFormat
-from inference.text.tool_calls.qwen_coder import QwenCoderFormat
+from inference.text.tool_calls.tag_formats import QwenCoderFormat
 
 FORMATS: dict[str, ToolFormat] = {
     "hermes": HermesFormat(),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from inference.text.tool_calls import sections as ds
+from inference.text.tool_calls import headed_formats as ds
 from inference.text.tool_calls.dsml import DsmlFormat, MiniMaxFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
-from inference.text.tool_calls.glm import GlmFormat
-from inference.text.tool_calls.harmony import HarmonyFormat
+from inference.text.tool_calls.headed_formats import HarmonyFormat, KimiFormat
 from inference.text.tool_calls.json_formats import (
     COMMAND_R,
     FUNCTOOLS,
@@ -17,8 +16,7 @@ from inference.text.tool_calls.json_formats import (
     PlainFormat,
 )
 from inference.text.tool_calls.lfm2 import Lfm2Format
-from inference.text.tool_calls.qwen_coder import SeedFormat
-from inference.text.tool_calls.sections import KimiFormat
+from inference.text.tool_calls.tag_formats import GlmFormat, SeedFormat
 from tests.inference.text.tool_calls.calls import Merged
 
 FAMILIES = {

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, grammar_from
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
-from inference.text.tool_calls import sections as ds
+from inference.text.tool_calls import headed_formats as ds
 from inference.text.tool_calls.dsml import DSML
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
