@@ -31,10 +31,9 @@ from inference.text.errors import (
 )
 from inference.text.grammars.compiling import find_problem, is_panic, text_part
 from inference.text.grammars.parts import TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.culprit import find_culprit
 from inference.text.schemas.places import Schema, Steps
 from inference.text.schemas.rewrites import original_steps, rewritten
-from inference.text.schemas.schema_check import checked_schema, leniently_checked
+from inference.text.schemas.schema_check import checked_schema, find_culprit, leniently_checked
 from inference.text.templates.chat_template import ChatTemplate
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.token_bytes import num_bytes

@@ -33,12 +33,13 @@ from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
+    TagStyle,
     WantedCalls,
     any_of,
+    function_rules,
     literal,
     marker_token_id,
 )
-from inference.text.tool_calls.tag_rules import TagStyle, function_rules
 from inference.text.tool_calls.tagged_call import PARAMETER_END as PLAIN_PARAMETER_END
 from inference.text.tool_calls.tagged_call import TaggedCall, Tags, fits_tag
 

@@ -17,10 +17,16 @@ from inference.text.tool_calls.argument_values import literal_value, parse_liter
 from inference.text.tool_calls.call_format import MarkedFormat
 from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
-from inference.text.tool_calls.grammar_rules import WantedCalls, any_of, json_rule, literal
+from inference.text.tool_calls.grammar_rules import (
+    WantedCalls,
+    any_of,
+    declared_arguments,
+    json_rule,
+    literal,
+    value_schema,
+)
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_text import WHITESPACE, compact_json, read_json
-from inference.text.tool_calls.tag_rules import declared_arguments, value_schema
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _PLAIN_RUN = re.compile(r"""[^'"\\()\[\]{}]+""")

@@ -21,15 +21,16 @@ from inference.text.tool_calls.call_format import MarkedFormat
 from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
+    TagStyle,
     WantedCalls,
     any_of,
+    function_rules,
     head_rules,
     literal,
     marker,
 )
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_text import WHITESPACE
-from inference.text.tool_calls.tag_rules import TagStyle, function_rules
 from inference.text.tool_calls.tagged_call import (
     CLOSE,
     FUNCTION,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inference.text.errors import SchemaError
 from inference.text.grammars.compiling import find_problem, problem_of
 from inference.text.grammars.parts import grammar_text, json_part
-from inference.text.schemas import culprit as schema_culprit
+from inference.text.schemas import schema_check
 from inference.text.schemas.schema_check import KNOWN, checked_schema, leniently_checked
 from tests.cases import each_case
 
@@ -171,7 +171,7 @@ def test_a_schema_without_an_end_is_refused(schema: dict[str, Any], path: str) -
 
 
 def test_a_form_of_many_such_fields_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_culprit, "MAX_COMPILED_CHARS", 0)
+    monkeypatch.setattr(schema_check, "MAX_COMPILED_CHARS", 0)
     mail = {"type": "string", "format": "email", "pattern": r"^(?!\.)[a-z.]+@[a-z.]+$"}
     fields = {f"m{index}": mail for index in range(60)}
     read, places = leniently_checked({"type": "object", "properties": fields})
@@ -268,7 +268,7 @@ def test_a_large_schema_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch
         compiled_chars += len(grammar)
         return find_problem(grammar)
 
-    monkeypatch.setattr(schema_culprit, "find_problem", counted)
+    monkeypatch.setattr(schema_check, "find_problem", counted)
     many = {f"p{i}": {"type": "string", "maxLength": i} for i in range(2000)}
     broken = {"properties": {"x": {"oneOf": [{"type": "string"}, {"minLength": 3}]}}}
     schema = {"properties": {"here": {**broken}, "many": {"properties": many}}}
@@ -278,4 +278,4 @@ def test_a_large_schema_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SchemaError, match="oneOf") as refused:
         checked_schema({"properties": {**many, **broken["properties"]}, "required": ["x"] * 9000})
     assert refused.value.path("S") == "S"
-    assert 0 < compiled_chars <= 2 * schema_culprit.MAX_COMPILED_CHARS
+    assert 0 < compiled_chars <= 2 * schema_check.MAX_COMPILED_CHARS
