@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from llguidance import LLMatcher, grammar_from
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from tests.inference.text.tool_calls.calls import FORMATS, tool
-from tests.inference.text.tool_calls.conftest import Vocabulary
+from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary
+from tests.inference.text.tool_calls.family_cases import FAMILIES
 
 PROPERTIES: dict[str, Any] = {
     "city": {"type": "string"},
@@ -44,6 +46,7 @@ STRICT = _with_definitions(tool("weather", PROPERTIES, required=["city"], strict
 LOOSE = _with_definitions(tool("weather", PROPERTIES, required=["city"]))
 NOW = ToolDefinition(name="now", path="tools.1", strict=True)
 OTHER = tool("other", {"a": {"type": "integer"}})
+MAX_STEPS = 300
 AUTO, REQUIRED, NAMED = (
     ToolChoice(),
     ToolChoice(mode="required"),
@@ -88,7 +91,8 @@ class Enforced:
         *,
         parallel: bool = True,
     ) -> None:
-        text = FORMATS[name].grammar(tools, choice, parallel=parallel, tokenizer=vocabulary.text)
+        tool_format = {**FORMATS, **FAMILIES}[name]
+        text = tool_format.grammar(tools, choice, parallel=parallel, tokenizer=vocabulary.text)
         assert text is not None
         self.vocabulary = vocabulary
         self._grammar = grammar_from("lark", text)
@@ -103,3 +107,25 @@ class Enforced:
         token_ids = self.vocabulary.encode(text) if isinstance(text, str) else text
         matcher = self.start()
         return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
+
+    def walk(
+        self, chooser: random.Random, snippets: Sequence[str], *, ends: float, jumps: float
+    ) -> str | None:
+        """A random answer under the mask; ``None`` for one that does not end. ``ends`` and
+        ``jumps``: how often it ends where it may, and goes on with a snippet."""
+        matcher, vocabulary = self.start(), self.vocabulary
+        token_ids: list[int] = []
+        for _ in range(MAX_STEPS):
+            if matcher.is_stopped() or (matcher.is_accepting() and chooser.random() < ends):
+                return vocabulary.decode(token_ids)
+            snippet = vocabulary.encode(chooser.choice(snippets))
+            if chooser.random() < jumps and matcher.validate_tokens(snippet) == len(snippet):
+                chosen = snippet
+            else:
+                bias = matcher.compute_logit_bias()
+                chosen = [chooser.choice([i for i, allowed in enumerate(bias) if allowed])]
+            if chosen == [END_TOKEN_ID]:
+                return vocabulary.decode(token_ids)
+            assert matcher.consume_tokens(chosen), matcher.get_error()
+            token_ids += chosen
+        return None

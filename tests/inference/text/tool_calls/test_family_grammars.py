@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, grammar_from
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
@@ -16,7 +15,8 @@ from inference.text.tool_calls import headed_formats as ds
 from inference.text.tool_calls.dsml import DSML
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
-from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary, make_vocabulary
+from tests.inference.text.tool_calls.conftest import Vocabulary, make_vocabulary
+from tests.inference.text.tool_calls.enforced import AUTO, REQUIRED, Enforced
 from tests.inference.text.tool_calls.family_cases import FAMILIES
 
 Call = tuple[str, dict[str, Any]]
@@ -53,8 +53,6 @@ WEATHER.parameters["$defs"] = {
     }
 }
 NOW = ToolDefinition(name="now", path="tools.1", strict=True)
-REQUIRED = ToolChoice(mode="required")
-AUTO = ToolChoice()
 GOOD: Call = (
     "weather",
     {"city": "Paris", "days": 3, "unit": "C", "near": [{"lat": 1.5, "in": {"lat": 2}}]},
@@ -196,35 +194,20 @@ def written(family: str, *calls: Call) -> str:
     return f"<|tool_call|>{listed}"
 
 
-class Enforced:
-    def __init__(
-        self,
-        family: str,
-        vocabulary: Vocabulary,
-        choice: ToolChoice,
-        tools: Sequence[ToolDefinition] = (WEATHER, NOW),
-        *,
-        parallel: bool = True,
-    ) -> None:
-        text = FAMILIES[family].grammar(tools, choice, parallel=parallel, tokenizer=vocabulary.text)
-        assert text is not None
-        self.vocabulary = vocabulary
-        self._grammar = grammar_from("lark", text)
-
-    def start(self) -> LLMatcher:
-        matcher = LLMatcher(self.vocabulary.grammar, self._grammar)
-        assert not matcher.is_error(), matcher.get_error()
-        return matcher
-
-    def accepts(self, text: str) -> bool:
-        matcher = self.start()
-        token_ids = self.vocabulary.encode(text)
-        return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
+def _enforced(
+    family: str,
+    vocabulary: Vocabulary,
+    choice: ToolChoice,
+    tools: Sequence[ToolDefinition] = (WEATHER, NOW),
+    *,
+    parallel: bool = True,
+) -> Enforced:
+    return Enforced(family, vocabulary, tools, choice, parallel=parallel)
 
 
 @each_case("family", FAMILIES)
 def test_a_forced_call_follows_its_schema(family: str, vocabulary: Vocabulary) -> None:
-    enforced = Enforced(family, vocabulary, REQUIRED)
+    enforced = _enforced(family, vocabulary, REQUIRED)
     assert enforced.accepts(written(family, GOOD))
     assert enforced.accepts(written(family, NOW_CALL))
     for call in BAD:
@@ -236,20 +219,20 @@ def test_a_forced_call_follows_its_schema(family: str, vocabulary: Vocabulary) -
 @each_case("family", MANY)
 def test_several_calls_where_they_are_allowed(family: str, vocabulary: Vocabulary) -> None:
     both = written(family, GOOD, NOW_CALL)
-    assert Enforced(family, vocabulary, REQUIRED).accepts(both)
-    assert not Enforced(family, vocabulary, REQUIRED, parallel=False).accepts(both)
+    assert _enforced(family, vocabulary, REQUIRED).accepts(both)
+    assert not _enforced(family, vocabulary, REQUIRED, parallel=False).accepts(both)
 
 
 @each_case("family", FAMILIES)
 def test_a_named_function(family: str, vocabulary: Vocabulary) -> None:
-    enforced = Enforced(family, vocabulary, ToolChoice(mode="required", name="now"))
+    enforced = _enforced(family, vocabulary, ToolChoice(mode="required", name="now"))
     assert enforced.accepts(written(family, NOW_CALL))
     assert not enforced.accepts(written(family, GOOD))
 
 
 @each_case("family", [name for name in MANY if name != "plain"])
 def test_strict_tools_beside_free_text(family: str, vocabulary: Vocabulary) -> None:
-    enforced = Enforced(family, vocabulary, AUTO)
+    enforced = _enforced(family, vocabulary, AUTO)
     assert enforced.accepts("Text, <b> and é🙂.\n")
     assert enforced.accepts(f"I look.{written(family, GOOD)}")
     for call in BAD:
@@ -257,7 +240,7 @@ def test_strict_tools_beside_free_text(family: str, vocabulary: Vocabulary) -> N
 
 
 def test_text_of_harmony_is_in_its_channel(vocabulary: Vocabulary) -> None:
-    enforced = Enforced("harmony", vocabulary, AUTO)
+    enforced = _enforced("harmony", vocabulary, AUTO)
     preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
     assert enforced.accepts("<|channel|>final<|message|>Yes.")
     assert enforced.accepts(f"{preamble}{written('harmony', GOOD)}")
@@ -280,12 +263,12 @@ def test_what_cannot_be_enforced_is_refused_by_name(
 ) -> None:
     value = {"type": "string", keyword: 3 if keyword == "minLength" else "^x"}
     with pytest.raises(UnsupportedSchemaError, match=keyword):
-        Enforced(family, vocabulary, REQUIRED, [tool("f", {"a": value})])
+        _enforced(family, vocabulary, REQUIRED, [tool("f", {"a": value})])
 
 
 def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
     either = tool("f", {"a": {"type": ["string", "integer"]}, "b": {"enum": ["x", 1]}}, strict=True)
-    enforced = Enforced("dsml", vocabulary, REQUIRED, [either])
+    enforced = _enforced("dsml", vocabulary, REQUIRED, [either])
     for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1}):
         answer = written("dsml", ("f", arguments))
         assert enforced.accepts(answer), arguments
@@ -297,34 +280,14 @@ def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
 SNIPPETS = [*MARKERS, "</parameter>\n", '"', "}", "]", ",", "1", "{", "\n", "x", "city", ":"]
 
 
-def _walk(enforced: Enforced, chooser: random.Random) -> str | None:
-    """A random answer under the mask; ``None`` for one that does not end."""
-    matcher, vocabulary = enforced.start(), enforced.vocabulary
-    token_ids: list[int] = []
-    for _ in range(300):
-        if matcher.is_stopped() or (matcher.is_accepting() and chooser.random() < 0.3):
-            return vocabulary.decode(token_ids)
-        snippet = vocabulary.encode(chooser.choice(SNIPPETS))
-        if chooser.random() < 0.6 and matcher.validate_tokens(snippet) == len(snippet):
-            chosen = snippet
-        else:
-            bias = matcher.compute_logit_bias()
-            chosen = [chooser.choice([i for i, allowed in enumerate(bias) if allowed])]
-        if chosen == [END_TOKEN_ID]:
-            return vocabulary.decode(token_ids)
-        assert matcher.consume_tokens(chosen), matcher.get_error()
-        token_ids += chosen
-    return None
-
-
 @pytest.mark.slow
 @each_case("family", [name for name in FAMILIES if name != "harmony"])
 def test_what_a_grammar_lets_through_can_be_read(family: str, vocabulary: Vocabulary) -> None:
-    enforced = Enforced(family, vocabulary, REQUIRED)
+    enforced = _enforced(family, vocabulary, REQUIRED)
     chooser = random.Random(3)
     num_ended = 0
     for _ in range(8):
-        answer = _walk(enforced, chooser)
+        answer = enforced.walk(chooser, SNIPPETS, ends=0.3, jumps=0.6)
         if answer is None:
             continue
         num_ended += 1

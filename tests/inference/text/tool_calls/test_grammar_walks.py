@@ -10,7 +10,7 @@ import pytest
 from inference.protocol.generation import ToolChoice
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Call, read
-from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary
+from tests.inference.text.tool_calls.conftest import Vocabulary
 from tests.inference.text.tool_calls.enforced import (
     AUTO,
     NOW,
@@ -27,27 +27,6 @@ SNIPPETS = [
     *('"', "}", "]", ",", "</parameter>", "<tool_call>", "[TOOL_CALLS]", "<function=", "1", ": "),
     *("</tool_call>", "<|python_tag|>", "{", '{"name"', "\n"),
 ]
-MAX_STEPS = 300
-
-
-def _walk(enforced: Enforced, chooser: random.Random) -> str | None:
-    """A random answer under the mask; ``None`` for one that does not end."""
-    matcher, vocabulary = enforced.start(), enforced.vocabulary
-    token_ids: list[int] = []
-    for _ in range(MAX_STEPS):
-        if matcher.is_stopped() or (matcher.is_accepting() and chooser.random() < 0.1):
-            return vocabulary.decode(token_ids)
-        snippet = vocabulary.encode(chooser.choice(SNIPPETS))
-        if chooser.random() < 0.4 and matcher.validate_tokens(snippet) == len(snippet):
-            chosen = snippet
-        else:
-            bias = matcher.compute_logit_bias()
-            chosen = [chooser.choice([i for i, allowed in enumerate(bias) if allowed])]
-        if chosen == [END_TOKEN_ID]:
-            return vocabulary.decode(token_ids)
-        assert matcher.consume_tokens(chosen), matcher.get_error()
-        token_ids += chosen
-    return None
 
 
 def _follows_schema(call: Call) -> bool:
@@ -76,7 +55,7 @@ def test_what_a_grammar_lets_through_can_be_read(
     chooser = random.Random(7)
     num_ended = num_calls = 0
     for _ in range(12):
-        answer = _walk(enforced, chooser)
+        answer = enforced.walk(chooser, SNIPPETS, ends=0.1, jumps=0.4)
         if answer is None:
             continue
         num_ended += 1
