@@ -94,7 +94,6 @@ class ChoiceText:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the answer."""
         return self._answer.stop
 
     def feed(self, token_id: int) -> tuple[list[TokenKind], list[Piece]]:
@@ -175,8 +174,6 @@ def _line(phrase: str) -> str:
 
 
 class _ThoughtText:
-    """One thinking block's text."""
-
     def __init__(self, tokenizer: Tokenizer, opens: str, label: str = "") -> None:
         self._opens = opens
         self._detokenizer = Detokenizer(tokenizer, continues_text=True)

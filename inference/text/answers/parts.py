@@ -47,14 +47,10 @@ class ToolCallParser(Protocol):
     comes out as ``TextPart``, whole."""
 
     def feed(self, text: str) -> list[Part]: ...
-    def flush(self) -> list[Part]:
-        """End the answer and return the parts that were held back."""
-        ...
+    def flush(self) -> list[Part]: ...
 
 
 class ToolFormat(Protocol):
-    """One way in which models write tool calls."""
-
     @property
     def name(self) -> str:
         """``hermes``, ``glm``, …: the registry has them all."""
@@ -81,8 +77,6 @@ class ToolFormat(Protocol):
 
 
 class TokenKind(Enum):
-    """What one token of an answer is."""
-
     OPENS = "opens"
     THOUGHT = "thought"
     CLOSES = "closes"

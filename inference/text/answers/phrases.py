@@ -73,7 +73,6 @@ class StopStrings:
         for stop in stops:
             self._by_first.setdefault(stop[0], []).append(_Matcher(stop))
         self._begun: list[_Matcher] = []
-        """The matchers that are in the middle of their string."""
         self._held = ""
 
     def feed(self, text: str) -> StopFeed:
@@ -100,7 +99,6 @@ class StopStrings:
         return found
 
     def flush(self) -> str:
-        """Return the held-back text, which turned out to be plain text."""
         held, self._held = self._held, ""
         return held
 
@@ -127,7 +125,6 @@ SPOKEN = PhraseMarkers(
     closes=("Here is my response:", "Here's my response:"),
     is_asked_for=True,
 )
-"""The phrases of Granite 3.2."""
 
 
 def find_phrases(template: str | None) -> PhraseMarkers | None:
@@ -188,8 +185,6 @@ class _Finder:
 
 
 class PhraseReader:
-    """Reads one answer, token by token."""
-
     def __init__(self, phrases: PhraseMarkers, *, is_open: bool = False) -> None:
         """``is_open``: the prompt has opened the block."""
         self._phrases = phrases

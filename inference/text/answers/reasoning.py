@@ -123,7 +123,6 @@ class ThinkingSplitter:
     def __init__(
         self, tokenizer: Tokenizer, markers: ReasoningMarkers | None, *, is_open: bool = False
     ) -> None:
-        """``is_open``: the prompt has opened the block."""
         self._tokenizer = tokenizer
         self._markers = markers
         self._is_open = is_open

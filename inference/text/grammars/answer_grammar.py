@@ -23,8 +23,6 @@ SPACE_RULE = r"SPACE: /[ \n]{1,4}/"
 
 
 class Thinking(Enum):
-    """Whether a thinking block comes before what the grammar binds."""
-
     NONE = "none"
     OPENED = "opened by the prompt"
     POSSIBLE = "up to the model"

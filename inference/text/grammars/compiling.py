@@ -95,7 +95,6 @@ def _escaped(regex: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Lark's strings have JSON's escapes."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -41,7 +41,6 @@ def without_endless(root: Any) -> Any:
 
 
 def _has_own_root(place: Place) -> bool:
-    """Whether its references do not start at the root."""
     schema = place.schema
     return bool(place.steps) and isinstance(schema, dict) and ("$id" in schema or "id" in schema)
 
@@ -99,7 +98,6 @@ def _missing(root: Any, place: Place, ending: set[Steps]) -> Iterator[Steps]:
 
 
 def _required(place: Place) -> Iterator[Steps]:
-    """The schemas of the properties that an object must have."""
     properties, required = place.schema.get("properties"), place.schema.get("required")
     others_are_schemas = isinstance(place.schema.get("additionalProperties"), dict)
     others_are_schemas = others_are_schemas and not place.schema.get("patternProperties")
@@ -111,7 +109,6 @@ def _required(place: Place) -> Iterator[Steps]:
 
 
 def _items(place: Place) -> Iterator[Steps]:
-    """The schemas of the items that an array must have."""
     least = place.schema.get("minItems")
     least = least if isinstance(least, int) else 0
     listed = "prefixItems" if "prefixItems" in place.schema else "items"

@@ -62,7 +62,6 @@ def check_numbers(root: Any, place: Place) -> None:
 
 
 def _check_constants(steps: Steps, value: Any) -> None:
-    """Looks at every number inside a constant."""
     pending: list[tuple[Steps, Any]] = [(steps, value)]
     while pending:
         steps, value = pending.pop()

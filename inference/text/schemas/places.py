@@ -20,8 +20,6 @@ STRUCTURE = ONE_SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A subschema and how it is reached from the root."""
-
     steps: Steps
     schema: Any
 
@@ -55,7 +53,6 @@ def all_places(root: Any) -> Iterator[Place]:
 
 
 def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
-    """A copy of ``schema`` with ``replacement`` where ``steps`` lead."""
     if not steps:
         return replacement
     copied = schema.copy()

@@ -121,7 +121,6 @@ WORDINGS = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
     "anyOf": "oneOf is supported where at most one of its schemas can match a value; use anyOf"
 }
-"""Ours for messages of llguidance that speak of its own options."""
 
 
 def checked_schema(schema: Schema) -> Schema:
@@ -172,7 +171,6 @@ def _enforced(schema: Any) -> Any:
 
 
 def _refusals(schema: Any) -> Iterator[SchemaError]:
-    """What is refused for its keywords alone."""
     for place in all_places(schema):
         if len(place.steps) > MAX_STEPS:
             yield SchemaError(place.steps, TOO_DEEP)
@@ -237,7 +235,6 @@ class _Trials:
         self._chars_left = MAX_COMPILED_CHARS
 
     def remains(self, schema: Schema) -> bool:
-        """Whether the problem does."""
         text = grammar_text([json_part(schema)])
         self._chars_left -= len(text)
         if self._chars_left < 0:

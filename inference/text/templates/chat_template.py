@@ -123,7 +123,6 @@ class ChatTemplate:
         return source
 
     def _render_arranged(self, source: str, chat: ChatInput) -> Rendering:
-        """Tries arrangements of the turns until one renders and loses no system turn."""
         refusal: Exception | None = None
         first_rendered: str | None = None
         for turns in arrangements(chat.messages):

@@ -20,7 +20,6 @@ Turn = dict[str, Any]
 Content = str | list[dict[str, str]]
 
 SEPARATOR = "\n\n"
-"""Between texts that become one."""
 SHORT_ID_CHARACTERS = 9
 """Mistral's templates refuse identifiers of any other length."""
 

@@ -243,7 +243,6 @@ def parse_literals(text: str) -> ast.expr:
 
 
 def literal_value(node: ast.expr) -> object:
-    """Raises ``ValueError``."""
     for one in ast.walk(node):
         if isinstance(one, ast.Dict):
             keys = [key.value for key in one.keys if isinstance(key, ast.Constant)]

@@ -48,8 +48,6 @@ _CALL_CHARACTERS = frozenset('"{}[]:<>=')
 
 
 class Decision(NamedTuple):
-    """What a parser made of one block."""
-
     block: str
     """The block's text as generated, with the text read behind it."""
     calls: tuple[ReadCall, ...]
@@ -84,11 +82,9 @@ class CallParser(ABC):
         """Whether nothing but a marker may follow the calls that were read."""
         self._calls: CallReader | None = None
         self._block: list[str] = []
-        """The text of the block that is being read, as it came."""
         self._num_call_pieces = 0
         """How many pieces of the block the calls took."""
         self._following = ""
-        """Text behind the block's calls."""
         self._read: Callable[[str, int], int] = self._read_text
 
     def feed(self, text: str) -> list[Part]:
@@ -142,7 +138,6 @@ class CallParser(ABC):
         return position
 
     def _end_calls(self) -> None:
-        """The reader is done."""
         assert self._calls is not None
         if not self._calls.calls and not self._calls.has_streamed:
             begun = self._calls.has_begun
@@ -224,7 +219,6 @@ class CallParser(ABC):
         self._following = ""
 
     def _reject(self, refusal: str, *, is_text_to_the_end: bool) -> None:
-        """All of the block is text."""
         self._report((), refusal)
         self._parts.add_text("".join(self._block))
         self._block.clear()

@@ -11,8 +11,6 @@ from inference.protocol.generation import ToolDefinition
 
 
 class ReadCall(NamedTuple):
-    """A call that is whole."""
-
     name: str
     arguments: str
     """A JSON object."""
@@ -35,7 +33,6 @@ class CallReader(ABC):
         self.is_closed = False
         """Whether the block's closing marker was read, so that anything may follow."""
         self.has_streamed = False
-        """Whether parts of a call were sent before the block ended."""
         self._tail: list[str] = []
 
     @property
@@ -96,7 +93,6 @@ class KnownTools:
         return fitting[0] if len(fitting) == 1 else None
 
     def takes(self, name: str, arguments: Collection[str]) -> bool:
-        """Whether the tool knows all of these arguments and misses none that it requires."""
         required = self.schema(name).get("required")
         needed = required if isinstance(required, list) else []
         given = list(arguments)  # a schema's ``required`` may name anything

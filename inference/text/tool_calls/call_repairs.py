@@ -77,7 +77,6 @@ def parse_call(
 
 
 def starts_no_call(copied: str, synonyms: Mapping[str, str]) -> bool:
-    """Whether an object's first key is none of a call's, or it has no key."""
     first = _FIRST_KEY.match(copied)
     if first is None:
         return copied == "{}"
@@ -86,7 +85,6 @@ def starts_no_call(copied: str, synonyms: Mapping[str, str]) -> bool:
 
 
 def named(members: Mapping[str, Any], synonyms: Mapping[str, str]) -> str:
-    """The name among an object's members; empty where there is none."""
     names = [value for key, value in members.items() if synonyms.get(key, key) == "name"]
     return names[0] if names and is_name(names[0]) else ""
 
@@ -110,7 +108,6 @@ def is_name(value: object) -> bool:
 
 
 def has_objects(value: object) -> bool:
-    """Whether there are objects inside of it."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(isinstance(one, dict) or has_objects(one) for one in inner)
 

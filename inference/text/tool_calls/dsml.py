@@ -53,7 +53,6 @@ _QUOTED = r'[^<>"\n]{1,300}'
 
 
 def fits_quotes(name: str) -> bool:
-    """Whether a name or key comes through its tag as it is."""
     return fits_tag(name) and '"' not in name
 
 
@@ -112,8 +111,6 @@ class DsmlFormat(MarkedFormat):
 
 
 class _Spelling:
-    """How tags are spelled in a tokenizer."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._token_id = marker_token_id(tokenizer, DSML)
 

@@ -78,7 +78,6 @@ class GemmaMarkers:
 
 
 def gemma_rules(wanted: WantedCalls, markers: GemmaMarkers) -> list[str]:
-    """Raises ``UnsupportedSchemaError`` for what the rules cannot hold."""
     quote = wanted.marker(markers.quote)
     rules = [
         *wanted.answer_rules(markers.opens),
@@ -267,14 +266,12 @@ class ArgumentsBlock:
         self.text = ""
         self._quote = quote
         self._counted = 0
-        """Up to here brackets are counted."""
         self._open: list[str] = []
         # A JSON quote is none inside of a marker that is not whole yet.
         inside, _, _ = quote.rpartition('"')
         json_quote = f'(?<!{re.escape(inside)})"' if inside else '"'
         self._outside = re.compile(rf"{re.escape(quote)}|{json_quote}|[{{}}\[\],]")
         self._next = self._outside
-        """What is looked for."""
 
     def feed(self, text: str, start: int) -> int:
         """The first character ever fed is the opening brace. Returns where it stopped."""

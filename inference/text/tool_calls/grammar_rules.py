@@ -60,7 +60,6 @@ class WantedCalls:
     """What a grammar has to hold an answer to."""
 
     tools: Sequence[ToolDefinition]
-    """Those that may be called."""
     choice: ToolChoice
     parallel: bool
     tokenizer: Tokenizer
@@ -73,7 +72,6 @@ class WantedCalls:
         return marker(self.tokenizer, text)
 
     def more(self, rule: str, between: str) -> str:
-        """More of ``rule``, where several calls are allowed."""
         repeated = f"{literal(between)} {rule}" if between else rule
         return f" ({repeated})*" if self.parallel else ""
 
@@ -180,10 +178,7 @@ ROOT_KEYWORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagStyle:
-    """How a format writes tags, as pieces of rules."""
-
     begin: Callable[[str], str]
-    """A call's beginning, given the tool's name."""
     end: str
     key: Callable[[str], str]
     """What stands before a value, given the argument's name."""
@@ -222,9 +217,7 @@ def function_rules(
 @dataclass(frozen=True, slots=True)
 class DeclaredArguments:
     root: Mapping[str, Any]
-    """The schema of all arguments."""
     properties: Mapping[str, Any]
-    """The arguments' own schemas."""
     required: Sequence[str]
 
 

@@ -76,7 +76,6 @@ class JsonCall:
 
     @property
     def is_no_call(self) -> bool:
-        """Whether its first key is none of a call's, or it has no key."""
         return starts_no_call(self._object.text, self._synonyms)
 
     def feed(self, text: str, start: int) -> int:

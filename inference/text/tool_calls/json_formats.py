@@ -60,7 +60,6 @@ class HermesFormat(MarkedFormat):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListMarkers:
     name: str
-    """The format's."""
     opens: str
     closes: str = ""
     """What grammars put behind the list; nothing where the model ends its answer there."""

@@ -47,7 +47,6 @@ class PythonicCalls(CallReader):
         self._quote = ""
         self._is_escaped = False
         self._is_whole = False
-        """Whether the list's closing bracket was read."""
         self._read = self._read_name if is_opened else self._read_bracket
 
     def feed(self, text: str, start: int) -> int:
@@ -89,7 +88,6 @@ class PythonicCalls(CallReader):
         return self._end(position)
 
     def _read_arguments(self, text: str, position: int) -> int:
-        """Reads from the opening parenthesis to the closing one."""
         run = _PLAIN_RUN.match(text, position)
         piece = run.group() if run and not self._is_escaped else text[position]
         self._arguments.append(piece)
@@ -148,7 +146,6 @@ def _as_json(arguments: str, *, keeps_json: bool) -> str | None:
 
 
 def _value(node: ast.expr, source: str, *, keeps_json: bool) -> str:
-    """As JSON. Raises ``ValueError``."""
     try:
         return compact_json(literal_value(node))
     except ValueError:
@@ -225,5 +222,4 @@ def python_call_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> li
 
 
 def fits_python(name: str) -> bool:
-    """Whether it is the name of an argument."""
     return _IDENTIFIER.fullmatch(name) is not None

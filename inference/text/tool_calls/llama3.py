@@ -91,7 +91,6 @@ class Llama3Parser(CallParser):
         return not text.has_text or (text.found == "{" and "\n" in text.space)
 
     def _read_start(self, text: str, position: int) -> int:
-        """Reads on where a call may begin."""
         character = text[position]
         if character in WHITESPACE or character == "[":
             self._lead.append(character)

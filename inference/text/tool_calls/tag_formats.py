@@ -128,7 +128,6 @@ class CallTags:
     opens: str
     closes: str
     has_own_lines: bool
-    """Whether one newline at either end of a value is the format's."""
 
     @property
     def call(self) -> Tags:

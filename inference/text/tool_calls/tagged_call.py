@@ -55,20 +55,17 @@ class Tags:
     needs_known_name: bool = False
     """Whether a name without tags around the call must be a tool's."""
     argument: str = PARAMETER
-    """What an argument begins with."""
     key: str
     """Regular expression of the rest of its tag: the group ``key``, and ``mark`` where values are
     marked."""
     value_end: str = PARAMETER_END
     ends: tuple[str, ...]
-    """What ends the call."""
     closing: str = ""
     """The one of them that closes the block, so that anything may follow."""
     doubts: str
     """What inside of a value may be the format's: the next argument, or a closing tag in its
     place."""
     has_own_lines: bool = False
-    """Whether one newline at either end of a value is the format's."""
 
     @property
     def any_end(self) -> str:
@@ -95,7 +92,6 @@ class TaggedCall(CallReader):
         self._is_wrapped = is_wrapped
         self._follows_grammar = follows_grammar
         self._name = ""
-        """The call's, or the part of it that was read so far."""
         self._block = ""
         """The call from its first argument on."""
         self._expected = Expected((tags.function,) if tags.function else (tags.argument,))
