@@ -36,9 +36,8 @@ from inference.protocol.images import (
     VisionInput,
     image_layout,
 )
-from inference.text.answers.harmony import ANSWER_HEAD
 from inference.text.answers.phrases import opens_phrase
-from inference.text.answers.reasoning import opens_block
+from inference.text.answers.reasoning import ANSWER_HEAD, opens_block
 from inference.text.errors import TooManyTokensError
 from inference.text.tokens.token_bytes import num_bytes
 from inference.text.tokens.tokenizer import read_json_object

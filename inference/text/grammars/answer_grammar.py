@@ -14,8 +14,7 @@ from enum import Enum
 from typing import Any
 
 from inference.protocol.sampling import Grammar
-from inference.text.answers.harmony import ROLE, THOUGHTS, HarmonyTokens
-from inference.text.answers.reasoning import ReasoningMarkers
+from inference.text.answers.reasoning import ROLE, THOUGHTS, HarmonyTokens, ReasoningMarkers
 from inference.text.grammars.parts import grammar_text
 
 SPACE_RULE = r"SPACE: /[ \n]{1,4}/"

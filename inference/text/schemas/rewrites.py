@@ -1,5 +1,5 @@
-"""A schema in the keywords that are enforced: without what forbids nothing, and with OpenAPI's
-``nullable`` as a type.
+"""A schema in the keywords that are enforced: without what forbids nothing, with OpenAPI's
+``nullable`` as a type, and with ``false`` for what only endless values match.
 
     {"type": "string", "nullable": true}   {"type": ["string", "null"]}
     {"$ref": "#/…", "nullable": true}      {"anyOf": [{"$ref": "#/…"}, {"type": "null"}]}
@@ -7,9 +7,23 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-from inference.text.schemas.places import ONE_SCHEMA, SCHEMA_LISTS, SCHEMA_MAPS, STRUCTURE, Steps
+from inference.text.errors import SchemaError
+from inference.text.schemas.places import (
+    ONE_SCHEMA,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    STRUCTURE,
+    Place,
+    Steps,
+    all_places,
+    referenced,
+    replaced,
+    subschemas,
+)
 
 VACUOUS: dict[str, tuple[Any, ...]] = {
     "propertyNames": (True, {}, {"type": "string"}),
@@ -83,3 +97,131 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _with_null(declared: Any) -> Any:
     types = declared if isinstance(declared, list) else [declared]
     return types if "null" in types else [*types, "null"]
+
+
+ENDLESS = "the schema requires itself again without an end, so that no value can match it"
+DEFINITIONS = ("$defs", "definitions")
+
+
+def without_endless(root: Any) -> Any:
+    """``root`` with ``false`` for what requires itself, by references, so that no value can end.
+    Raises ``SchemaError`` at the reference that closes the circle where ``root`` cannot end itself.
+
+        every subschema ─▶ can it end, given those that can? ─▶ again for what waits for it
+
+    llguidance compiles such schemas. Where the root cannot end, it fails at the first token; where
+    another one cannot, an answer that enters it never ends.
+    """
+    places = {place.steps: place for place in all_places(root)}
+    if any(_has_own_root(place) for place in places.values()):
+        return root
+    if not any(_target(root, place) for place in places.values()):
+        return root
+    ending = _ending(root, places)
+    if () not in ending:
+        raise SchemaError(_closing_reference(root, places, ending), ENDLESS)
+    for place in places.values():
+        if place.steps in ending:
+            for child in subschemas(place):
+                is_definition = child.steps[len(place.steps)] in DEFINITIONS
+                if child.steps not in ending and not is_definition:
+                    root = replaced(root, child.steps, False)
+    return root
+
+
+def _has_own_root(place: Place) -> bool:
+    schema = place.schema
+    return bool(place.steps) and isinstance(schema, dict) and ("$id" in schema or "id" in schema)
+
+
+def _ending(root: Any, places: dict[Steps, Place]) -> set[Steps]:
+    """The steps of all subschemas that a value of finite length can match."""
+    waiting: dict[Steps, list[Steps]] = {}
+    for place in places.values():
+        for needed in _neighbours(root, place):
+            waiting.setdefault(needed, []).append(place.steps)
+    ending: set[Steps] = set()
+    pending = deque(reversed(places))
+    queued = set(pending)
+    while pending:
+        steps = pending.popleft()
+        queued.discard(steps)
+        if next(_missing(root, places[steps], ending), None) is None:
+            ending.add(steps)
+            ready = [
+                other
+                for other in waiting.get(steps, ())
+                if other not in ending and other not in queued
+            ]
+            pending += ready
+            queued.update(ready)
+    return ending
+
+
+def _neighbours(root: Any, place: Place) -> Iterator[Steps]:
+    yield from (child.steps for child in subschemas(place))
+    yield from _target(root, place)
+
+
+def _target(root: Any, place: Place) -> list[Steps]:
+    target = referenced(root, place.schema)
+    return [] if target is None else [target.steps]
+
+
+def _missing(root: Any, place: Place, ending: set[Steps]) -> Iterator[Steps]:
+    """What of a value's parts would have to end first; nothing where a value can end."""
+    schema = place.schema
+    if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
+        return
+    yield from (steps for steps in _target(root, place) if steps not in ending)
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        options = [(*place.steps, keyword, index) for index in range(_length(schema, keyword))]
+        unmet = [steps for steps in options if steps not in ending]
+        if keyword == "allOf" or len(unmet) == len(options):
+            yield from unmet
+    types = schema.get("type")
+    if types == "object" or types == ["object"]:
+        yield from (steps for steps in _required(place) if steps not in ending)
+    elif types == "array" or types == ["array"]:
+        yield from (steps for steps in _items(place) if steps not in ending)
+
+
+def _required(place: Place) -> Iterator[Steps]:
+    properties, required = place.schema.get("properties"), place.schema.get("required")
+    others_are_schemas = isinstance(place.schema.get("additionalProperties"), dict)
+    others_are_schemas = others_are_schemas and not place.schema.get("patternProperties")
+    for name in required if isinstance(required, list) else ():
+        if isinstance(properties, dict) and isinstance(name, str) and name in properties:
+            yield (*place.steps, "properties", name)
+        elif others_are_schemas:
+            yield (*place.steps, "additionalProperties")
+
+
+def _items(place: Place) -> Iterator[Steps]:
+    least = place.schema.get("minItems")
+    least = least if isinstance(least, int) else 0
+    listed = "prefixItems" if "prefixItems" in place.schema else "items"
+    num_listed = _length(place.schema, listed)
+    yield from ((*place.steps, listed, index) for index in range(min(least, num_listed)))
+    rest = "additionalItems" if listed == "items" and num_listed else "items"
+    if least > num_listed and isinstance(place.schema.get(rest), dict):
+        yield (*place.steps, rest)
+
+
+def _length(schema: dict[str, Any], keyword: str) -> int:
+    value = schema.get(keyword)
+    return len(value) if isinstance(value, list) else 0
+
+
+def _closing_reference(root: Any, places: dict[Steps, Place], ending: set[Steps]) -> Steps:
+    """The last reference on the way from missing part to missing part, until one was met before."""
+    seen: set[Steps] = set()
+    steps: Steps = ()
+    reference: Steps = ()
+    while steps not in seen:
+        seen.add(steps)
+        missing = next(_missing(root, places[steps], ending))
+        if missing in _target(root, places[steps]):
+            reference = (*steps, "$ref")
+        steps = missing
+    return reference

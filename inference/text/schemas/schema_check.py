@@ -16,7 +16,6 @@ from typing import Any, cast
 from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars.compiling import find_problem, problem_of
 from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.endless import without_endless
 from inference.text.schemas.numbers import (
     check_numbers,
     is_number,
@@ -37,7 +36,7 @@ from inference.text.schemas.places import (
     replaced,
     subschemas,
 )
-from inference.text.schemas.rewrites import VACUOUS, original_steps, rewritten
+from inference.text.schemas.rewrites import VACUOUS, original_steps, rewritten, without_endless
 
 # llguidance refuses most values of a wrong type, some of them by a panic, and ignores the rest
 # where the schema's type does not call for them.

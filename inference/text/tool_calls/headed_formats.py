@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.answers.harmony import (
+from inference.text.answers.reasoning import (
     CALL_HEAD,
     CALL_HEAD_END,
     CHANNEL,
@@ -228,7 +228,7 @@ def _named_call_rules(wanted: WantedCalls) -> list[str]:
 
 
 class HarmonyFormat(MarkedFormat):
-    """A message to a function, whose head ``inference.text.answers.harmony`` has put in one form.
+    """A message to a function, whose head ``inference.text.answers.reasoning`` has put in one form.
     The model ends with each call, so an answer has one at most. Grammars are of the whole answer
     behind its thinking: its channel too."""
 

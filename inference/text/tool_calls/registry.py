@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.text.answers.harmony import CHANNEL, MESSAGE
 from inference.text.answers.parts import ToolFormat
+from inference.text.answers.reasoning import CHANNEL, MESSAGE
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import (
     dsml,
