@@ -219,52 +219,40 @@ class GemmaFormat(MarkedFormat):
     def _reader(
         self, tools: KnownTools, opening: str, character: str, stream: PartList | None
     ) -> CallReader:
-        return GemmaCall(tools, quote=self._gemma.quote)
+        def arguments(name: str) -> GemmaArguments:
+            return GemmaArguments(self._gemma.quote, partial(_takes_bare_text, tools, name))
+
+        return HeadedCall(
+            name_of=lambda head: plain_name(head.strip(WHITESPACE)),
+            tools=tools,
+            arguments=arguments,
+            opening=CALL,
+            tail="",
+        )
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         return gemma_rules(wanted, self._gemma)
 
 
-class GemmaCall(HeadedCall):
-    def __init__(self, tools: KnownTools, *, quote: str) -> None:
-        super().__init__(
-            name_of=lambda head: plain_name(head.strip(WHITESPACE)), tools=tools, opening=CALL
-        )
-        self._quote = quote
-        self._block = ArgumentsBlock(quote)
-
-    def _begin_arguments(self) -> ArgumentsBlock:
-        return self._block
-
-    def _end_arguments(self, position: int) -> int:
-        try:
-            self._add_call(arguments_as_json(self._block.text, self._quote, self._takes_bare_text))
-        except ValueError:
-            return self._break(position)
-        return self._end(position)
-
-    def _takes_bare_text(self, key: str | None, bare: str) -> bool:
-        """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
-        ``key``: the argument's; ``None`` inside of one. Without a schema, what may be a broken
-        number has two readings."""
-        if self._name not in self._tools:
-            return BROKEN_NUMBER.fullmatch(bare) is None
-        properties = self._tools.properties(self._name)
-        return (
-            key is not None
-            and key in properties
-            and is_text(properties[key], self._tools.schema(self._name))
-        )
+def _takes_bare_text(tools: KnownTools, name: str, key: str | None, bare: str) -> bool:
+    """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
+    ``key``: the argument's; ``None`` inside of one. Without a schema, what may be a broken number
+    has two readings."""
+    if name not in tools:
+        return BROKEN_NUMBER.fullmatch(bare) is None
+    properties = tools.properties(name)
+    return key is not None and key in properties and is_text(properties[key], tools.schema(name))
 
 
-class ArgumentsBlock:
+class GemmaArguments:
     """Holds the arguments back and finds their end: counts brackets outside of texts, which stand
     between quote markers, or in JSON's own quotes."""
 
-    def __init__(self, quote: str) -> None:
+    def __init__(self, quote: str, takes_bare_text: Callable[[str | None, str], bool]) -> None:
         self.state = ReadState.RUNNING
-        self.text = ""
+        self._text = ""
         self._quote = quote
+        self._takes_bare_text = takes_bare_text
         self._counted = 0
         self._open: list[str] = []
         # A JSON quote is none inside of a marker that is not whole yet.
@@ -275,22 +263,28 @@ class ArgumentsBlock:
 
     def feed(self, text: str, start: int) -> int:
         """The first character ever fed is the opening brace. Returns where it stopped."""
-        num_before = len(self.text)
-        self.text += text[start:]
+        num_before = len(self._text)
+        self._text += text[start:]
         # A marker may have begun in the text before.
         position = max(self._counted, num_before - len(self._quote))
         while self.state is ReadState.RUNNING:
-            found = self._next.search(self.text, position)
+            found = self._next.search(self._text, position)
             if found is None:
                 is_bare = self._next is self._outside
-                if is_bare and len(self.text) - self._counted > MAX_SCALAR_LENGTH:
+                if is_bare and len(self._text) - self._counted > MAX_SCALAR_LENGTH:
                     self.state = ReadState.BROKEN
                 return len(text)
             self._counted = found.end()
             self._read(found.group())
             position = self._counted
-        self.text = self.text[: self._counted]
+        self._text = self._text[: self._counted]
         return start + self._counted - num_before
+
+    def take(self) -> str:
+        return ""
+
+    def as_json(self) -> tuple[str, bool]:
+        return arguments_as_json(self._text, self._quote, self._takes_bare_text), False
 
     def _read(self, mark: str) -> None:
         if self._next is not self._outside:

@@ -49,7 +49,7 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker_token_id,
 )
-from inference.text.tool_calls.headed_call import NamedCall, plain_name
+from inference.text.tool_calls.headed_call import HeadedCall, plain_name
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_text import WHITESPACE
 
@@ -100,9 +100,9 @@ class KimiFormat(MarkedFormat):
 
     def _reader(
         self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> NamedCall:
+    ) -> HeadedCall:
         expected = KIMI_CALL[0] if opening == KIMI_SECTION[0] else None
-        return NamedCall(name_of=_kimi_name, tools=tools, stream=stream, opening=expected)
+        return HeadedCall(name_of=_kimi_name, tools=tools, stream=stream, opening=expected)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         def head(tool: ToolDefinition) -> str:
@@ -139,8 +139,8 @@ class DeepSeekFormat(MarkedFormat):
 
     def _reader(
         self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> NamedCall:
-        return NamedCall(
+    ) -> HeadedCall:
+        return HeadedCall(
             name_of=_deepseek_name,
             tools=tools,
             stream=stream,
@@ -198,7 +198,7 @@ class MistralFormat(MarkedFormat):
     ) -> CallReader:
         if character in "[{":
             return JsonCalls(tools, stream=stream)
-        return NamedCall(name_of=partial(_mistral_name, tools), tools=tools, stream=stream)
+        return HeadedCall(name_of=partial(_mistral_name, tools), tools=tools, stream=stream)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         start = wanted.answer_rules(MISTRAL_CALLS, is_section=self._writes_lists)
@@ -237,8 +237,8 @@ class HarmonyFormat(MarkedFormat):
 
     def _reader(
         self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> NamedCall:
-        return NamedCall(name_of=_harmony_name, tools=tools, stream=stream)
+    ) -> HeadedCall:
+        return HeadedCall(name_of=_harmony_name, tools=tools, stream=stream)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         channel, message, constrain, end, start = map(

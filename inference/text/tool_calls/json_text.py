@@ -79,6 +79,10 @@ class JsonCopy:
             position = read(text, position)
         return position
 
+    def as_json(self) -> tuple[str, bool]:
+        """The JSON that was meant, as ``repaired`` understands it."""
+        return repaired(self.text)
+
     def end_value(self) -> None:
         """The value behind a key was read by somebody else."""
         self._last = "}"
