@@ -9,6 +9,7 @@ around the calls is the format's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from inference.text.tool_calls.call_parser import PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
@@ -182,16 +183,13 @@ class JsonCalls(CallReader):
         """``is_marked``: the calls stand behind a marker. ``stream``: where arguments go as they
         are generated. ``synonyms``: the format's keys, and a call's that they stand for."""
         super().__init__()
-        self._tools = tools
-        self._is_marked = is_marked
-        self._stream = stream
-        self._synonyms = synonyms
+        self._new_call = partial(
+            JsonCall, tools, is_marked=is_marked, stream=stream, synonyms=synonyms
+        )
         self._is_list = False
         self._num_extra_braces = 0
-        self._lacks_brace = False
-        """Whether the last call's object ended without its brace."""
-        self._may_lack_opening = False
-        """Whether a brace behind the last call's object may be of one that is missing inside."""
+        self._last: JsonCall | None = None
+        """The last whole one, unless it was streamed."""
         self._is_apart = True
         """Whether anything stands between the call that is read and the one before it. Otherwise it
         is not known where one ends and the other begins."""
@@ -201,11 +199,9 @@ class JsonCalls(CallReader):
         self._read = self._read_start
 
     def close(self) -> None:
-        if self._call is None:
-            self._end()
-            return
-        self._call.close()
-        self._end_call()
+        if self._call is not None:
+            self._call.close()
+            self._end_call()
         self._end()
 
     def _read_start(self, text: str, position: int) -> int:
@@ -216,12 +212,7 @@ class JsonCalls(CallReader):
         return self._begin_call(position) if character == "{" else self._end(position)
 
     def _begin_call(self, position: int) -> int:
-        self._call = JsonCall(
-            self._tools,
-            is_marked=self._is_marked,
-            stream=self._stream,
-            synonyms=self._synonyms,
-        )
+        self._call = self._new_call()
         self._read = self._read_call
         return position
 
@@ -240,8 +231,7 @@ class JsonCalls(CallReader):
         self.has_streamed = self.has_streamed or call.has_streamed
         if call.result is not None:
             self.calls.append(call.result)
-            self._lacks_brace = call.lacks_brace
-            self._may_lack_opening = call.may_lack_opening
+            self._last = call
         elif not call.has_streamed:
             if not self._is_apart or (call.is_no_call and self._is_on_the_line):
                 self.calls.clear()
@@ -252,10 +242,12 @@ class JsonCalls(CallReader):
         self._read = self._read_between
 
     def _read_between(self, text: str, position: int) -> int:
-        character = text[position]
+        character, last = text[position], self._last
         is_inside = character == "{" and self._num_extra_braces > 0 and not self._tail
-        is_inside = is_inside or (self._may_lack_opening and character == "}")
-        if is_inside or (self._lacks_brace and character in "{},;"):
+        if last is not None:
+            is_inside = is_inside or (last.may_lack_opening and character == "}")
+            is_inside = is_inside or (last.lacks_brace and character in "{},;")
+        if is_inside:
             self.calls.clear()
             return self._break(position)
         if character == "{":
