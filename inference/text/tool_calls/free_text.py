@@ -4,45 +4,20 @@
                 "all>"             ─▶ found "<tool_call>"  space "\\n" belongs to the marker
     Expected    "\\n<function="     ─▶ found, or failed at the first character that does not fit
 
-Constant work per character. The first character of a marker occurs nowhere else in it, so that a
-match that fails never hides the beginning of another.
+The first character of a marker occurs nowhere else in it, so that a match that fails never hides
+the beginning of another. Where markers begin alike, none may be the beginning of another.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from inference.text.tool_calls.json_text import WHITESPACE, ReadState
 
-_SPACE_RUN = re.compile(f"[{WHITESPACE}]+")
-
-
-class _MarkerMatch:
-    """A partial match: the common beginning of some markers."""
-
-    def __init__(self, markers: Sequence[str]) -> None:
-        assert all(marker.count(marker[0]) == 1 for marker in markers)
-        self._markers = markers
-        self.read = ""
-
-    def advance(self, character: str) -> bool:
-        """Whether it fits; nothing is read when it does not."""
-        longer = self.read + character
-        fits = any(marker.startswith(longer) for marker in self._markers)
-        if fits:
-            self.read = longer
-        return fits
-
-    @property
-    def found(self) -> str | None:
-        return self.read if self.read in self._markers else None
-
 
 class FreeText:
-    """Text up to one of its markers. Where markers begin alike, none may be the beginning of
-    another."""
-
     def __init__(
         self, markers: Sequence[str], *, follows_call: bool = False, has_text: bool = False
     ) -> None:
@@ -54,19 +29,25 @@ class FreeText:
         self.has_text = has_text
         """Whether anything but whitespace was read."""
         self._drops_space = follows_call
-        self._match = _MarkerMatch(markers)
-        self._plain_run = re.compile(
-            f"[^{WHITESPACE}{''.join(re.escape(marker[0]) for marker in markers)}]+"
-        )
-        self._space: list[str] = []
+        self._whole, self._begun = _patterns(tuple(markers))
+        self._held = ""
+        """Whitespace and a part of a marker, read last."""
         self._text: list[str] = []
 
     def feed(self, text: str, start: int) -> int:
         """Returns where it stopped: at the end, or after a marker, which is then ``found``."""
-        position = start
-        while position < len(text) and self.found is None:
-            position = self._read(text, position)
-        return position
+        pending, num_held = self._held + text[start:], len(self._held)
+        found = self._whole.search(pending) or self._begun.search(pending)
+        assert found is not None
+        before = pending[: found.start()]
+        plain = before.rstrip(WHITESPACE)
+        self._write(plain)
+        if found.re is self._begun:
+            self._held = pending[len(plain) :]
+            return len(text)
+        self._held = ""
+        self.found, self.space = found.group(), before[len(plain) :]
+        return start + found.end() - num_held
 
     def take(self) -> str:
         """The text that is safe to show."""
@@ -77,42 +58,37 @@ class FreeText:
     def reject(self) -> None:
         """Treat the found marker as text."""
         assert self.found is not None
-        self._write(self.found)
-        self.found, self._match.read = None, ""
+        self._write(self.space + self.found)
+        self.found = None
 
     def flush(self) -> str:
         """The answer has ended: the rest of the text. A marker that was found, and the space before
         it, are the caller's."""
-        if self.found is not None:
-            return self.take()
-        if not self._drops_space:
-            self._text += [*self._space, self._match.read]
+        if self.found is None and not self._drops_space:
+            self._text.append(self._held)
         return self.take()
 
-    def _read(self, text: str, position: int) -> int:
-        if self._match.advance(text[position]):
-            self.found = self._match.found
-            if self.found is not None:
-                self.space = "".join(self._space)
-            return position + 1
-        if self._match.read:
-            self._write(self._match.read)
-            self._match.read = ""
-            return position
-        if run := _SPACE_RUN.match(text, position):
-            self._space.append(run.group())
-        else:
-            run = self._plain_run.match(text, position)
-            # A marker's first character that was no match is text.
-            self._write(run.group() if run else text[position])
-        return run.end() if run else position + 1
-
     def _write(self, text: str) -> None:
-        if not self._drops_space:
-            self._text.extend(self._space)
-        self._text.append(text)
-        self._space.clear()
-        self._drops_space, self.has_text = False, True
+        if text:
+            self._text.append(text.lstrip(WHITESPACE) if self._drops_space else text)
+            self._drops_space, self.has_text = False, True
+
+
+@lru_cache(maxsize=64)
+def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A marker, and what may become one at the text's end."""
+    assert all(marker.count(marker[0]) == 1 for marker in markers)
+    begun = "|".join(map(_beginning, markers)) or "(?!)"
+    whole = "|".join(map(re.escape, markers)) or "(?!)"
+    return re.compile(whole), re.compile(rf"(?:{begun})?\Z")
+
+
+def _beginning(marker: str) -> str:
+    """``a(?:b)?`` for ``abc``."""
+    pattern = ""
+    for character in reversed(marker[:-1]):
+        pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")
+    return pattern or "(?!)"
 
 
 class Expected:
@@ -120,22 +96,22 @@ class Expected:
 
     def __init__(self, markers: Sequence[str]) -> None:
         self.state = ReadState.RUNNING
-        self._match = _MarkerMatch(markers)
-
-    @property
-    def found(self) -> str:
-        return self._match.read
+        self.found = ""
+        """The part of a marker that was read."""
+        self._markers = markers
 
     def feed(self, text: str, start: int) -> int:
         """Returns where it stopped: at the end, after the marker, or at what does not fit."""
         for position in range(start, len(text)):
             character = text[position]
-            if character in WHITESPACE and not self._match.read:
+            if character in WHITESPACE and not self.found:
                 continue
-            if not self._match.advance(character):
+            longer = self.found + character
+            if not any(marker.startswith(longer) for marker in self._markers):
                 self.state = ReadState.BROKEN
                 return position
-            if self._match.found is not None:
+            self.found = longer
+            if longer in self._markers:
                 self.state = ReadState.COMPLETE
                 return position + 1
         return len(text)
