@@ -46,21 +46,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_exclusive_bound(value: Any) -> bool:
-    """A boolean in draft 4."""
-    return is_number(value) or isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
@@ -73,7 +60,10 @@ def _are_types(value: Any) -> bool:
 
 EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("minimum", "maximum", "multipleOf"), (is_number, "a number")),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_exclusive_bound, "a number")),
+    **dict.fromkeys(  # a boolean in draft 4
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        (lambda value: is_number(value) or isinstance(value, bool), "a number"),
+    ),
     **dict.fromkeys(
         (
             *("minLength", "maxLength", "minItems", "maxItems"),
@@ -81,9 +71,11 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
         ),
         (_is_count, "a whole number, not below 0"),
     ),
-    **dict.fromkeys(("pattern", "format", "$ref"), (_is_text, "a string")),
+    **dict.fromkeys(
+        ("pattern", "format", "$ref"), (lambda value: isinstance(value, str), "a string")
+    ),
     "required": (_are_texts, "a list of strings"),
-    "enum": (_is_list, "a list"),
+    "enum": (lambda value: isinstance(value, list), "a list"),
     "type": (_are_types, f"one of {', '.join(sorted(TYPES))}, or a list of them"),
 }
 
