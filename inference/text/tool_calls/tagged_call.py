@@ -68,10 +68,6 @@ class Tags:
     has_own_lines: bool = False
 
     @property
-    def any_end(self) -> str:
-        return "|".join(map(re.escape, self.ends))
-
-    @property
     def any_argument(self) -> str:
         """A value ends at the tag behind which the call continues or ends."""
         follows = rf"(?={SPACE}(?:{re.escape(self.argument)}|\Z))"
@@ -94,6 +90,8 @@ class TaggedCall(CallReader):
         self._name = ""
         self._block = ""
         """The call from its first argument on."""
+        self._any_end = re.compile("|".join(map(re.escape, tags.ends)))
+        self._longest_end = max(map(len, tags.ends))
         self._expected = Expected((tags.function,) if tags.function else (tags.argument,))
         is_named = is_wrapped and bool(tags.function)
         self._read = self._read_expected if is_named else self._read_name
@@ -136,8 +134,8 @@ class TaggedCall(CallReader):
         num_before = len(self._block)
         self._block += text[position:]
         # A tag may have begun in the text before.
-        start = max(0, num_before - max(map(len, self._tags.ends)))
-        for end in re.compile(self._tags.any_end).finditer(self._block, start):
+        start = max(0, num_before - self._longest_end)
+        for end in self._any_end.finditer(self._block, start):
             if self._block[: end.start()].rstrip(WHITESPACE).endswith(self._tags.value_end):
                 self._block = self._block[: end.start()]
                 return self._end_call(end.group(), position + end.end() - num_before)
