@@ -31,7 +31,7 @@ _FOLLOWING = {
 """What may come behind a character outside of strings. 0 stands for numbers and words, a closing
 brace for every value that has ended, but for a string."""
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z]+")
-_STRING_RUN = re.compile(r'[^"\\]+')
+_STRING_RUN = re.compile(r'(?:[^"\\]+|\\.)+', re.DOTALL)
 
 
 class ReadState(enum.Enum):
