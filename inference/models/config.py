@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inference.models.cache.module_cache import ModuleCache
-from inference.models.layers.experts_config import ExpertsConfig
-from inference.models.layers.latent_config import LatentConfig
-from inference.models.layers.recurrent.delta_config import DeltaConfig
-from inference.models.layers.recurrent.mamba_config import MambaConfig
-from inference.models.layers.recurrent.state_config import ShortConvConfig, StateShape
+from inference.models.layers.configs import (
+    DeltaConfig,
+    ExpertsConfig,
+    LatentConfig,
+    MambaConfig,
+    ShortConvConfig,
+    StateShape,
+)
 from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 

@@ -27,7 +27,7 @@ from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import MOST_PARTS
-from inference.models.layers.recurrent.state_config import state_bytes
+from inference.models.layers.configs import state_bytes
 from inference.models.step_input import StepInput, num_blocks
 from inference.models.to_device import all_on_device, rows_of
 

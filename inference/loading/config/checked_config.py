@@ -11,11 +11,13 @@ from collections.abc import Iterator
 
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.limits import MOST_LAYERS, MOST_OF_ANYTHING, MOST_POSITIONS
-from inference.models.layers.experts_config import ExpertsConfig
-from inference.models.layers.latent_config import LatentConfig
-from inference.models.layers.recurrent.delta_config import DeltaConfig
-from inference.models.layers.recurrent.mamba_config import MambaConfig
-from inference.models.layers.recurrent.state_config import ShortConvConfig
+from inference.models.layers.configs import (
+    DeltaConfig,
+    ExpertsConfig,
+    LatentConfig,
+    MambaConfig,
+    ShortConvConfig,
+)
 from inference.models.vision_config import TowerKind, VisionConfig
 from inference.protocol.load_errors import BadFileError
 

@@ -17,7 +17,7 @@ from inference.loading.preflight import (
 from inference.models.cache.kv_format import KVFormat, kv_bytes_of_layer
 from inference.models.cache.layout import cache_layout
 from inference.models.config import ModelConfig
-from inference.models.layers.recurrent.state_config import state_bytes
+from inference.models.layers.configs import state_bytes
 
 DENSE_BYTES: dict[Kind, int] = {"cpu": 4, "cuda": 2}
 """What dense weights and activations are kept in: float32, and bfloat16."""

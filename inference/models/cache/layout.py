@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
-from inference.models.layers.recurrent.state_config import StateShape, state_bytes
+from inference.models.layers.configs import StateShape, state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.layers.recurrent.state_config import StateShape
+from inference.models.layers.configs import StateShape
 from inference.models.weights.lazy_zeros import lazy_zeros
 
 

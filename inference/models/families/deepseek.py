@@ -28,7 +28,7 @@ from inference.models.families.latent import (
     read_latent,
 )
 from inference.models.families.mixture import MIXTURE_NAMES, gguf_mixture, mixture_tensors
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
 V2_METHODS = ("greedy", "group_limited_greedy")

@@ -29,7 +29,7 @@ from inference.models.families.hub_config import (
     repeated,
 )
 from inference.models.families.mixture import EXPERT_NAMES, experts_of, sparse_tensors
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
 ROUTING: dict[str, Any] = {

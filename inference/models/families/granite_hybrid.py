@@ -40,7 +40,7 @@ from inference.models.families.mamba import (
     read_mamba_gguf,
 )
 from inference.models.families.mixture import EXPERT_NAMES, experts_of, gguf_mixture
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
 GRANITE_NAMES = LayerNames(

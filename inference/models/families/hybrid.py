@@ -25,8 +25,7 @@ from inference.models.families.mixture import (
     mlps_of,
 )
 from inference.models.families.predictor import predictor_tensors
-from inference.models.layers.recurrent.delta_config import DeltaConfig, DeltaNames
-from inference.models.layers.recurrent.state_config import NEGATIVE_RATE
+from inference.models.layers.configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
 from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4

@@ -13,7 +13,7 @@ from inference.models.families.decoder_tensors import column, row
 from inference.models.families.family import Section, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys, rope_scaling
 from inference.models.families.hub_config import Json, positive_integer, rope_parameters
-from inference.models.layers.latent_config import LatentConfig
+from inference.models.layers.configs import LatentConfig
 from inference.protocol.load_errors import BadFileError
 
 

@@ -30,7 +30,7 @@ from inference.models.families.mixture import (
     gguf_mixture,
     mixture_tensors,
 )
-from inference.models.layers.recurrent.state_config import ShortConvConfig
+from inference.models.layers.configs import ShortConvConfig
 from inference.protocol.load_errors import BadFileError
 
 KINDS: dict[str, MixerKind] = {"conv": "conv", "full_attention": "attention"}

@@ -13,8 +13,7 @@ from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
 from inference.models.families.layer_names import LayerNames
 from inference.models.families.mixture import mixture_tensors
-from inference.models.layers.recurrent.mamba_config import MambaConfig
-from inference.models.layers.recurrent.state_config import NEGATIVE_RATE
+from inference.models.layers.configs import NEGATIVE_RATE, MambaConfig
 
 DEFAULTS = {
     "mamba_n_heads": 128,

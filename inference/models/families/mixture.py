@@ -28,7 +28,7 @@ from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
 from inference.models.families.latent import latent_tensors
 from inference.models.families.layer_names import LayerNames
-from inference.models.layers.experts_config import ExpertsConfig, Scoring
+from inference.models.layers.configs import ExpertsConfig, Scoring
 from inference.protocol.load_errors import BadFileError
 
 EXPERT_NAMES = {

@@ -23,8 +23,7 @@ from inference.models.families.hub_config import (
 from inference.models.families.layer_names import LayerNames
 from inference.models.families.mamba import mamba_tensors, step_limit
 from inference.models.families.mixture import experts_of, groups_of, sparse_tensors
-from inference.models.layers.experts_config import ExpertsConfig
-from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.models.layers.configs import ExpertsConfig, MambaConfig
 from inference.protocol.load_errors import BadFileError
 
 NAMES = LayerNames(

@@ -27,7 +27,7 @@ from inference.models.families.hybrid import (
 from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
 from inference.models.families.tower_gguf import QWEN3_PROJECTOR
-from inference.models.layers.recurrent.delta_config import DeltaNames
+from inference.models.layers.configs import DeltaNames
 
 LEFT_OUT = {TOWER: VISION, "mtp.": "multi-token prediction"}
 NESTED = "model.language_model."

@@ -17,7 +17,7 @@ from inference.models.families.hybrid import (
     sparse_fields,
 )
 from inference.models.families.predictor import mtp_name
-from inference.models.layers.recurrent.delta_config import DeltaNames
+from inference.models.layers.configs import DeltaNames
 
 GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
 PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))

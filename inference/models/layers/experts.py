@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear, relu
 
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.layers.pointwise import Pointwise
 from inference.models.step import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.models.native.layers import NativeExperts
 from inference.models.native.packer import Packer
 from inference.models.native.packing import pack

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.layers.latent_config import LatentConfig
+from inference.models.layers.configs import LatentConfig
 from inference.models.layers.latent_mixer import QUERIES, load_up
 from inference.models.native.layers import NativeLatent
 from inference.models.native.packer import Packer

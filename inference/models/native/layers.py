@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.layers.experts_config import ExpertsConfig, Scoring
-from inference.models.layers.latent_config import LatentConfig
-from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.configs import (
+    DeltaConfig,
+    ExpertsConfig,
+    LatentConfig,
+    Scoring,
+    ShortConvConfig,
+)
 from inference.models.layers.recurrent.mamba_mixer import MambaVectors
-from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CDeltaNet,

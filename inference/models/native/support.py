@@ -7,10 +7,7 @@ import math
 
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.latent_config import LatentConfig
-from inference.models.layers.recurrent.delta_config import DeltaConfig
-from inference.models.layers.recurrent.mamba_config import MambaConfig
-from inference.models.layers.recurrent.state_config import ShortConvConfig
+from inference.models.layers.configs import DeltaConfig, LatentConfig, MambaConfig, ShortConvConfig
 from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.packing import LANES
 

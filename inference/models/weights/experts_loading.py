@@ -17,7 +17,7 @@ from inference.models.layers.experts import (
     SparseMlp,
     gate_of,
 )
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.pointwise import TorchPointwise
 from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
 from inference.models.weights.weight_source import WeightSource

@@ -16,8 +16,8 @@ from torch.nn.functional import rms_norm, silu
 
 from inference.models.cache.state_storage import LayerState
 from inference.models.config import ModelConfig
+from inference.models.layers.configs import DeltaConfig
 from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
-from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.delta_net import (
     ChunkStates,
     DeltaInputs,

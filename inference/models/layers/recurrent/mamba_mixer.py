@@ -18,8 +18,8 @@ from torch.nn.functional import silu, softplus
 
 from inference.models.cache.state_storage import LayerState
 from inference.models.config import ModelConfig
+from inference.models.layers.configs import MambaConfig
 from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
-from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.selective_scan import ScanInputs, scan_chunks, scan_step
 from inference.models.layers.recurrent.state_rows import Inputs, through_states
 from inference.models.layers.recurrent.state_weights import conv_weight, decay_rate

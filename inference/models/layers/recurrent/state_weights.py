@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.models.layers.recurrent.state_config import NEGATIVE_RATE
+from inference.models.layers.configs import NEGATIVE_RATE
 from inference.models.weights.weight_source import WeightSource
 
 

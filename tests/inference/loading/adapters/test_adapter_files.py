@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from inference.loading.adapters.adapter_config import read_adapter_config
 from inference.loading.adapters.adapter_files import open_adapter
 from inference.models.config import ModelConfig
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_errors import (
     BadAdapterError,

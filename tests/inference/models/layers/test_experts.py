@@ -32,7 +32,7 @@ from inference.models.layers.experts import (
     SparseMlp,
     route,
 )
-from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.experts_loading import load_grouped, load_mixture
 from tests.cases import each_case

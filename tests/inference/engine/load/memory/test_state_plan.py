@@ -10,7 +10,7 @@ from inference.engine.load.memory.state_plan import plan_states, wanted_slots
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import CacheLayout, cache_layout
 from inference.models.config import ModelConfig
-from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.configs import DeltaConfig
 from tests.cases import each_case
 
 DELTA = DeltaConfig(
