@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import cache_layout
 from inference.models.config import ModelConfig
 from inference.protocol.load_errors import BadSourceError
 

@@ -11,33 +11,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.nn.functional import gelu, relu, silu
 
 from inference.models.adapter import AdapterWeights, TorchAdapter, torch_adapter
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
-from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.config import Activation, MixerKind, MlpKind, ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.families.registry import family_of
-from inference.models.layers.attention_mixer import load_attention
-from inference.models.layers.latent_mixer import load_latent
-from inference.models.layers.mlp import load_dense_mlp
-from inference.models.layers.norms import NoNorm, Norm, load_norm
-from inference.models.layers.pointwise import Pointwise
-from inference.models.layers.recurrent.delta_mixer import load_delta
-from inference.models.layers.recurrent.mamba_mixer import load_mamba
-from inference.models.layers.recurrent.short_conv import load_short_conv
+from inference.models.layers.attention_mixer import load_attention, load_latent
+from inference.models.layers.delta_mixer import load_delta
+from inference.models.layers.mamba import load_mamba
+from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm
+from inference.models.layers.short_conv import load_short_conv
 from inference.models.step import Operators, Step
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision.build import build_tower
 from inference.models.vision.tower import ImageEmbeddings
 from inference.models.weights.experts_loading import load_sparse_mlp
-from inference.models.weights.named_weights import NamedWeights
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weights.weight_source import Linear, NamedWeights, WeightSource
+
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "relu2": lambda values: relu(values).square(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+    is_gated: bool
+
+    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        """(num_rows, hidden_size) -> the same shape."""
+        return step.product(self.down, self._activate(step.product(self.gate_up, rows), step))
+
+    def _activate(self, gate_up: torch.Tensor, step: Step) -> torch.Tensor:
+        if not self.is_gated:
+            return ACTIVATIONS[self.activation](gate_up)
+        if self.activation == "silu":
+            return step.pointwise.gate(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return ACTIVATIONS[self.activation](gate) * up
+
+
+def load_dense_mlp(config: ModelConfig, weights: WeightSource, index: int) -> DenseMlp:
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+    return DenseMlp(
+        gate_up=weights.linear(*(prefix + name for name in names.gate_up)),
+        down=weights.linear(prefix + names.down),
+        activation=config.activation,
+        is_gated=config.is_gated,
+    )
 
 
 class Mixer(Protocol):

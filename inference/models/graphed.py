@@ -20,8 +20,7 @@ import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import KVFormat, cache_layout
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from inference.models.cache.paged_kv import FORMAT_OF, new_layer
-from inference.models.cache.state_storage import new_layer_state
+from inference.models.cache.paged_kv import FORMAT_OF, new_layer, new_layer_state
 from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
 from inference.models.device_step import DeviceStep

@@ -14,9 +14,9 @@ from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attend, Attention, TorchAttention
+from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.latent_attention import LatentAttend, LatentAttention
-from inference.models.layers.pointwise import Pointwise, TorchPointwise
-from inference.models.layers.recurrent.delta_net import ChunkStates, torch_chunk_states
+from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rope import RopeTable, growth_table, rope_table
 from inference.models.layers.rotation import (
     AttentionWeights,

@@ -1,5 +1,5 @@
 """Which slot holds whose recurrent state: reference counts, and snapshots that later prompts start
-from. Only integers; the tensors are elsewhere (``inference.models.cache.state_storage``).
+from. Only integers; the tensors are elsewhere (``inference.models.cache.paged_kv``).
 
 A slot that a step has written is never written again while anybody refers to it. A running sequence
 holds two slots: each step reads one and writes the other, and they change places when the step is

@@ -35,7 +35,7 @@ from inference.engine.speculation.speculator import (
 from inference.engine.stages.staged_executor import StagedExecutor
 from inference.engine.stages.staged_model import StagedModel
 from inference.models.backend import AnyModel, AnyPredictor
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import cache_layout
 from inference.models.vision_config import KEPT_ROWS_BYTES
 
 PREDICTED = "multi-token prediction"

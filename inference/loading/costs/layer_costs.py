@@ -14,8 +14,7 @@ from inference.loading.preflight import (
     LargestStep,
     memory_need,
 )
-from inference.models.cache.kv_format import KVFormat, kv_bytes_of_layer
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_of_layer
 from inference.models.config import ModelConfig
 from inference.models.layers.configs import state_bytes
 

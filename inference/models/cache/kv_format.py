@@ -1,18 +1,23 @@
-"""What keys and values are stored as: which formats there are, what each takes, and which a model
-gets that was asked for one or for none. Imports no torch: placement and preflight count with it.
+"""The formats of keys and values: their sizes, the choice of one for a model, and the layers that
+keep blocks of them or a state. Imports no torch: placement and preflight count with it.
 
     fp32, bf16, fp16    the numbers themselves
     int8, fp8           a byte each, and four bytes of scales for every group of features of a
                         token's key, and of its value, in a head; or of its latent
+
+    layer   0        1        2        3          4 ...
+            delta    delta    delta    attention  delta
+            state    state    state    blocks     state
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from inference.models.cache.layout import cache_layout
-from inference.models.config import ModelConfig
+from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
 from inference.models.errors import UnsupportedKVError
+from inference.models.layers.configs import StateShape, state_bytes
 
 KVFormat = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 
@@ -110,3 +115,42 @@ def choose_kv_format(
             f"one of {', '.join(formats)}"
         )
     return wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    attention_layers: tuple[int, ...]
+    """Whose keys and values lie in blocks."""
+    state_layers: tuple[int, ...] = ()
+    """Who keep a state in a slot."""
+    state: StateShape | None = None
+    """The shape of each of those states."""
+    module_state_bytes: int = 0
+    """What a slot takes where one of transformers' own modules keeps the states."""
+
+    @property
+    def has_states(self) -> bool:
+        return bool(self.state_layers)
+
+    @property
+    def state_bytes_per_slot(self) -> int:
+        """What the states of all layers take; 0 without recurrent ones."""
+        if self.state is None:
+            return self.module_state_bytes
+        return len(self.state_layers) * state_bytes(self.state)
+
+
+def cache_layout(config: ModelConfig) -> CacheLayout:
+    kept = config.module_cache
+    if kept is not None:
+        return CacheLayout(
+            attention_layers=tuple(range(len(kept.kv_shapes))),
+            state_layers=kept.state_layers,
+            module_state_bytes=kept.state_bytes,
+        )
+    kinds = list(enumerate(config.mixer_kinds))
+    return CacheLayout(
+        attention_layers=tuple(index for index, kind in kinds if kind in ATTENTION_KINDS),
+        state_layers=tuple(index for index, kind in kinds if kind in STATE_KINDS),
+        state=config.state,
+    )

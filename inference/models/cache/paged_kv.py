@@ -1,4 +1,5 @@
-"""The keys and values of every token that is in a block, one pair of tensors per layer.
+"""The keys and values of every token that is in a block, one pair of tensors per layer; and the
+states of recurrent layers, in slots.
 
     entries: (num_slots, 2, num_kv_heads, head_dim)        slot = block_id * block_tokens + offset
                          keys, values
@@ -7,21 +8,29 @@
 Of latent attention there is one vector in place of the two, of one head: a token's latent and its
 rotated key.
 
-The last block is scratch: padding rows write there. Which sequence owns which block is decided in
-``inference.engine.cache.kv_cache``; this file must not know sequences.
+The last block is scratch: padding rows write there.
+
+    conv         (num_slots, *StateShape.conv_shape)                    float32
+    recurrent    (num_slots, *StateShape.recurrent_shape)               float32
+
+A step reads one slot of a sequence's state and writes another. Slot 0 is nought: what a sequence
+without tokens starts from. Which sequence owns which block and slot is decided in
+``inference.engine.cache``; this file must not know sequences.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
 
 from inference.models.cache.kv_format import GROUP_FEATURES, KVFormat
-from inference.models.cache.state_storage import LayerState, new_layer_state
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
-from inference.models.weights.lazy_zeros import lazy_zeros
+from inference.models.layers.configs import StateShape
 
 DTYPE_OF: dict[KVFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -159,3 +168,35 @@ def _blocks(slots: torch.Tensor, block_ids: torch.Tensor, block_tokens: int) -> 
     """One row of contiguous memory each."""
     by_block = slots.view(slots.shape[0] // block_tokens, -1)
     return by_block.index_select(0, block_ids).view(-1, *slots.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """One layer's: in slots, or those that rows read or leave."""
+
+    conv: torch.Tensor
+    recurrent: torch.Tensor
+
+
+def new_layer_state(num_slots: int, shape: StateShape, device: torch.device) -> LayerState:
+    """Zeroed."""
+    return LayerState(
+        lazy_zeros((num_slots, *shape.conv_shape), torch.float32, device),
+        lazy_zeros((num_slots, *shape.recurrent_shape), torch.float32, device),
+    )
+
+
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, huge_pages: bool = False
+) -> torch.Tensor:
+    """Like ``torch.zeros``, which writes every page of CPU memory at once: seconds for gigabytes.
+    Here the kernel hands out zeroed pages as blocks come into use. A block lies in two places for
+    each layer, so the first token's huge pages are a hundred megabytes, where they are allowed."""
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)

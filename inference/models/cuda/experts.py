@@ -18,13 +18,14 @@ import triton
 from inference.models.cuda.expert_kernels import expert_matmul_kernel
 from inference.models.cuda.packed import TILES, Tile
 from inference.models.cuda.packed_layout import Packed, pack, pack_codes
-from inference.models.weights.mxfp4 import NO_CODE, codes_of
 from inference.models.weights.stored import (
     GROUP_FEATURES,
+    NO_CODE,
     DenseWeight,
     ExpertWeight,
     Fp8Weight,
     GroupedWeight,
+    codes_of,
 )
 
 DENSE_BITS = 16

@@ -21,8 +21,8 @@ from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
-from inference.models.layers.pointwise import Pointwise, TorchPointwise
-from inference.models.layers.recurrent.delta_net import ChunkStates, torch_chunk_states
+from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
+from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rotation import AttentionWeights, RotationFactory, torch_rotation
 from inference.models.step_input import StepInput
 

@@ -1,4 +1,5 @@
-"""Attention as a layer's mixer: project, rotate, write keys and values, attend, project back."""
+"""Attention as a layer's mixer: project, rotate, write keys and values, attend, project back; and
+multi-head latent attention: compress, norm, attend, project back."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import rms_norm
 
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import MixerKind, ModelConfig
@@ -69,3 +71,73 @@ def _query_scale(config: ModelConfig) -> float:
     if config.attention_scale is None:
         return 1.0
     return config.attention_scale * math.sqrt(config.head_dim)
+
+
+QUERIES = "self_attn.q_b_proj"
+"""Projects compressed queries up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentMixer:
+    first: Linear
+    """Projects a row to its queries, compressed or not, then its latent and its rotary key."""
+    cached_features: int
+    num_heads: int
+    queries: Linear | None
+    """Projects compressed queries up."""
+    query_norm: torch.Tensor | None
+    latent_norm: torch.Tensor
+    up: torch.Tensor
+    output: Linear
+    eps: float
+
+    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerKV) -> torch.Tensor:
+        """(num_rows, hidden_size) -> the same shape. Writes the rows' latents and keys."""
+        projected = step.product(self.first, rows)
+        queries = projected[:, : -self.cached_features]
+        compressed = projected[:, -self.cached_features :]
+        if self.queries is not None:
+            assert self.query_norm is not None
+            normed = rms_norm(queries, self.query_norm.shape, self.query_norm, self.eps)
+            queries = step.product(self.queries, normed)
+        queries = queries.reshape(len(rows), self.num_heads, -1)
+        return step.product(self.output, step.latent()(self, queries, compressed, layer_cache))
+
+
+def load_latent(config: ModelConfig, weights: WeightSource, index: int) -> LatentMixer:
+    shape, names, prefix = config.latent, family_of(config).layer_names, f"model.layers.{index}."
+    assert shape is not None, "its layers are latent"
+    is_compressed = shape.query_rank is not None
+    own = prefix + "self_attn."
+    return LatentMixer(
+        first=weights.linear(*(prefix + name for name in first_names(config))),
+        cached_features=shape.cached_features,
+        num_heads=config.num_heads,
+        queries=weights.linear(prefix + QUERIES) if is_compressed else None,
+        query_norm=weights.tensor(f"{own}q_a_layernorm.weight") if is_compressed else None,
+        latent_norm=weights.tensor(f"{own}kv_a_layernorm.weight"),
+        up=load_up(config, weights, index),
+        output=weights.linear(prefix + names.output),
+        eps=config.rms_norm_eps,
+    )
+
+
+def first_names(config: ModelConfig) -> tuple[str, str]:
+    """The weights that meet a layer's rows, without the layer's prefix."""
+    shape = config.latent
+    assert shape is not None, "its layers are latent"
+    queries = "q_proj" if shape.query_rank is None else "q_a_proj"
+    return f"self_attn.{queries}", "self_attn.kv_a_proj_with_mqa"
+
+
+def load_up(config: ModelConfig, weights: WeightSource, index: int) -> torch.Tensor:
+    """(heads, plain_dim + value_dim, kv_rank) of the activations' dtype. Raises
+    ``MissingTensorError``."""
+    shape, own = config.latent, f"model.layers.{index}.self_attn."
+    assert shape is not None
+    heads, rank = config.num_heads, shape.kv_rank
+    if not shape.is_up_split:
+        return weights.tensor(f"{own}kv_b_proj.weight").view(heads, shape.up_features, rank)
+    to_keys = weights.tensor(f"{own}k_b_proj.weight").view(heads, rank, shape.plain_dim)
+    to_values = weights.tensor(f"{own}v_b_proj.weight").view(heads, shape.value_dim, rank)
+    return torch.cat((to_keys.transpose(1, 2), to_values), dim=1)

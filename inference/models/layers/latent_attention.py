@@ -22,8 +22,14 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
-from inference.models.layers.attention import MOST_GATHERED_BYTES, decode_blocks, gathered_bytes
-from inference.models.layers.attention_masks import ContextMask, decode_mask, prefill_mask
+from inference.models.layers.attention import (
+    MOST_GATHERED_BYTES,
+    ContextMask,
+    decode_blocks,
+    decode_mask,
+    gathered_bytes,
+    prefill_mask,
+)
 from inference.models.layers.rope import RopeTable, rotate_heads
 from inference.models.step_input import Query, num_blocks
 

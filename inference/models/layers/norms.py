@@ -1,4 +1,4 @@
-"""Norms between a layer's parts. Each does the residual sum that comes before it in the same go."""
+"""Norms between a layer's parts, each with the residual sum before it, and the gate of an MLP."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn.functional import layer_norm
+from torch.nn.functional import layer_norm, rms_norm, silu
 
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.pointwise import Pointwise
 from inference.models.weights.weight_source import WeightSource
 
 
@@ -86,3 +85,30 @@ def rms_weight(config: ModelConfig, weights: WeightSource, name: str) -> torch.T
     """What an RMS norm of this name multiplies with."""
     weight = weights.tensor(f"{name}.weight")
     return weight + 1 if config.norm == "rms_plus_one" else weight
+
+
+class Pointwise(Protocol):
+    def add_and_norm(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows, features) each: ``hidden + added``, or ``hidden`` where nothing is added, and the
+        root mean square norm of that, times ``weight`` (features,). Changes no argument."""
+        ...
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """(rows, 2 * features), gates and then what they let through -> (rows, features)
+        ``silu(gate) * up``."""
+        ...
+
+
+class TorchPointwise:
+    def add_and_norm(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if added is not None:
+            hidden = hidden + added
+        return hidden, rms_norm(hidden, weight.shape, weight, eps)
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate) * up

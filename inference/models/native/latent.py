@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from inference.models.config import ModelConfig
+from inference.models.layers.attention_mixer import QUERIES, load_up
 from inference.models.layers.configs import LatentConfig
-from inference.models.layers.latent_mixer import QUERIES, load_up
 from inference.models.native.layers import NativeLatent
 from inference.models.native.packer import Packer
 from inference.models.weights.lazy import LazyWeight, lazy

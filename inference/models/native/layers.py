@@ -15,7 +15,7 @@ from inference.models.layers.configs import (
     Scoring,
     ShortConvConfig,
 )
-from inference.models.layers.recurrent.mamba_mixer import MambaVectors
+from inference.models.layers.mamba import MambaVectors
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CDeltaNet,

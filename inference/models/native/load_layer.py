@@ -11,11 +11,11 @@ from inference.models.adapter import AdapterWeights
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.latent_mixer import QUERIES, first_names
+from inference.models.layers.attention_mixer import QUERIES, first_names
+from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
-from inference.models.layers.recurrent.mamba_mixer import load_mamba_vectors
-from inference.models.layers.recurrent.state_weights import conv_weight, decay_rate
 from inference.models.layers.rope import RopeTable
+from inference.models.layers.state_rows import conv_weight, decay_rate
 from inference.models.native.experts import load_experts
 from inference.models.native.latent import load_latent
 from inference.models.native.layers import (

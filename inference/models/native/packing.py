@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.weights.codebook import HALF_GROUP_FEATURES, Codebook, CodebookWeight
-from inference.models.weights.mxfp4 import in_four_bits
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
@@ -18,6 +17,7 @@ from inference.models.weights.stored import (
     PackedWeight,
     StoredWeight,
     SuperBlockWeight,
+    in_four_bits,
 )
 
 LANES = 16

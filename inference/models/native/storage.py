@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import cache_layout
+from inference.models.cache.paged_kv import lazy_zeros
 from inference.models.config import ModelConfig
 from inference.models.native.batch import States
 from inference.models.native.decoder import NativeDecoder
-from inference.models.weights.lazy_zeros import lazy_zeros
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import RankShare, Units
-from inference.models.weights.forwarded_weights import ForwardedWeights
-from inference.models.weights.weight_source import Embedding, Linear, WeightSource
+from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
 
 HEAD = "lm_head"
 

@@ -8,10 +8,9 @@ import torch
 
 from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.stages.layer_range import LayerRange
-from inference.models.weights.forwarded_weights import ForwardedWeights
 from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.stored import StoredWeight
-from inference.models.weights.weight_source import Embedding, Linear, WeightSource
+from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
 
 
 class StageWeights(ForwardedWeights):

@@ -18,10 +18,9 @@ from torch.nn.functional import pad
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.module_cache import OWN, ModuleCache, StateEntry, TokenEntry
-from inference.models.cache.paged_kv import LayerKV, PagedKV
+from inference.models.cache.paged_kv import LayerKV, PagedKV, lazy_zeros
 from inference.models.config import ModelConfig
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
-from inference.models.weights.lazy_zeros import lazy_zeros
 
 
 class ModuleStorage(PagedKV):

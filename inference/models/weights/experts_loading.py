@@ -8,18 +8,19 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.config import ModelConfig
+from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.experts import (
     Experts,
     GatedExpert,
     GroupedExperts,
+    HeldExperts,
+    HeldGroupedExperts,
     LoopedExperts,
     SharedExpert,
     SparseMlp,
     gate_of,
 )
-from inference.models.layers.configs import ExpertsConfig
-from inference.models.layers.pointwise import TorchPointwise
-from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
+from inference.models.layers.norms import TorchPointwise
 from inference.models.weights.weight_source import WeightSource
 
 CHOICE_BIAS = "gate.e_score_correction_bias"

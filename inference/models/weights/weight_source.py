@@ -99,3 +99,50 @@ class WeightSource(Protocol):
         """Describes which weights stayed packed and with which kernel, and which were
         dequantised."""
         ...
+
+
+class ForwardedWeights:
+    def __init__(self, weights: WeightSource) -> None:
+        self._weights = weights
+        self.activation_dtype = weights.activation_dtype
+        self.device = weights.device
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._weights.tensor(name)
+
+    def has(self, name: str) -> bool:
+        return self._weights.has(name)
+
+    def linear(self, *names: str) -> Linear:
+        return self._weights.linear(*names)
+
+    def embedding(self, name: str) -> Embedding:
+        return self._weights.embedding(name)
+
+    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        return self._weights.grouped(experts)
+
+    def stored(self, name: str) -> StoredWeight:
+        return self._weights.stored(name)
+
+    def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
+        return self._weights.stored_parts(*names)
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        return self._weights.all_tensors()
+
+    def report(self) -> str:
+        return self._weights.report()
+
+
+class NamedWeights(ForwardedWeights):
+    def __init__(self, weights: WeightSource) -> None:
+        super().__init__(weights)
+        self.names: dict[int, tuple[str, ...]] = {}
+        """The weights' names of each projection that was asked for, by its ``id``: the caller keeps
+        the projection alive."""
+
+    def linear(self, *names: str) -> Linear:
+        linear = super().linear(*names)
+        self.names[id(linear)] = names
+        return linear

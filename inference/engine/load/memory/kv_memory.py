@@ -14,8 +14,12 @@ from inference.engine.errors import DoesNotFitError
 from inference.engine.load.memory.context_limit import ContextBounds, PrefillBound
 from inference.engine.load.memory.state_plan import StatePlan, plan_states
 from inference.loading.devices import free_memory_bytes
-from inference.models.cache.kv_format import KVFormat, kv_bytes_per_block, kv_bytes_per_token
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import (
+    KVFormat,
+    cache_layout,
+    kv_bytes_per_block,
+    kv_bytes_per_token,
+)
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.settings.neuron import CPU_KV_SHARE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inference.engine.cache.state_slots import SLOTS_PER_SEQUENCE
 from inference.engine.errors import DoesNotFitError
-from inference.models.cache.layout import CacheLayout
+from inference.models.cache.kv_format import CacheLayout
 
 SNAPSHOTS_PER_SEQUENCE = 2
 """Kept for later prompts, where there is room: the end of a prompt and that of an answer."""

@@ -19,8 +19,7 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduling.schedule import SMALLEST_CHUNK
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import kv_bytes_per_token
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Ints, StepInput
 from inference.protocol.load import PrefillSpeed

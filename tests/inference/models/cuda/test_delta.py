@@ -11,7 +11,7 @@ import torch
 from inference.models.cuda import setup
 from inference.models.cuda.delta import triton_chunk_states
 from inference.models.decoder import DecoderModel
-from inference.models.layers.recurrent.delta_net import torch_chunk_states
+from inference.models.layers.delta_net import torch_chunk_states
 from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
 

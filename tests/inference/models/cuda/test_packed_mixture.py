@@ -17,8 +17,8 @@ from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.cuda.expert_trial import ExpertTrials
 from inference.models.cuda.experts import stacked_product
 from inference.models.families.quantization import Quantization
-from inference.models.layers.experts import Routes
 from inference.models.layers.configs import ExpertsConfig
+from inference.models.layers.experts import Routes
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.experts_loading import load_grouped, load_mixture
 from tests.cases import each_case

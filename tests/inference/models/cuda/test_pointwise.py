@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.models.cuda.pointwise import TritonPointwise
-from inference.models.layers.pointwise import TorchPointwise
+from inference.models.layers.norms import TorchPointwise
 from tests.cases import each_case
 
 EPS = 1e-5

@@ -21,7 +21,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.models.backend import AnyModel
-from inference.models.cache.state_storage import LayerState
+from inference.models.cache.paged_kv import LayerState
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput

@@ -26,13 +26,13 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.expert_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
+from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.experts import (
     Routes,
     SortedRows,
     SparseMlp,
     route,
 )
-from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.experts_loading import load_grouped, load_mixture
 from tests.cases import each_case

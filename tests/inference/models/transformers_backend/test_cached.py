@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.models.cache.kv_format import kv_bytes_per_token
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
 from inference.models.registry import build_model
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, block_table_of

@@ -12,7 +12,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from inference.models.layers.recurrent.delta_net import (
+from inference.models.layers.delta_net import (
     CHUNK_TOKENS,
     DeltaInputs,
     delta_chunks,

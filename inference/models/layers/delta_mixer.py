@@ -14,11 +14,10 @@ from functools import partial
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from inference.models.cache.state_storage import LayerState
+from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
 from inference.models.layers.configs import DeltaConfig
-from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
-from inference.models.layers.recurrent.delta_net import (
+from inference.models.layers.delta_net import (
     ChunkStates,
     DeltaInputs,
     delta_chunks,
@@ -26,8 +25,14 @@ from inference.models.layers.recurrent.delta_net import (
     gates,
     unit_length,
 )
-from inference.models.layers.recurrent.state_rows import Inputs, through_states
-from inference.models.layers.recurrent.state_weights import conv_weight, decay_rate
+from inference.models.layers.state_rows import (
+    Inputs,
+    conv_span,
+    conv_step,
+    conv_weight,
+    decay_rate,
+    through_states,
+)
 from inference.models.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 

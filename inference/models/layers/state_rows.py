@@ -1,8 +1,9 @@
 """A step's rows through a layer that keeps states: which rows read which slots, and write which.
 
 Each sequence reads its state in one slot and writes the next one to another; no slot that is read
-is written. Rows that decode are done together, prompts one after the other. What a layer computes
-of rows and states is its mixer's.
+is written. Rows that decode are done together, prompts one after the other. Mixers compute the
+rows and states; all use the causal convolution here, of each channel by itself and in float32. A
+prompt may be cut anywhere: the last inputs of one part are the state that goes into the next.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import TypeAlias
 
 import torch
 
-from inference.models.cache.state_storage import LayerState
+from inference.models.cache.paged_kv import LayerState
 from inference.models.device_step import DeviceStep
+from inference.models.layers.configs import NEGATIVE_RATE
+from inference.models.weights.weight_source import WeightSource
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 """What a layer has made of its rows: (num_rows, ...) each."""
@@ -75,3 +78,39 @@ def _rows(
 
 def _part(inputs: Inputs, rows: slice | torch.Tensor) -> Inputs:
     return tuple(tensor[rows] for tensor in inputs)
+
+
+def conv_weight(weights: WeightSource, name: str) -> torch.Tensor:
+    """(kernel, channels). Files have (channels, kernel), or (channels, 1, kernel). ``name``:
+    without ``.weight``."""
+    weight = weights.tensor(f"{name}.weight").float()
+    return weight.flatten(1).t().contiguous()
+
+
+def decay_rate(weights: WeightSource, name: str) -> torch.Tensor:
+    """(heads,) how fast each forgets. Files have its logarithm, or the negated rate itself."""
+    stored = weights.tensor(name).float().flatten()
+    return -stored if name.endswith(NEGATIVE_RATE) else stored.exp()
+
+
+def conv_step(
+    inputs: torch.Tensor, states: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each sequence: ``inputs`` (num_rows, channels), ``states`` (num_rows,
+    kernel - 1, channels), ``weight`` (kernel, channels) -> (num_rows, channels), and the new
+    states."""
+    window = torch.cat((states, inputs.unsqueeze(1)), dim=1)
+    return (window * weight).sum(dim=1), window[:, 1:]
+
+
+def conv_span(
+    inputs: torch.Tensor, state: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of one sequence: ``inputs`` (num_tokens, channels), ``state`` (kernel - 1, channels)
+    -> (num_tokens, channels), and the new state."""
+    num_tokens = len(inputs)
+    window = torch.cat((state, inputs))
+    summed = window[:num_tokens] * weight[0]
+    for back in range(1, len(weight)):
+        summed.addcmul_(window[back : back + num_tokens], weight[back])
+    return summed, window[num_tokens:]

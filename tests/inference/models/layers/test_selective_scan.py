@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
 
-from inference.models.layers.recurrent.selective_scan import ScanInputs, scan_chunks, scan_step
+from inference.models.layers.mamba import ScanInputs, scan_chunks, scan_step
 from tests.cases import each_case
 
 HEADS, GROUPS, HEAD_DIM, STATE_SIZE = 4, 2, 6, 8

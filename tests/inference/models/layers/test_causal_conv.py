@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn
 
-from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
+from inference.models.layers.state_rows import conv_span, conv_step
 from tests.cases import each_case
 
 CHANNELS, KERNEL = 5, 4

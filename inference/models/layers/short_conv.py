@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.cache.state_storage import LayerState
+from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
-from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
-from inference.models.layers.recurrent.state_rows import Inputs, through_states
-from inference.models.layers.recurrent.state_weights import conv_weight
+from inference.models.layers.state_rows import (
+    Inputs,
+    conv_span,
+    conv_step,
+    conv_weight,
+    through_states,
+)
 from inference.models.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 

@@ -1,1 +1,0 @@
-"""Layers that keep a state: Gated DeltaNet, Mamba-2, short convolutions."""
