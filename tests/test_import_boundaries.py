@@ -64,12 +64,12 @@ BOUNDARIES = (
             (file, "transformers")
             for file in (
                 "inference/models/embedding.py",
-                "inference/models/transformers_backend/attention.py",
+                "inference/models/transformers_backend/cached_model.py",
                 "inference/models/transformers_backend/hub_module.py",
                 "inference/models/transformers_backend/inspection.py",
                 "inference/models/transformers_backend/learning.py",
-                "inference/models/transformers_backend/own_states.py",
-                "inference/models/transformers_backend/sequence_cache.py",
+                "inference/models/transformers_backend/model.py",
+                "inference/models/transformers_backend/storage.py",
             )
         ),
     ),

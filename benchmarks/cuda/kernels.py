@@ -18,9 +18,8 @@ from inference.engine.sampling.drawing import Draw, Drawer, TorchDrawer, TritonD
 from inference.engine.sampling.filters import TOP_CANDIDATES
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.cuda.timing import device_ms
-from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attention, TorchAttention
-from inference.models.step_input import StepInput
+from inference.models.step_input import DeviceStep, StepInput
 from inference.protocol.sampling import SamplingParams
 
 CUDA = torch.device("cuda")

@@ -6,7 +6,7 @@ import torch
 
 from inference.loading.devices import choose_dtype
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.kv_on_device import kv_format_on
+from inference.models.cache.paged_kv import kv_format_on
 from inference.models.errors import UnsupportedKVError
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError

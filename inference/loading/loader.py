@@ -56,8 +56,7 @@ from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.build import find_compiler
-from inference.models.parallel.cuts import rank_cuts
-from inference.models.parallel.shares import RankShare, rank_config
+from inference.models.parallel.shares import RankShare, rank_config, rank_cuts
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadSpec

@@ -7,6 +7,7 @@ Outside ``inference.models`` nothing asks which of them it is. What they differ 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,9 +16,31 @@ from inference.models.adapter import AdapterWeights
 from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
 from inference.models.native.structs import Draw
-from inference.models.remote_device import AnyDevice
 from inference.models.step_input import StepInput
-from inference.models.vision.build import AnyTower
+from inference.models.vision.towers import AnyTower
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDevice:
+    neuron: str
+    device: torch.device
+    """The device's name on that host."""
+
+    @property
+    def type(self) -> str:
+        return self.device.type
+
+    def __str__(self) -> str:
+        return f"{self.device} of {self.neuron}"
+
+
+AnyDevice = torch.device | RemoteDevice
+"""``type`` and the name in words are those of both."""
+
+
+def name_of(device: AnyDevice) -> str:
+    """What its own host calls it."""
+    return str(device.device if isinstance(device, RemoteDevice) else device)
 
 
 class KVStorage(Protocol):

@@ -11,7 +11,7 @@ import torch
 
 from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.kv_on_device import kv_format_on
+from inference.models.cache.paged_kv import kv_format_on
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel

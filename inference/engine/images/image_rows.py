@@ -12,8 +12,8 @@ import torch
 
 from inference.engine.faults.kinds import InvalidImageFault
 from inference.models.errors import InvalidImageError
-from inference.models.vision.build import AnyTower
 from inference.models.vision.tower import ImageEmbeddings
+from inference.models.vision.towers import AnyTower
 from inference.protocol.images import SequenceImage
 
 

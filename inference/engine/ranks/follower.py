@@ -58,8 +58,7 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnlikeKernelsError
 from inference.models.parallel.build import build_rank
-from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.models.parallel.kernel_choices import SharedChoices
+from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
 from inference.protocol.load_errors import BadSourceError, LoadError
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.supervised_threads import SupervisedThread

@@ -21,8 +21,12 @@ from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
 from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
-from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.models.parallel.kernel_choices import BUILD_TIMEOUT_S, SharedChoices
+from inference.models.parallel.group import (
+    BUILD_TIMEOUT_S,
+    SharedChoices,
+    TorchRankGroup,
+    file_store,
+)
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_errors import BadSourceError, PartFailedError
 from inference.protocol.load_report import (

@@ -12,8 +12,7 @@ import torch
 
 from inference.engine.children.step_frames import array_of, tensor_of
 from inference.engine.stages.messages import AddAdapter, LowRankArrays
-from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedAdapterError
 

@@ -17,9 +17,9 @@ from inference.engine.stages.staged_model import LaterStage, StagedModel
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.weights.stage_files import stage_ranges
+from inference.models.backend import AnyDevice, RemoteDevice
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
-from inference.models.remote_device import AnyDevice, RemoteDevice
 from inference.models.stages.build import as_first_stage, build_stage
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.protocol.load import (

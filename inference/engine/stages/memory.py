@@ -25,9 +25,9 @@ from inference.engine.load.trial.trial import DeviceTrial, Trial
 from inference.engine.stages.built_stages import BuiltStages, DevicePart
 from inference.engine.stages.messages import StageMemory
 from inference.loading.devices import free_memory_bytes
-from inference.models.adapter_targets import planned_adapter_bytes
+from inference.models.adapter import planned_adapter_bytes
+from inference.models.backend import RemoteDevice
 from inference.models.cache.kv_format import cache_layout, kv_bytes_per_block
-from inference.models.remote_device import RemoteDevice
 from inference.protocol.load import (
     LoadSpec,
 )

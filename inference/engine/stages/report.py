@@ -12,8 +12,8 @@ from inference.engine.load.memory.kv_memory import KVPlan
 from inference.engine.load.trial.trial import Trial
 from inference.engine.stages.built_stages import BuiltStages
 from inference.engine.stages.messages import SettleStage
+from inference.models.backend import AnyDevice, RemoteDevice, name_of
 from inference.models.cache.kv_format import cache_layout, kv_bytes_per_block
-from inference.models.remote_device import AnyDevice, RemoteDevice, name_of
 from inference.models.stages.layer_range import stage_config
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 

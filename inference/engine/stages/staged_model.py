@@ -26,14 +26,12 @@ from inference.engine.stages.messages import NewKV, RunStep
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.models.adapter import AdapterWeights
-from inference.models.backend import BackendSampler, KVStorage, PlainBackend
+from inference.models.backend import AnyDevice, BackendSampler, KVStorage, PlainBackend
 from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
-from inference.models.remote_device import AnyDevice
 from inference.models.stages.build import on_card
 from inference.models.stages.layer_range import LayerRange
-from inference.models.stages.stage import AnyFirstStage
-from inference.models.stages.stage_steps import adapter_of_stage, step_of_stage
+from inference.models.stages.stage import AnyFirstStage, adapter_of_stage, step_of_stage
 from inference.models.step_input import StepInput
 
 

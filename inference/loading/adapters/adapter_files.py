@@ -21,8 +21,7 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.checksum import check_sha256
 from inference.loading.sources.hub_sources import hub_source
 from inference.loading.sources.sources import parse_source
-from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.protocol.load import AdapterSpec

@@ -14,8 +14,14 @@ from inference.loading.weights.quantized_files import DENSE_FORMATS
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
-from inference.models.parallel.cuts import Cut, RankCuts, check_groups, input_groups
-from inference.models.parallel.shares import RankShare, rank_share
+from inference.models.parallel.shares import (
+    Cut,
+    RankCuts,
+    RankShare,
+    check_groups,
+    input_groups,
+    rank_share,
+)
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,

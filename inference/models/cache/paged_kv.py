@@ -28,9 +28,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from inference.models.cache.kv_format import GROUP_FEATURES, KVFormat
+from inference.models.cache.kv_format import GROUP_FEATURES, KVFormat, choose_kv_format
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
 from inference.models.layers.configs import StateShape
+from inference.models.native.build import automatic_kv_format
 
 DTYPE_OF: dict[KVFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -200,3 +201,19 @@ def lazy_zeros(
         with contextlib.suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def kv_format_on(
+    device: torch.device, wanted: KVFormat | None, dtype: torch.dtype, *, is_native: bool
+) -> KVFormat:
+    """``wanted``, or where that is ``None`` what suits the path; ``dtype`` is the activations'.
+    Raises ``UnsupportedKVError``."""
+    # Only where an answer depends on it, so that a load can be planned where the card is not.
+    asks_card = wanted == "fp8" and device.type == "cuda"
+    return choose_kv_format(
+        wanted,
+        automatic_kv_format() if is_native else FORMAT_OF[dtype],
+        device_type=device.type,
+        is_native=is_native,
+        capability=torch.cuda.get_device_capability(device) if asks_card else None,
+    )

@@ -10,7 +10,6 @@ from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
 from inference.models.cuda.rotation_kernels import rotate_kernel
-from inference.models.device_step import DeviceStep
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.rotation import (
     AttentionWeights,
@@ -18,6 +17,7 @@ from inference.models.layers.rotation import (
     Rotation,
     torch_rotation,
 )
+from inference.models.step_input import DeviceStep
 
 
 def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:

@@ -17,14 +17,13 @@ from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.capture import CudaCapture
 from inference.models.cuda.processors import processor_count
 from inference.models.decoder import DecoderLayers, DecoderModel
-from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rotation import AttentionWeights, RotationFactory, torch_rotation
-from inference.models.step_input import StepInput
+from inference.models.step_input import DeviceStep, StepInput
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import TritonAttention

@@ -14,8 +14,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from inference.models.cache.paged_kv import LayerKV
-from inference.models.device_step import DeviceStep
-from inference.models.step_input import Ints, Query, num_blocks
+from inference.models.step_input import DeviceStep, Ints, Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2
 """How much of keys and values a decode step copies out of their blocks at once; a single row's

@@ -12,8 +12,8 @@ from torch.nn.functional import rms_norm
 
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ModelConfig
-from inference.models.device_step import DeviceStep
 from inference.models.layers.rope import RopeTable, rotate_heads
+from inference.models.step_input import DeviceStep
 
 
 class AttentionWeights(Protocol):

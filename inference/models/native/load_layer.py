@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from inference.models.adapter import AdapterWeights
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.attention_mixer import QUERIES, first_names

@@ -32,7 +32,7 @@ from inference.models.native.packer import packing
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.storage import NativeKV, new_native_kv
 from inference.models.step_input import StepInput, check_positions
-from inference.models.vision.build import build_tower
+from inference.models.vision.towers import build_tower
 from inference.models.weights.weight_source import WeightSource
 
 

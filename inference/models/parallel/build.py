@@ -1,19 +1,161 @@
-"""Builds a rank's decoder: the family's own, over this rank's weights, with sums between."""
+"""Builds a rank's decoder: the family's own, over this rank's weights, with sums between.
+
+token ids ─▶ rows of this rank's tokens, nought for others' ─▶ sum ─▶ embeddings
+layer     ─▶ mixer's part ─▶ sum ─▶ MLP's part ─▶ sum
+hidden    ─▶ logits of this rank's tokens ─▶ gathered ─▶ all logits
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
-from inference.models.decoder import DecoderModel
+from inference.models.decoder import DecoderLayer, DecoderModel, LoneLayer, Mixer, Mlp
+from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.parallel.group import RankGroup
-from inference.models.parallel.layers import spread
-from inference.models.parallel.shares import RankShare, rank_config
-from inference.models.parallel.weights import RankWeights
+from inference.models.parallel.shares import RankShare, Units, kv_replicas, rank_config
 from inference.models.registry import build_model
-from inference.models.weights.weight_source import WeightSource
+from inference.models.step import Step
+from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
+
+
+class SummedMixer:
+    def __init__(self, part: Mixer, group: RankGroup) -> None:
+        self._part = part
+        self._group = group
+
+    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
+        return self._group.sum(self._part(rows, step, layer_cache))
+
+
+class SummedMlp:
+    def __init__(self, part: Mlp, group: RankGroup) -> None:
+        self._part = part
+        self._group = group
+
+    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        return self._group.sum(self._part(rows, step))
+
+
+class WideNormedQKV:
+    """A projection to queries, keys and values whose first two are normed over all ranks' heads.
+
+    It makes one sum for the rows that decode and one for prompts', whatever kernel computes the
+    product: each rank times its own, and ranks that chose differently must not wait for sums that
+    another does not make."""
+
+    is_phaseless = False
+
+    def __init__(self, mixer: AttentionMixer, config: ModelConfig, group: RankGroup) -> None:
+        """``config``: of the whole model."""
+        assert mixer.query_norm is not None and mixer.key_norm is not None
+        self._qkv = mixer.qkv
+        self._norms = mixer.query_norm, mixer.key_norm
+        self._eps = config.rms_norm_eps
+        self._group = group
+        replicas = kv_replicas(config, group.num_ranks)
+        self._features = (
+            config.num_heads * config.head_dim,
+            replicas * config.num_kv_heads * config.head_dim,
+        )
+        self.in_features = mixer.qkv.in_features
+        self.out_features = mixer.qkv.out_features
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return self._normed(self._qkv.decode(x))
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        return self._normed(self._qkv.prefill(x))
+
+    def _normed(self, qkv: torch.Tensor) -> torch.Tensor:
+        widths = [len(norm) for norm in self._norms]
+        *heads, values = torch.split(qkv, [*widths, qkv.shape[1] - sum(widths)], dim=1)
+        squares = torch.stack([part.float().square().sum(dim=1) for part in heads], dim=1)
+        means = self._group.sum(squares) / torch.tensor(self._features, device=qkv.device)
+        scales = torch.rsqrt(means + self._eps).unsqueeze(2).unbind(1)
+        normed = [
+            (part.float() * scale).to(qkv.dtype) * norm
+            for part, scale, norm in zip(heads, scales, self._norms, strict=True)
+        ]
+        return torch.cat((*normed, values), dim=1)
+
+
+def spread(layer: DecoderLayer | LoneLayer, config: ModelConfig, group: RankGroup) -> DecoderLayer:
+    """``layer``, of a rank's weights; ``config`` of the whole model."""
+    assert isinstance(layer, DecoderLayer), "others come with Mamba-2, which is not split"
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionMixer) and config.qk_norm and config.is_qk_norm_wide:
+        qkv: Linear = WideNormedQKV(mixer, config, group)
+        mixer = replace(mixer, qkv=qkv, query_norm=None, key_norm=None)
+    return replace(layer, mixer=SummedMixer(mixer, group), mlp=SummedMlp(layer.mlp, group))
+
+
+HEAD = "lm_head"
+
+
+class RankWeights(ForwardedWeights):
+    def __init__(
+        self, weights: WeightSource, group: RankGroup, shares: Sequence[RankShare]
+    ) -> None:
+        """``shares``: of all ranks."""
+        super().__init__(weights)
+        self._group = group
+        self._tokens = [share.units["vocabulary"] for share in shares]
+
+    def linear(self, *names: str) -> Linear:
+        linear = super().linear(*names)
+        return GatheredHead(linear, self._group, self._tokens) if names == (HEAD,) else linear
+
+    def embedding(self, name: str) -> Embedding:
+        return SharedEmbedding(super().embedding(name), self._group, self._tokens)
+
+
+class SharedEmbedding:
+    """``part``: of this rank's tokens."""
+
+    def __init__(self, part: Embedding, group: RankGroup, tokens: Sequence[Units]) -> None:
+        self._part = part
+        self._group = group
+        self._tokens = tokens
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        first, last = self._tokens[self._group.rank]
+        is_elsewhere = (token_ids < first) | (token_ids >= last)
+        own = self._part.lookup((token_ids - first).clamp(0, last - first - 1))
+        return self._group.sum(own.masked_fill(is_elsewhere.unsqueeze(1), 0))
+
+    def as_linear(self) -> Linear:
+        return GatheredHead(self._part.as_linear(), self._group, self._tokens)
+
+
+class GatheredHead:
+    """``part``: the rows of the head that are this rank's tokens'."""
+
+    is_phaseless = True
+    """It sees only rows whose logits are wanted, and those at once."""
+
+    def __init__(self, part: Linear, group: RankGroup, tokens: Sequence[Units]) -> None:
+        self.in_features = part.in_features
+        self.out_features = tokens[-1][1]
+        self._part = part
+        self._group = group
+        self._counts = [last - first for first, last in tokens]
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self._part.decode(x)
+        missing = max(self._counts) - logits.shape[1]
+        parts = self._group.gather(pad(logits, (0, missing)) if missing else logits)
+        own = [part[:, :count] for part, count in zip(parts, self._counts, strict=True)]
+        return torch.cat(own, dim=1)
+
+    prefill = decode
 
 
 def build_rank(

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.kv_on_device import kv_format_on
+from inference.models.cache.paged_kv import kv_format_on
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayers, DecoderModel
+from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.native.build import load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.stages.layer_range import LayerRange, stage_config
-from inference.models.stages.stage_weights import StageWeights
-from inference.models.weights.weight_source import WeightSource
+from inference.models.weights.lazy import LazyWeight
+from inference.models.weights.stored import StoredWeight
+from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
+
+
+class StageWeights(ForwardedWeights):
+    """Weights of one stage, whose layers are counted from its first."""
+
+    def __init__(self, weights: WeightSource, layers: LayerRange) -> None:
+        """``weights``: of the whole model, or at least of the stage."""
+        super().__init__(weights)
+        self._layers = layers
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return super().tensor(self._layers.whole_name(name))
+
+    def has(self, name: str) -> bool:
+        return super().has(self._layers.whole_name(name))
+
+    def linear(self, *names: str) -> Linear:
+        return super().linear(*map(self._layers.whole_name, names))
+
+    def embedding(self, name: str) -> Embedding:
+        return super().embedding(self._layers.whole_name(name))
+
+    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        whole_name = self._layers.whole_name
+        return super().grouped([[whole_name(name) for name in names] for names in experts])
+
+    def stored(self, name: str) -> StoredWeight:
+        return super().stored(self._layers.whole_name(name))
+
+    def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
+        return super().stored_parts(*map(self._layers.whole_name, names))
+
 
 BuiltStage = DecoderLayers | NativeModel
 

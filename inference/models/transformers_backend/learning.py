@@ -42,8 +42,7 @@ from inference.models.transformers_backend.compressed_tokens import (
     keeps_entries,
 )
 from inference.models.transformers_backend.hub_module import hub_config, without_weights
-from inference.models.transformers_backend.own_states import own_states_of
-from inference.models.transformers_backend.storage import state_entry
+from inference.models.transformers_backend.storage import own_states_of, state_entry
 
 NUM_ROWS = 5
 

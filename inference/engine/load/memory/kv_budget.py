@@ -18,7 +18,7 @@ from inference.engine.ranks.lead import rank_budget_bytes
 from inference.engine.stages.memory import staged_kv_plan
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
-from inference.models.adapter_targets import planned_adapter_bytes
+from inference.models.adapter import planned_adapter_bytes
 from inference.protocol.load import LoadSpec
 
 

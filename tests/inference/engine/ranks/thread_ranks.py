@@ -30,9 +30,8 @@ from inference.loading.weights.rank_files import RankFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank
-from inference.models.parallel.cuts import rank_cuts
 from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.models.parallel.shares import rank_share
+from inference.models.parallel.shares import rank_cuts, rank_share
 from inference.models.step_input import StepInput
 from inference.protocol.load import LoadSpec
 from tests.inference.models.parallel.ranks import CPU, TIMEOUT_S, MemoryFiles, weights_of

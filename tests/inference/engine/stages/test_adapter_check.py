@@ -9,8 +9,7 @@ import torch
 
 from inference.engine.stages.adapter_frames import adapter_of, message_of_adapter
 from inference.engine.stages.messages import AddAdapter, LowRankArrays
-from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config
 from tests.cases import each_case

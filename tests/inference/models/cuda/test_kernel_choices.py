@@ -12,7 +12,7 @@ from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.packed_trial import PackedTrials
 from inference.models.errors import UnlikeKernelsError
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
-from inference.models.parallel.kernel_choices import SharedChoices
+from inference.models.parallel.group import SharedChoices
 from inference.models.weights.stored import GroupedWeight
 
 CPU = torch.device("cpu")

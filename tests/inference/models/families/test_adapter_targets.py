@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import read_directory_config
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import adaptable_shapes
 from inference.models.families.registry import family_of
 from tests.cases import each_case
 from tests.inference.models.families import parity, tiny_hybrid, tiny_states

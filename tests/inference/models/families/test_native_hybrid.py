@@ -14,8 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model

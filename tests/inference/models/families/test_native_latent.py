@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.native.model import NativeModel

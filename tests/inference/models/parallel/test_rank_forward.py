@@ -20,11 +20,9 @@ from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.layers.experts import GroupedExperts, HeldExperts, HeldGroupedExperts, Routes
 from inference.models.layers.grouped_product import DenseProduct
-from inference.models.parallel.build import build_rank
-from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
+from inference.models.parallel.build import WideNormedQKV, build_rank
 from inference.models.parallel.group import RankGroup, TorchRankGroup
-from inference.models.parallel.layers import WideNormedQKV
-from inference.models.parallel.shares import rank_share
+from inference.models.parallel.shares import check_groups, input_groups, rank_cuts, rank_share
 from inference.models.registry import build_model
 from inference.models.step import Step
 from inference.models.step_input import Ints, StepImages, StepInput

@@ -10,8 +10,13 @@ import pytest
 
 from inference.models.errors import UnsplittableError
 from inference.models.families.registry import family_of
-from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
-from inference.models.parallel.shares import rank_config, rank_share
+from inference.models.parallel.shares import (
+    check_groups,
+    input_groups,
+    rank_config,
+    rank_cuts,
+    rank_share,
+)
 from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of, missing_families
 

@@ -15,9 +15,8 @@ from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.stages.build import BuiltStage, as_first_stage
+from inference.models.stages.build import BuiltStage, StageWeights, as_first_stage
 from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
-from inference.models.stages.stage_weights import StageWeights
 from inference.models.step_input import StepImages
 from tests.inference.models.parallel.ranks import weights_of
 from tests.inference.models.stages.stages_in_process import StagesInProcess

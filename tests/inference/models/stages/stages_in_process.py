@@ -14,8 +14,7 @@ from inference.models.backend import KVStorage, PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.stages.layer_range import LayerRange
-from inference.models.stages.stage import AnyFirstStage, AnyStage
-from inference.models.stages.stage_steps import adapter_of_stage, step_of_stage
+from inference.models.stages.stage import AnyFirstStage, AnyStage, adapter_of_stage, step_of_stage
 from inference.models.step_input import StepInput
 
 

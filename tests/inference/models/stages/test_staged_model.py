@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.models.adapter import AdapterWeights, LowRank
-from inference.models.adapter_targets import adaptable_shapes
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError, UnsupportedAdapterError
 from inference.models.native.support import unsupported_reason

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.engine.load.trial import trial_images
-from inference.models.vision.siglip_tower import SiglipTower
+from inference.models.vision.towers import SiglipTower
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.test_image_files import vision_of
 from tests.inference.models.vision.tiny_gemma3 import GEMMA3

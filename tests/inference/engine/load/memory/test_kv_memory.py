@@ -21,7 +21,7 @@ from inference.engine.load.memory.kv_memory import (
     positions_that_fit,
     shared_budget,
 )
-from inference.models.adapter_targets import PLANNED_RANK, planned_adapter_bytes
+from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
 from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from tests.cases import each_case
