@@ -1,11 +1,14 @@
 """Gemma 1, 2 and 3: norms that multiply by one plus their weight and a scaled embedding; from
-2 on norms around every part, soft caps, and windows on most layers; Gemma 3
-also with its vision tower."""
+2 on norms around every part, soft caps, and windows on most layers; Gemma 3 also with its vision
+tower. Gemma 4, text alone, is computed by transformers' own module: its layers that see all have
+heads of another width than those within a window, and the last ones may read an earlier layer's
+keys and values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,21 +32,24 @@ from inference.models.families.hub_config import (
     Json,
     check_activation,
     check_whole_rotary,
+    hub_name,
     kinds_of_layers,
     optional_number,
+    positive_integer,
     read_decoder,
     repeated,
     rope_by_kind,
+    text_config,
 )
 from inference.models.families.layer_names import LayerNames
-from inference.models.families.nested import hub_name, text_config
-from inference.models.families.siglip_gguf import GEMMA3_PROJECTOR
 from inference.models.families.siglip_tower import (
+    GEMMA3_PROJECTOR,
     read_siglip_vision,
     siglip_tensors,
     tower_hub_name,
 )
 from inference.models.families.tower import TOWER
+from inference.models.families.transformers_modules import TRANSFORMERS_PAGED, read_paged
 from inference.protocol.load_errors import BadFileError
 
 NORMED_AROUND = LayerNames(
@@ -234,4 +240,75 @@ GEMMA3 = Family(
     gguf_projectors=(GEMMA3_PROJECTOR,),
     features=frozenset({"prefix_reuse", "vision"}),
     builder=DECODER,
+)
+
+
+GEMMA4_DEFAULTS: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
+GLOBAL_HEAD_DIM = 512
+GEMMA4_PERIOD = 6
+"""The last of so many layers sees all, where config.json does not list them."""
+
+
+def read_gemma4(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    text = text_config(config, GEMMA4_DEFAULTS)
+    layers = layer_kv(text)
+    return replace(
+        read_paged(text, generation),
+        layer_kv=layers,
+        num_kv_heads=max(heads for heads, _ in layers),
+        head_dim=max(width for _, width in layers),
+    )
+
+
+def layer_kv(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Returns each layer's number of KV heads and their width. Raises ``BadFileError``."""
+    kinds = _gemma4_kinds(config)
+    num_own = len(kinds) - int(config.get("num_kv_shared_layers") or 0)
+    listed = {int(key): own for key, own in (config.get("per_layer_config") or {}).items()}
+    shapes = [
+        _gemma4_shape(config | listed.get(index, {}), "listed" if listed else kind)
+        for index, kind in enumerate(kinds)
+    ]
+    return tuple(
+        (heads if index < num_own else 0, width) for index, (heads, width) in enumerate(shapes)
+    )
+
+
+def _gemma4_kinds(config: Json) -> list[str]:
+    num_layers = positive_integer(config, "num_hidden_layers")
+    kinds = list(config.get("layer_types") or ())
+    if not kinds:
+        kinds = [
+            "sliding_attention" if (index + 1) % GEMMA4_PERIOD else "full_attention"
+            for index in range(num_layers)
+        ]
+    kinds[-1] = "full_attention"
+    return kinds
+
+
+def _gemma4_shape(config: dict[str, Any], kind: str) -> tuple[int, int]:
+    heads = positive_integer(config, "num_key_value_heads")
+    if kind != "full_attention":
+        return heads, positive_integer(config, "head_dim")
+    if config.get("attention_k_eq_v"):
+        heads = int(config.get("num_global_key_value_heads") or heads)
+    return heads, int(config.get("global_head_dim") or GLOBAL_HEAD_DIM)
+
+
+GEMMA4: Family = replace(
+    TRANSFORMERS_PAGED,
+    name="Gemma 4 (text)",
+    model_types=("gemma4", "gemma4_text"),
+    read_config=read_gemma4,
 )

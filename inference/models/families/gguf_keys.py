@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
-from inference.models.families.generation_defaults import generation_defaults, unused_defaults
 from inference.models.families.hub_config import (
     extended_positions,
+    generation_defaults,
     repeated,
+    unused_defaults,
     yarn_attention_factor,
 )
 from inference.protocol.load_errors import BadFileError

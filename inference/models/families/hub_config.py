@@ -1,6 +1,9 @@
-"""What families share when they read config.json: sizes, rotary scaling, token ids.
+"""Reads what families share in config.json and generation_config.json: sizes, rotary scaling, token
+ids, sampling defaults.
 
-``read_decoder`` reads what most of them spell alike; a family passes what it has of its own.
+``read_decoder`` reads the keys that most of them spell alike; a family passes its own fields. A
+checkpoint may nest the text model beside towers for images or audio: config.json has it under
+``text_config``, and its tensors are called ``language_model.*``.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
-from inference.models.families.generation_defaults import generation_defaults, unused_defaults
 from inference.protocol.load_errors import BadFileError
 
 LAYER_TYPES: dict[str, MixerKind] = {
@@ -250,3 +252,103 @@ def _ids(key: str, first: Json, second: Json) -> tuple[int, ...]:
     if any(not isinstance(one, int) or isinstance(one, bool) for one in ids):
         raise BadFileError(f"{key} is {value!r}, which cannot be read as a token id, or several")
     return tuple(ids)
+
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, math.inf),
+}
+"""The bounds of each default, by the names of ``SamplingOptions``. A file may go beyond what
+clients may ask for, and no further than to what has a meaning."""
+
+NEUTRAL: dict[str, Any] = {
+    "general.sampling.sequence": "",
+    "general.sampling.xtc_probability": 0,
+    "general.sampling.mirostat": 0,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+}
+"""Defaults of GGUF files and of generation_config.json that no sampler here computes, with the
+value that changes nothing. What only tunes one of them (``mirostat_tau``) goes without saying."""
+
+
+def generation_defaults(
+    given: Mapping[str, Any], keys: Mapping[str, str] | None = None
+) -> dict[str, float | int]:
+    """``keys``: how ``given`` spells the names; ``None``: as ``BOUNDS`` does. Raises
+    ``BadFileError``."""
+    names = keys or {name: name for name in BOUNDS}
+    found = {
+        name: _checked(key, given[key], *BOUNDS[name])
+        for key, name in names.items()
+        if given.get(key) is not None
+    }
+    return {name: _whole(value) if name == "top_k" else value for name, value in found.items()}
+
+
+def unused_defaults(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A phrase for each default that would change answers and is not computed."""
+    return tuple(
+        f"{key} {given[key]!r}"
+        for key, neutral in NEUTRAL.items()
+        if given.get(key) is not None and given[key] != neutral
+    )
+
+
+def _checked(key: str, value: Any, least: float, most: float) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadFileError(f"the model's default {key} is {value!r}, not a number")
+    if not (least <= value <= most and value < math.inf):
+        bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
+        raise BadFileError(f"the model's default {key} is {value!r}; it has to be {bounds}")
+    return value
+
+
+def _whole(value: float) -> int:
+    """Some files write 50.0, and -1 for as many as there are."""
+    if value != int(value):
+        raise BadFileError(f"the model's default top_k is {value!r}, not a whole number")
+    return max(0, int(value))
+
+
+OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
+"""Keys of the outer config that hold for the text model."""
+NESTED = ("language_model.model.", "model.language_model.", "model.text_model.")
+"""Prefixes of the text model's names, in older and newer checkpoints, and in Idefics3's."""
+LEFT_OUT = {
+    f"{prefix}{name}.": purpose
+    for prefix in ("", "model.")
+    for name, purpose in (
+        ("vision_tower", "images"),
+        ("vision_model", "images"),
+        ("vision_encoder", "images"),
+        ("multi_modal_projector", "images"),
+        ("embed_vision", "images"),
+        ("vision_embedder", "images"),
+        ("audio_tower", "audio"),
+        ("audio_encoder", "audio"),
+        ("embed_audio", "audio"),
+    )
+}
+
+
+def hub_name(name: str) -> str:
+    for nested in NESTED:
+        if name.startswith(nested):
+            return "model." + name.removeprefix(nested)
+    return name.removeprefix("language_model.")
+
+
+def text_config(config: Json, defaults: Json) -> dict[str, Any]:
+    """The text model's config, of a checkpoint with or without towers. ``defaults``: those of the
+    library that wrote it, which leaves out equal values."""
+    if "text_config" not in config:
+        return dict(config)
+    ends = {key: config[key] for key in OUTER if key in config}
+    return {**defaults, **ends, **config["text_config"]}

@@ -7,11 +7,9 @@ from typing import Any
 
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
-from inference.models.families.hub_config import Json
-from inference.models.families.idefics3_gguf import IDEFICS3_PROJECTOR
-from inference.models.families.idefics3_tower import read_idefics3_vision
+from inference.models.families.hub_config import Json, text_config
+from inference.models.families.idefics3_tower import IDEFICS3_PROJECTOR, read_idefics3_vision
 from inference.models.families.llama import LLAMA, read_config
-from inference.models.families.nested import text_config
 from inference.protocol.load_errors import BadFileError
 
 NESTED_DEFAULTS: dict[str, Any] = {

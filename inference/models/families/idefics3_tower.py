@@ -1,6 +1,6 @@
 """The vision tower of Idefics3 and SmolVLM, which is SigLIP's over squares of one size: an image,
-or the tiles that it is cut into. How config.json describes it, its names in safetensors files, and
-its tensors."""
+or the tiles that it is cut into. How config.json and an mmproj file's metadata describe it, its
+names, and its tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from inference.models.families.family import Json, TensorRole
+from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import positive_integer
+from inference.models.families.projector_keys import (
+    NORM_EPS_KEY,
+    check_activation,
+    check_square,
+    common_fields,
+    vocabulary,
+)
 from inference.models.families.siglip_tower import encoder_tensors, siglip_name
 from inference.models.families.tower import (
     ACTIVATION,
@@ -20,6 +28,7 @@ from inference.models.families.tower import (
     tower_tensor,
 )
 from inference.models.vision_config import ImageText, VisionConfig
+from inference.protocol.images import LONGEST_SIDE_PX
 from inference.protocol.load_errors import BadFileError
 
 DEFAULTS: dict[str, Any] = {
@@ -121,3 +130,36 @@ def check_idefics3_vision(vision: VisionConfig, text_hidden_size: int) -> None:
 def idefics3_tensors(vision: VisionConfig) -> Iterator[TensorRole]:
     yield from encoder_tensors(vision)
     yield tower_tensor("merger.proj.weight", vision.out_hidden_size, vision.merged_features)
+
+
+IDEFICS3_PROJECTOR = "idefics3"
+LONGEST_SIDE = "preproc_image_size"
+"""The longest side that an image is scaled to; files without it do not cut images into tiles."""
+STEMS = {"v.post_ln": "post_norm", "mm.model.fc": "merger.proj"}
+
+
+def idefics3_problem(text: GGUFKeys) -> str | None:
+    """Why the text model cannot have such a tower, in words; ``None``: it can."""
+    tokens = vocabulary(text)
+    lacks = next((token for token in (IMAGE_TOKEN, AROUND) if token not in tokens), None)
+    return lacks and f"the text model's vocabulary has no {lacks}"
+
+
+def read_idefics3(projector: GGUFKeys, text: GGUFKeys) -> VisionConfig:
+    """``text`` has no ``idefics3_problem``. Raises ``BadFileError``."""
+    check_activation(projector, "use_gelu")
+    fields = common_fields(projector)
+    merge = projector.integer("projector.scale_factor", 2)
+    fields |= tile_fields(projector.integer("image_size"), fields["patch_px"], merge)
+    if (longest_px := projector.find(LONGEST_SIDE)) is not None:
+        if longest_px > LONGEST_SIDE_PX:
+            raise BadFileError(f"images are scaled to {longest_px} pixels, over {LONGEST_SIDE_PX}")
+        fields |= {"division": "tiles", "max_pixels": longest_px**2}
+    vision = VisionConfig(
+        **fields,
+        image_token_id=vocabulary(text).index(IMAGE_TOKEN),
+        norm_eps=projector.number(NORM_EPS_KEY, NORM_EPS),
+    )
+    check_square(projector, vision)
+    check_idefics3_vision(vision, text.integer("embedding_length"))
+    return vision

@@ -18,14 +18,17 @@ from inference.models.families.hub_config import (
     Json,
     check_activation,
     check_whole_rotary,
+    hub_name,
     read_decoder,
 )
-from inference.models.families.idefics3_gguf import IDEFICS3_PROJECTOR
-from inference.models.families.idefics3_tower import idefics3_tensors, idefics3_tower_name
+from inference.models.families.idefics3_tower import (
+    IDEFICS3_PROJECTOR,
+    idefics3_tensors,
+    idefics3_tower_name,
+)
 from inference.models.families.mixture import gguf_mixture
-from inference.models.families.nested import hub_name
-from inference.models.families.pixtral_gguf import PIXTRAL_PROJECTOR
 from inference.models.families.pixtral_tower import (
+    PIXTRAL_PROJECTOR,
     is_rotated,
     pixtral_tensors,
     pixtral_tower_name,

@@ -12,6 +12,7 @@ from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
+    LEFT_OUT,
     Json,
     check_activation,
     check_whole_rotary,
@@ -19,15 +20,15 @@ from inference.models.families.hub_config import (
     positive_integer,
     read_decoder,
     repeated,
+    text_config,
 )
+from inference.models.families.hub_config import hub_name as nested_name
 from inference.models.families.mixture import (
     MIXTURE_NAMES,
     experts_of,
     gguf_mixture,
     mixture_tensors,
 )
-from inference.models.families.nested import LEFT_OUT, text_config
-from inference.models.families.nested import hub_name as nested_name
 from inference.protocol.load_errors import BadFileError
 
 NESTED_DEFAULTS: dict[str, Any] = {

@@ -19,12 +19,11 @@ from inference.models.families.hub_config import (
     positive_integer,
     read_decoder,
     rope_parameters,
+    text_config,
 )
 from inference.models.families.llama import MISTRAL, interleaved_heads
 from inference.models.families.llama import read_config as read_mistral
-from inference.models.families.nested import text_config
-from inference.models.families.pixtral_gguf import PIXTRAL_PROJECTOR
-from inference.models.families.pixtral_tower import read_pixtral_vision
+from inference.models.families.pixtral_tower import PIXTRAL_PROJECTOR, read_pixtral_vision
 from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError
 

@@ -15,9 +15,8 @@ from inference.models.families.family import Family, TensorRole
 from inference.models.families.hub_config import Json
 from inference.models.families.qwen3_5 import hub_name as nested_name
 from inference.models.families.qwen3_5 import text_config
-from inference.models.families.tower import TOWER, VISION
+from inference.models.families.tower import TOWER, VISION, read_windowed_vision, windowed_tensors
 from inference.models.families.tower_gguf import QWEN2_5_PROJECTOR
-from inference.models.families.windowed_tower import read_windowed_vision, windowed_tensors
 
 PUBLISHED_TOWER = "visual."
 ROPE_KEYS = ("rope_parameters", "rope_scaling")

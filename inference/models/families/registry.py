@@ -12,8 +12,7 @@ from inference.models.families.dots1 import DOTS1
 from inference.models.families.ernie_moe import ERNIE4_5_MOE
 from inference.models.families.exaone4 import EXAONE4
 from inference.models.families.family import Family
-from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
-from inference.models.families.gemma4 import GEMMA4
+from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA4
 from inference.models.families.glm import GLM, GLM4
 from inference.models.families.glm_moe import GLM4_MOE
 from inference.models.families.gpt_oss import GPT_OSS
@@ -40,9 +39,8 @@ from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
-from inference.models.families.transformers_cached import TRANSFORMERS_CACHED
 from inference.models.families.transformers_gguf import MODULES
-from inference.models.families.transformers_paged import TRANSFORMERS_PAGED
+from inference.models.families.transformers_modules import TRANSFORMERS_CACHED, TRANSFORMERS_PAGED
 from inference.models.families.transformers_types import REFUSED_TYPES
 from inference.protocol.load_errors import UnknownArchitectureError
 

@@ -16,19 +16,19 @@ from typing import Any
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.idefics3_gguf import (
+from inference.models.families.idefics3_tower import (
     IDEFICS3_PROJECTOR,
     idefics3_problem,
     read_idefics3,
 )
-from inference.models.families.idefics3_gguf import STEMS as IDEFICS3_STEMS
-from inference.models.families.pixtral_gguf import (
+from inference.models.families.idefics3_tower import STEMS as IDEFICS3_STEMS
+from inference.models.families.pixtral_tower import (
     BREAK_ROW,
     PIXTRAL_PROJECTOR,
     pixtral_problem,
     read_pixtral,
 )
-from inference.models.families.pixtral_gguf import STEMS as PIXTRAL_STEMS
+from inference.models.families.pixtral_tower import STEMS as PIXTRAL_STEMS
 from inference.models.families.predictor import gguf_nextn_name
 from inference.models.families.projector_keys import (
     PATCHES,
@@ -39,14 +39,19 @@ from inference.models.families.projector_keys import (
     tensor_shape,
     vocabulary,
 )
-from inference.models.families.siglip_gguf import (
+from inference.models.families.siglip_tower import (
     GEMMA3_PROJECTOR,
     STEMS,
     read_siglip,
     siglip_problem,
 )
-from inference.models.families.tower import AXES, ROPE_THETA, TOWER, check_vision
-from inference.models.families.windowed_tower import check_windowed_vision
+from inference.models.families.tower import (
+    AXES,
+    ROPE_THETA,
+    TOWER,
+    check_vision,
+    check_windowed_vision,
+)
 from inference.models.vision_config import TowerKind, VisionConfig
 from inference.protocol.load_errors import BadFileError
 

@@ -35,7 +35,7 @@ from inference.models.cache.module_cache import (
 )
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
-from inference.models.families.transformers_paged import NAMES
+from inference.models.families.transformers_modules import NAMES
 from inference.models.transformers_backend.compressed_tokens import (
     compressed_entries,
     group_states,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.config.hub_config import parse_config
 from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
-from inference.models.families.gemma4 import layer_kv
+from inference.models.families.gemma import layer_kv
 from inference.models.registry import build_model
 from inference.models.transformers_backend.model import TransformersModel, inspect_config
 from tests.cases import each_case

@@ -1,0 +1,230 @@
+"""Decoders that transformers has and no family here, run as its own modules: see
+``inference.models.transformers_backend``.
+
+    TRANSFORMERS_PAGED     all layers attend through transformers' attention interface, over our
+                           paged attention; the cache's sizes are read from config.json and checked
+                           against the module before weights are read
+    TRANSFORMERS_CACHED    others, with transformers' own cache over our blocks and state slots; its
+                           contents are detected from the module without its weights
+
+The types are a list, not a guess: each was compared with transformers' own answers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inference.models.config import ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.hub_config import (
+    LEFT_OUT,
+    OUTER,
+    Json,
+    generation_facts,
+    hub_name,
+    optional_size,
+    positive_integer,
+    rope_parameters,
+)
+from inference.models.families.transformers_types import CACHED_TYPES, NESTED_TYPES, PAGED_TYPES
+from inference.protocol.load_errors import BadFileError
+
+NAMES = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model", "embedding_dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
+}
+"""Names of sizes in config.json."""
+CHANGING_ROPES = frozenset({"dynamic", "longrope"})
+"""Kinds whose angles follow the longest sequence of a batch."""
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def read_paged(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    _check_layers(config)
+    check_rope(config)
+    check_numbers(config)
+    hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_heads")
+    return ModelConfig(
+        architecture=str(config["model_type"]),
+        vocab_size=positive_integer(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_intermediate_size(config, 4 * hidden_size),
+        num_layers=_size(config, "num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(config, num_heads),
+        head_dim=_head_dim(config, hidden_size, num_heads),
+        max_positions=_size(config, "max_positions"),
+        rms_norm_eps=0.0,
+        rope_theta=0.0,
+        # Its weights are not quantised any more when the module gets them.
+        module_config={key: config[key] for key in config if key != "quantization_config"},
+        **generation_facts(config, generation),
+    )
+
+
+def _check_layers(config: Json) -> None:
+    if config.get("is_encoder_decoder"):
+        raise BadFileError("models with an encoder are not supported")
+    if unknown := sorted(set(config.get("layer_types") or ()) - KNOWN_LAYERS):
+        raise BadFileError(
+            f"layers of the type {unknown[0]!r} are not supported; this build runs "
+            f"{' and '.join(sorted(KNOWN_LAYERS))}"
+        )
+
+
+def check_rope(config: Json) -> None:
+    """Raises ``BadFileError``."""
+    rope: Any = rope_parameters(config)
+    by_kind = [inner for inner in rope.values() if isinstance(inner, dict)]
+    for inner in (rope, *by_kind):
+        kind = inner.get("rope_type", inner.get("type"))
+        if kind in CHANGING_ROPES:
+            raise BadFileError(
+                f"rope scaling {kind!r} is not supported: its angles follow the longest sequence "
+                "of a batch"
+            )
+
+
+def _num_kv_heads(config: Json, num_heads: int) -> int:
+    """Returns the number of KV heads. With latent attention every head gets keys of its own."""
+    if config.get("kv_lora_rank") or config.get("multi_query"):
+        return 1 if config.get("multi_query") else num_heads
+    return optional_size(config, "num_key_value_heads", num_heads)
+
+
+def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
+    if config.get("kv_lora_rank"):
+        return positive_integer(config, "qk_nope_head_dim") + positive_integer(
+            config, "qk_rope_head_dim"
+        )
+    return optional_size(config, "head_dim", hidden_size // num_heads)
+
+
+def _size(config: Json, name: str) -> int:
+    """Raises ``BadFileError``."""
+    found = next((key for key in NAMES[name] if config.get(key)), NAMES[name][0])
+    return positive_integer(config, found)
+
+
+def _intermediate_size(config: Json, default: int) -> int:
+    """Raises ``BadFileError``."""
+    found = next((key for key in NAMES["intermediate_size"] if config.get(key)), None)
+    return default if found is None else positive_integer(config, found)
+
+
+TRANSFORMERS_PAGED = Family(
+    name="transformers' own modules",
+    model_types=tuple(PAGED_TYPES),
+    read_config=read_paged,
+    # Only transformers knows what its modules' tensors are called: they are missed at the load.
+    tensors=lambda config: (),
+    hub_name=hub_name,
+    left_out=LEFT_OUT,
+    uses_transformers=True,
+    learns="inference.models.transformers_backend.model:checked_config",
+    builder="inference.models.transformers_backend.model:TransformersModel",
+)
+
+
+EPSILONS = ("eps", "epsilon")
+"""Suffixes of epsilon parameters."""
+
+
+def check_numbers(config: Json, of: str = "") -> None:
+    """Checks the numbers of a config.json that goes to transformers' module as it is: transformers
+    takes NaN for a number, and some modules then answer with it. Infinity is allowed in lists,
+    where it ends an open range. Raises ``BadFileError``."""
+    for key, value in config.items():
+        if isinstance(value, dict) and "__float__" not in value:
+            check_numbers(value, f"{of}{key}.")
+        elif problem := _problem(key, value):
+            raise BadFileError(f"config.json: {of}{key} is {value!r}, not {problem}")
+
+
+def _problem(key: str, value: Any) -> str | None:
+    listed = value if isinstance(value, list) else [value]
+    numbers = [number for one in listed if (number := _number(one)) is not None]
+    if any(math.isnan(number) for number in numbers):
+        return "a number"
+    if any(map(math.isinf, numbers)) and not isinstance(value, list):
+        return "a finite number"
+    if key.endswith(EPSILONS) and any(number < 0 for number in numbers):
+        return "a number from 0 up"
+    return None
+
+
+def _number(value: Any) -> float | None:
+    """``None`` for anything but a number. transformers writes those that JSON lacks its own way."""
+    match value:
+        case bool():
+            return None
+        case int() | float():
+            return float(value)
+        case {"__float__": str(word)}:
+            return float(word)
+    return None
+
+
+def read_cached(config: Json, generation: Json) -> ModelConfig:
+    """Sizes that config.json leaves out are 1 until the module is inspected. Raises
+    ``BadFileError``."""
+    architecture = str(config["model_type"])
+    if (nested := NESTED_TYPES.get(architecture)) is not None:
+        config, architecture = _text_config(config), nested
+    if config.get("is_encoder_decoder"):
+        raise BadFileError("models with an encoder are not supported")
+    check_rope(config)
+    check_numbers(config)
+    num_heads = _optional_size(config, "num_heads")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=positive_integer(config, "vocab_size") if "vocab_size" in config else 1,
+        hidden_size=_optional_size(config, "hidden_size"),
+        intermediate_size=_optional_size(config, "intermediate_size"),
+        num_layers=_optional_size(config, "num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=max(1, _optional_size(config, "hidden_size") // num_heads),
+        max_positions=_optional_size(config, "max_positions"),
+        rms_norm_eps=0.0,
+        rope_theta=0.0,
+        module_config={
+            key: config[key] for key in config if key not in ("quantization_config", "model_type")
+        },
+        **generation_facts(config, generation),
+    )
+
+
+def _text_config(config: Json) -> Json:
+    """Raises ``BadFileError``."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise BadFileError(f"config.json of a {config['model_type']} has no text_config")
+    return {**{key: config[key] for key in OUTER if key in config}, **text}
+
+
+def _optional_size(config: Json, name: str) -> int:
+    """1 where config.json has none, or one for each layer. Raises ``BadFileError``."""
+    given = (key for key in NAMES[name] if not isinstance(config.get(key), list | None))
+    found = next((key for key in given if config[key] != 0), None)
+    return 1 if found is None else positive_integer(config, found)
+
+
+TRANSFORMERS_CACHED = Family(
+    name="transformers' own modules with their own cache",
+    model_types=(*CACHED_TYPES, *NESTED_TYPES),
+    read_config=read_cached,
+    # Only transformers knows what its modules' tensors are called: they are missed at the load.
+    tensors=lambda config: (),
+    hub_name=hub_name,
+    left_out={**LEFT_OUT, "model.visual.": "images"},
+    uses_transformers=True,
+    learns="inference.models.transformers_backend.learning:learnt_config",
+    builder="inference.models.transformers_backend.cached_model:CachedModel",
+)
