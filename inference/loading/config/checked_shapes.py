@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Protocol
 
 from inference.models.config import ModelConfig
-from inference.models.families.family import TensorRole
 from inference.models.families.registry import family_of
+from inference.models.families.roles import TensorRole
 from inference.protocol.load_errors import MissingTensorError, WrongShapeError
 
 Shape = tuple[int, ...]

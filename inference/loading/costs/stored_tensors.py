@@ -10,16 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inference.models.config import ModelConfig
-from inference.models.families.family import (
-    MATRIX_ROLES,
-    TABLE_ROLES,
-    Family,
-    Json,
-    Role,
-    TensorRole,
-)
+from inference.models.families.family import Family
+from inference.models.families.hub_config import Json
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
+from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role, TensorRole
 from inference.models.families.tower import TOWER
 from inference.models.families.tower_gguf import model_name
 from inference.protocol.load_errors import BadSourceError

@@ -22,8 +22,8 @@ from inference.loading.weights.quantize import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles, row_reader
 from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
-from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.families.registry import family_of
+from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.layers.kernels import fp8_reason, has_fp8
 from inference.models.weights.lazy import RowReader
 from inference.models.weights.stored import GROUP_FEATURES, StoredWeight

@@ -13,8 +13,8 @@ import torch
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
-from inference.models.families.family import MATRIX_ROLES
 from inference.models.families.registry import family_of
+from inference.models.families.roles import MATRIX_ROLES
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.weight_source import WeightSource
 

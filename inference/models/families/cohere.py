@@ -3,22 +3,18 @@ rotated together. R7B has windows on most layers, and rotates only those."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
-    check_activation,
-    check_whole_rotary,
     kinds_of_layers,
-    read_decoder,
+    read_llama,
     repeated,
 )
-from inference.models.families.layer_names import LayerNames
+from inference.models.families.roles import LayerNames
 from inference.protocol.load_errors import BadFileError
 
 ONE_NORM = LayerNames(mlp_norm=None)
@@ -51,18 +47,13 @@ def _windows(num_layers: int, period: int) -> tuple[MixerKind, ...]:
 
 
 def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    check_activation(config, "silu", "swish")
-    check_whole_rotary(config)
-    has_bias = bool(config.get("attention_bias", False))
-    return read_decoder(
+    return read_llama(
         config,
         generation,
         **LAYERS,
         **declared,
         rms_norm_eps=float(config.get("layer_norm_eps") or 1e-5),
         tie_embeddings=bool(config.get("tie_word_embeddings", True)),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
         logit_multiplier=float(config.get("logit_scale", 0.0625)),
     )
 
@@ -101,10 +92,7 @@ COHERE = Family(
     gguf_architectures=("command-r",),
     read_config=read_cohere,
     read_gguf=read_cohere_gguf,
-    tensors=partial(decoder_tensors, names=ONE_NORM),
     layer_names=ONE_NORM,
-    gguf_names=DECODER_NAMES,
-    builder=DECODER,
 )
 COHERE2 = Family(
     name="Command R7B",
@@ -112,8 +100,5 @@ COHERE2 = Family(
     gguf_architectures=("cohere2",),
     read_config=read_cohere2,
     read_gguf=read_cohere2_gguf,
-    tensors=partial(decoder_tensors, names=ONE_NORM),
     layer_names=ONE_NORM,
-    gguf_names=DECODER_NAMES,
-    builder=DECODER,
 )

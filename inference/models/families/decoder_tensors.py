@@ -1,52 +1,63 @@
-"""The tensors of a decoder whose layers are attention and a gated MLP: by Hugging Face's names,
-with their roles and shapes, and by GGUF's names."""
+"""The tensors of a decoder, from its config and the names of its layers: by Hugging Face's names,
+with their roles and shapes. Files may hold each expert by itself or a layer's in one tensor; both
+come out of ``loading/weights/expert_files.py`` one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from inference.models.config import ModelConfig
-from inference.models.families.family import GGUFNames, Role, Section, TensorRole
-from inference.models.families.layer_names import LayerNames
+from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.families.idefics3_tower import idefics3_tensors
+from inference.models.families.pixtral_tower import pixtral_tensors
+from inference.models.families.predictor import PREDICTOR, PREDICTOR_HEAD, PREDICTOR_TABLE
+from inference.models.families.roles import LayerNames, Section, TensorRole, column, row
+from inference.models.families.siglip_tower import siglip_tensors
+from inference.models.families.state_tensors import conv_tensors, delta_tensors, mamba_tensors
+from inference.models.families.tower import tower_tensors, windowed_tensors
+from inference.models.layers.configs import LatentConfig
+from inference.models.vision_config import TowerKind, VisionConfig
 
 DEFAULT_NAMES = LayerNames()
-DECODER = "inference.models.decoder:DecoderModel"
-"""What builds a model of such layers."""
-
-MODEL_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
+STATES: Mapping[MixerKind, Callable[[ModelConfig], Iterator[TensorRole]]] = {
+    "delta": delta_tensors,
+    "conv": conv_tensors,
+    "mamba": mamba_tensors,
 }
-ATTENTION_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
+TOWERS: Mapping[TowerKind, Callable[[VisionConfig], Iterator[TensorRole]]] = {
+    "qwen3_vl": tower_tensors,
+    "qwen2_5_vl": windowed_tensors,
+    "gemma3": siglip_tensors,
+    "idefics3": idefics3_tensors,
+    "pixtral": pixtral_tensors,
 }
-MLP_NAMES = {
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-DECODER_NAMES = GGUFNames(model=MODEL_NAMES, layer=ATTENTION_NAMES | MLP_NAMES)
 
 
-def decoder_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
-    """The tensors of a decoder that has nothing else in its layers."""
+def decoder_tensors(config: ModelConfig, names: LayerNames) -> Iterator[TensorRole]:
     yield from outer_tensors(config)
-    for index in range(config.num_layers):
-        for tensor in (
-            *norm_tensors(config, names),
-            *attention_tensors(config, names),
-            *mlp_tensors(config, names),
-        ):
+    for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
+        for tensor in _layer(config, names, mixer, mlp):
             yield in_layer(index, tensor)
+    if config.has_predictor:
+        yield from predictor_tensors(config)
+    if config.vision is not None:
+        yield from TOWERS[config.vision.kind](config.vision)
+
+
+def _layer(
+    config: ModelConfig, names: LayerNames, mixer: MixerKind, mlp: MlpKind
+) -> Iterator[TensorRole]:
+    yield from norm_tensors(config, names)
+    if mixer in STATES:
+        yield from STATES[mixer](config)
+    elif mixer == "latent":
+        yield from latent_tensors(config)
+    elif mixer != "none":
+        yield from attention_tensors(config, names)
+    if mlp == "sparse":
+        yield from sparse_tensors(config)
+    elif mlp == "dense":
+        yield from mlp_tensors(config, names)
 
 
 def outer_tensors(config: ModelConfig) -> Iterator[TensorRole]:
@@ -103,28 +114,97 @@ def mlp_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Itera
     yield from row(names.down, hidden, inner, has_bias=has_bias)
 
 
-def column(
-    name: str, in_features: int, *sections: Section, has_bias: bool = False
-) -> Iterator[TensorRole]:
-    """A projection whose outputs are ``sections``. Its bias is split as they are."""
-    role: Role = "column"
-    features = sum(section.features for section in sections)
-    yield TensorRole(f"{name}.weight", role, (features, in_features), sections=sections)
-    if has_bias:
-        yield TensorRole(f"{name}.bias", role, (features,), sections=sections)
-
-
-def row(
-    name: str, out_features: int, *sections: Section, has_bias: bool = False
-) -> Iterator[TensorRole]:
-    """A projection whose inputs are ``sections``."""
-    features = sum(section.features for section in sections)
-    yield TensorRole(f"{name}.weight", "row", (out_features, features), sections=sections)
-    if has_bias:
-        yield TensorRole(f"{name}.bias", "row_bias", (out_features,))
-
-
 def _norm(name: str, config: ModelConfig) -> Iterator[TensorRole]:
     yield TensorRole(f"{name}.weight", "norm", (config.hidden_size,))
     if config.has_norm_bias:
         yield TensorRole(f"{name}.bias", "norm", (config.hidden_size,))
+
+
+def latent_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    """The tensors of one layer's multi-head latent attention."""
+    shape, hidden, num_heads = config.latent, config.hidden_size, config.num_heads
+    assert shape is not None, "its layers are latent"
+    own, has_bias = "self_attn.", config.qkv_bias
+    queries = Section("heads", num_heads, shape.query_dim)
+    if shape.query_rank is None:
+        yield from column(f"{own}q_proj", hidden, queries)
+    else:
+        yield from _whole(f"{own}q_a_proj", shape.query_rank, hidden, has_bias=has_bias)
+        yield TensorRole(f"{own}q_a_layernorm.weight", "norm", (shape.query_rank,))
+        yield from column(f"{own}q_b_proj", shape.query_rank, queries)
+    compressed = f"{own}kv_a_proj_with_mqa"
+    yield from _whole(compressed, shape.cached_features, hidden, has_bias=has_bias)
+    yield TensorRole(f"{own}kv_a_layernorm.weight", "norm", (shape.kv_rank,))
+    for name, per_head, in_features in _up(shape):
+        heads = (Section("heads", num_heads, per_head),)
+        size = num_heads * per_head, in_features
+        yield TensorRole(f"{own}{name}.weight", "up", size, sections=heads)
+    values = Section("heads", num_heads, shape.value_dim)
+    yield from row(f"{own}o_proj", hidden, values, has_bias=config.output_bias)
+
+
+def _up(shape: LatentConfig) -> Iterator[tuple[str, int, int]]:
+    """Projections of latents to keys and values: names, outputs of each head, and inputs."""
+    if shape.is_up_split:
+        yield "k_b_proj", shape.kv_rank, shape.plain_dim
+        yield "v_b_proj", shape.value_dim, shape.kv_rank
+    else:
+        yield "kv_b_proj", shape.up_features, shape.kv_rank
+
+
+def _whole(name: str, features: int, in_features: int, *, has_bias: bool) -> Iterator[TensorRole]:
+    """A projection that is the same on every rank."""
+    yield TensorRole(f"{name}.weight", "whole_column", (features, in_features))
+    if has_bias:
+        yield TensorRole(f"{name}.bias", "whole_column", (features,))
+
+
+def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    """The tensors of one layer's mixture."""
+    experts, hidden = config.experts, config.hidden_size
+    assert experts is not None, "its layers are sparse"
+    count, inner = experts.num_experts, experts.intermediate_size
+    all_experts = (Section("experts", count),)
+    yield TensorRole("mlp.gate.weight", "router", (count, hidden))
+    if experts.has_bias:
+        yield TensorRole("mlp.gate.bias", "router", (count,))
+    if experts.has_choice_bias:
+        bias = "mlp.gate.e_score_correction_bias"
+        yield TensorRole(bias, "router", (count,), may_be_folded=True)
+    for name, shape in (
+        ("gate_proj", (inner, hidden)),
+        ("up_proj", (inner, hidden)),
+        ("down_proj", (hidden, inner)),
+    ):
+        if name == "gate_proj" and not experts.is_gated:
+            continue
+        parts = tuple(f"mlp.experts.{index}.{name}.weight" for index in range(count))
+        weight = f"mlp.experts.{name}.weight"
+        yield TensorRole(weight, "experts", (count, *shape), parts, all_experts)
+        if experts.has_bias:
+            biases = tuple(part.replace(".weight", ".bias") for part in parts)
+            bias = f"mlp.experts.{name}.bias"
+            yield TensorRole(bias, "norm", (count, shape[0]), biases, all_experts)
+    if experts.shared_intermediate_size is None:
+        return
+    if experts.gates_shared:
+        yield TensorRole("mlp.shared_expert_gate.weight", "router", (1, hidden))
+    shared = Section("shared_inner", experts.shared_intermediate_size)
+    stacked = (shared,) * ((1 + experts.is_gated) // len(experts.shared_gate_up))
+    for name in experts.shared_gate_up:
+        yield from column(f"mlp.shared_expert.{name}", hidden, *stacked)
+    yield from row(f"mlp.shared_expert.{experts.shared_down}", hidden, shared)
+
+
+def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    """The tensors of the layer of multi-token prediction: see ``families.predictor``."""
+    hidden = config.hidden_size
+    table = config.vocab_size, hidden
+    yield TensorRole(f"{PREDICTOR_TABLE}.weight", "embedding", table, is_optional=True)
+    yield TensorRole(f"{PREDICTOR_HEAD}.weight", "head", table, is_optional=True)
+    yield TensorRole(f"{PREDICTOR}fc.weight", "column", (hidden, 2 * hidden))
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield TensorRole(f"{PREDICTOR}{name}.weight", "norm", (hidden,))
+    of_mlp = mlp_tensors(config) if config.experts is None else sparse_tensors(config)
+    for tensor in (*norm_tensors(config), *attention_tensors(config), *of_mlp):
+        yield in_layer(config.num_layers, tensor)

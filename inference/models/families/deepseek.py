@@ -11,10 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from inference.models.config import MlpKind, ModelConfig
-from inference.models.families.decoder_tensors import DECODER
-from inference.models.families.family import Family, GGUFNames
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
-from inference.models.families.glm_moe import hub_name, routed_fields
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -27,21 +25,12 @@ from inference.models.families.latent import (
     gguf_latent_fields,
     read_latent,
 )
-from inference.models.families.mixture import MIXTURE_NAMES, gguf_mixture, mixture_tensors
+from inference.models.families.mixture import gguf_mixture, routed_fields, shared_experts_name
 from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
 V2_METHODS = ("greedy", "group_limited_greedy")
 V3_METHOD = "noaux_tc"
-NAMES = GGUFNames(
-    model=MIXTURE_NAMES.model,
-    layer={
-        **MIXTURE_NAMES.layer,
-        **LATENT_NAMES,
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    },
-    folded=frozenset({"attn_k_b", "attn_v_b"}),
-)
 MLP_TYPES: dict[str, MlpKind] = {"dense": "dense", "sparse": "sparse"}
 
 
@@ -143,34 +132,28 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 GGUF = "deepseek2"
-DEEPSEEK_V2 = Family(
-    name="DeepSeek V2",
-    model_types=("deepseek_v2",),
-    gguf_shared=(GGUF,),
-    read_config=read_v2,
-    tensors=mixture_tensors,
-    hub_name=hub_name,
-    gguf_names=NAMES,
-    builder=DECODER,
-)
 DEEPSEEK_V3 = Family(
     name="DeepSeek V3, Kimi K2",
     model_types=("deepseek_v3", "kimi_k2"),
     gguf_architectures=(GGUF,),
     read_config=read_v3,
     read_gguf=read_gguf,
-    tensors=mixture_tensors,
-    hub_name=hub_name,
-    gguf_names=NAMES,
-    builder=DECODER,
+    hub_name=shared_experts_name,
+    gguf_layer=LATENT_NAMES,
+    gguf_folded=frozenset({"attn_k_b", "attn_v_b"}),
 )
-GLM4_MOE_LITE = Family(
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3,
+    name="DeepSeek V2",
+    model_types=("deepseek_v2",),
+    gguf_architectures=(),
+    gguf_shared=(GGUF,),
+    read_config=read_v2,
+    read_gguf=None,
+)
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V2,
     name="GLM-4.7-Flash",
     model_types=("glm4_moe_lite",),
-    gguf_shared=(GGUF,),
     read_config=read_glm,
-    tensors=mixture_tensors,
-    hub_name=hub_name,
-    gguf_names=NAMES,
-    builder=DECODER,
 )

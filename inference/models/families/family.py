@@ -3,6 +3,9 @@ which tensors they must hold, which weights are quantised, and the builder of th
 
     config.json ─┐                    ┌─ tensors ─▶ preflight, quantising, splits
     GGUF keys ───┴─▶ ModelConfig ─────┴─ builder ─▶ the model, on torch operators
+
+A family declares the names of its layers once, as ``LayerNames``: its tensors and GGUF's names for
+them follow from those and from the config.
 """
 
 from __future__ import annotations
@@ -10,86 +13,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
 from inference.models.config import ModelConfig
+from inference.models.families.decoder_tensors import decoder_tensors
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.layer_names import LayerNames
+from inference.models.families.hub_config import Json
+from inference.models.families.roles import LayerNames, TensorRole
 
-Json = Mapping[str, Any]
-
-Role = Literal[
-    "embedding",
-    "norm",
-    "column",
-    "whole_column",
-    "row",
-    "row_bias",
-    "head",
-    "experts",
-    "router",
-    "up",
-    "conv",
-    "state",
-    "tower",
-]
-"""
-embedding, head   one row per token of the vocabulary; ranks split those rows
-column            (out_features, in_features); ranks split the outputs, and its bias with them
-whole_column      (out_features, in_features), and its bias; the same on every rank
-row               (out_features, in_features); ranks split the inputs and add up the results
-row_bias          (out_features,) of a row: one rank alone adds it
-experts           (num_experts, out_features, in_features); ranks split the experts
-up                what makes keys and values of latents, dense in memory; ranks split its heads
-norm, conv, state     small; those of heads are split with them, all others on every rank
-router, tower     the same on every rank
-"""
-
-SplitKind = Literal[
-    "heads", "kv_heads", "inner", "shared_inner", "experts", "key_heads", "channels", "vocabulary"
-]
-"""What ranks share out. ``inner``: features of an MLP; ``shared_inner``: of the expert that every
-row goes through; ``key_heads``: of Gated DeltaNet, with the value heads that belong to each;
-``channels``: of a short convolution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Neighbours along the axis that ranks split: ``count`` units of ``width`` features each."""
-
-    kind: SplitKind
-    count: int
-    width: int = 1
-
-    @property
-    def features(self) -> int:
-        return self.count * self.width
-
-
-MATRIX_ROLES: frozenset[Role] = frozenset({"column", "whole_column", "row", "experts"})
-"""Weights of projections: the ones worth quantising."""
-TABLE_ROLES: frozenset[Role] = frozenset({"embedding", "head"})
-
+DECODER = "inference.models.decoder:DecoderModel"
+MODEL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+"""Hugging Face's names by GGUF's, around the layers."""
+EXPERT_NAMES = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 Feature = Literal["prefix_reuse", "vision"]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRole:
-    """One tensor that a model computes with."""
-
-    name: str
-    """Hugging Face's, with ``.weight`` or ``.bias``."""
-    role: Role
-    shape: tuple[int, ...]
-    parts: tuple[str, ...] = ()
-    """Names of the tensors that files may hold instead: this one, cut along its first axis."""
-    sections: tuple[Section, ...] = ()
-    """What lies along the axis that ranks split: the last one of a row, else the first. None: the
-    tensor is the same on every rank."""
-    is_optional: bool = False
-    """Whether the model does without it where the files lack it."""
-    may_be_folded: bool = False
-    """Whether files may hold the numbers of a vector along two axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +49,8 @@ class GGUFNames:
     """Hugging Face's names by GGUF's, all without ``.weight`` and ``.bias``. A tensor whose name
     ends in neither stands here under its whole name."""
 
-    model: Mapping[str, str] = field(default_factory=dict)
-    layer: Mapping[str, str] = field(default_factory=dict)
+    model: Mapping[str, str]
+    layer: Mapping[str, str]
     """Names within a layer: after ``blk.N.`` and ``model.layers.N.``."""
     folded: frozenset[str] = frozenset()
     """The names of ``layer`` whose tensors have the heads' axis and their features' as one here."""
@@ -124,6 +76,28 @@ class GGUFNames:
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 
+def gguf_layer_names(names: LayerNames) -> dict[str, str]:
+    """Hugging Face's names within a layer by GGUF's. Files call the norm before the MLP
+    ``post_attention_norm`` as well, where there is none of what the mixer adds."""
+    qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) == 3 else ("attn_qkv",)
+    gate_up = ("ffn_gate", "ffn_up")[-len(names.gate_up) :]
+    named: dict[str, str | None] = {
+        "attn_norm": names.input_norm,
+        **dict(zip(qkv, names.qkv, strict=True)),
+        "attn_q_norm": names.query_norm,
+        "attn_k_norm": names.key_norm,
+        "attn_sinks.weight": names.sinks,
+        "attn_output": names.output,
+        "post_attention_norm": names.mixed_norm or names.mlp_norm,
+        "ffn_norm": names.mlp_norm,
+        **dict(zip(gate_up, names.gate_up, strict=True)),
+        "ffn_down": names.down,
+        "post_ffw_norm": names.mlp_added_norm,
+        **EXPERT_NAMES,
+    }
+    return {theirs: ours for theirs, ours in named.items() if ours is not None}
+
+
 def _own_name(name: str) -> str:
     return name
 
@@ -132,7 +106,7 @@ def _natural_order(name: str, config: ModelConfig) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
     name: str
     """The name for people, in docs and messages."""
@@ -147,20 +121,23 @@ class Family:
     family would compute wrongly."""
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
-    tensors: Callable[[ModelConfig], Iterable[TensorRole]]
-    """All that a model of this config computes with."""
     layer_names: LayerNames = field(default_factory=LayerNames)
     hub_name: Callable[[str], str] = _own_name
-    """What the model calls a tensor of a safetensors file."""
+    """Maps a name in a safetensors file to the model's."""
     has_transposed_experts: bool = False
     """Whether safetensors may stack experts with their inputs first."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Beginnings of names in safetensors files that the model does not compute with, and in words
-    what they are for."""
+    """Prefixes of names in safetensors files that the model does not compute with, and in words
+    their purpose."""
     predictor_name: Callable[[str, ModelConfig], str] | None = None
-    """What a tensor of a safetensors file, by its ``hub_name``, is called as part of what
-    ``families.predictor`` declares; ``None`` where the family knows no such layer."""
-    gguf_names: GGUFNames = field(default_factory=GGUFNames)
+    """Maps the ``hub_name`` of a tensor to a name of the layer of multi-token prediction (see
+    ``families.predictor``); ``None`` where the family knows no such layer."""
+    gguf_layer: Mapping[str, str] = field(default_factory=dict)
+    """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare."""
+    gguf_model: Mapping[str, str] = field(default_factory=dict)
+    """The same around the layers, beside ``MODEL_NAMES``."""
+    gguf_folded: frozenset[str] = frozenset()
+    """See ``GGUFNames``."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
     Face name; ``None`` where rows are in their natural order."""
@@ -173,6 +150,17 @@ class Family:
     """``module:name`` of a function ``ModelConfig -> ModelConfig`` that completes a config by
     inspecting transformers' module without its weights. Imported when a model is opened. Raises
     ``UnsupportedModuleError``. Empty: config.json is complete."""
-    builder: str
+    builder: str = DECODER
     """``module:name`` of what builds the model on torch operators, imported when one is built:
     ``(config, weights, context_tokens, kv_format) -> Model``."""
+
+    @cached_property
+    def gguf_names(self) -> GGUFNames:
+        layer = gguf_layer_names(self.layer_names) | dict(self.gguf_layer)
+        model = MODEL_NAMES | dict(self.gguf_model)
+        return GGUFNames(model=model, layer=layer, folded=self.gguf_folded)
+
+    def tensors(self, config: ModelConfig) -> Iterable[TensorRole]:
+        """All that a model of this config computes with; none of a module of transformers', which
+        alone knows its tensors' names."""
+        return () if self.uses_transformers else decoder_tensors(config, self.layer_names)

@@ -7,21 +7,11 @@ keys and values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from inference.models.config import Activation, ModelConfig
-from inference.models.families.decoder_tensors import (
-    ATTENTION_NAMES,
-    DECODER,
-    DECODER_NAMES,
-    MLP_NAMES,
-    MODEL_NAMES,
-    decoder_tensors,
-)
-from inference.models.families.family import Family, GGUFNames, TensorRole
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import (
     GGUFKeys,
     head_dim,
@@ -41,11 +31,10 @@ from inference.models.families.hub_config import (
     rope_by_kind,
     text_config,
 )
-from inference.models.families.layer_names import LayerNames
+from inference.models.families.roles import LayerNames
 from inference.models.families.siglip_tower import (
     GEMMA3_PROJECTOR,
     read_siglip_vision,
-    siglip_tensors,
     tower_hub_name,
 )
 from inference.models.families.tower import TOWER
@@ -56,16 +45,6 @@ NORMED_AROUND = LayerNames(
     mixed_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
     mlp_added_norm="post_feedforward_layernorm",
-)
-NAMES_AROUND = GGUFNames(
-    model=MODEL_NAMES,
-    layer=ATTENTION_NAMES
-    | MLP_NAMES
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
 )
 SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 """The last of so many layers sees the whole context, where the config does not list them."""
@@ -128,14 +107,8 @@ def read_gemma3(config: Json, generation: Json) -> ModelConfig:
 
 
 def gemma3_name(name: str) -> str:
-    """What the model calls a tensor of a safetensors file."""
+    """The ``Family.hub_name`` of Gemma 3."""
     return tower_hub_name(name) or hub_name(name)
-
-
-def gemma3_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from decoder_tensors(config, names=NORMED_AROUND)
-    if config.vision is not None:
-        yield from siglip_tensors(config.vision)
 
 
 def _common(config: Json) -> dict[str, Any]:
@@ -211,9 +184,6 @@ GEMMA = Family(
     gguf_architectures=("gemma",),
     read_config=read_gemma,
     read_gguf=read_gemma_gguf,
-    tensors=decoder_tensors,
-    gguf_names=DECODER_NAMES,
-    builder=DECODER,
 )
 GEMMA2 = Family(
     name="Gemma 2",
@@ -221,27 +191,20 @@ GEMMA2 = Family(
     gguf_architectures=("gemma2",),
     read_config=read_gemma2,
     read_gguf=read_gemma2_gguf,
-    tensors=partial(decoder_tensors, names=NORMED_AROUND),
     layer_names=NORMED_AROUND,
-    gguf_names=NAMES_AROUND,
-    builder=DECODER,
 )
 GEMMA3 = Family(
     name="Gemma 3",
     model_types=("gemma3_text", "gemma3"),
-    hub_name=gemma3_name,
-    left_out=GEMMA3_LEFT_OUT,
     gguf_architectures=("gemma3",),
     read_config=read_gemma3,
     read_gguf=read_gemma3_gguf,
-    tensors=gemma3_tensors,
     layer_names=NORMED_AROUND,
-    gguf_names=NAMES_AROUND,
+    hub_name=gemma3_name,
+    left_out=GEMMA3_LEFT_OUT,
     gguf_projectors=(GEMMA3_PROJECTOR,),
     features=frozenset({"prefix_reuse", "vision"}),
-    builder=DECODER,
 )
-
 
 GEMMA4_DEFAULTS: dict[str, Any] = {
     "model_type": "gemma4_text",

@@ -4,21 +4,11 @@ row: ``loading/safetensors/interleaved_experts.py`` cuts them up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import (
-    ATTENTION_NAMES,
-    DECODER,
-    MODEL_NAMES,
-    attention_tensors,
-    in_layer,
-    norm_tensors,
-    outer_tensors,
-)
-from inference.models.families.family import Family, GGUFNames, TensorRole
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
@@ -28,7 +18,7 @@ from inference.models.families.hub_config import (
     read_decoder,
     repeated,
 )
-from inference.models.families.mixture import EXPERT_NAMES, experts_of, sparse_tensors
+from inference.models.families.mixture import experts_of
 from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -39,15 +29,6 @@ ROUTING: dict[str, Any] = {
     "limit": 7.0,
 }
 """The routing of its experts; GGUF has no key for it."""
-NAMES = GGUFNames(
-    model=MODEL_NAMES,
-    layer=ATTENTION_NAMES
-    | {name: ours for name, ours in EXPERT_NAMES.items() if not name.endswith("shexp")}
-    | {
-        "attn_sinks.weight": "self_attn.sinks",
-        "post_attention_norm": "post_attention_layernorm",
-    },
-)
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -107,17 +88,6 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
     return replace(config, rope_scaling=replace(config.rope_scaling, truncates=False))
 
 
-def tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from outer_tensors(config)
-    for index in range(config.num_layers):
-        for tensor in (
-            *norm_tensors(config),
-            *attention_tensors(config),
-            *sparse_tensors(config),
-        ):
-            yield in_layer(index, tensor)
-
-
 def hub_name(name: str) -> str:
     return name.replace(".mlp.router.", ".mlp.gate.")
 
@@ -128,8 +98,5 @@ GPT_OSS = Family(
     gguf_architectures=("gpt-oss",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=tensors,
     hub_name=hub_name,
-    gguf_names=NAMES,
-    builder=DECODER,
 )

@@ -50,6 +50,20 @@ def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig
     return ModelConfig(**(common | declared))
 
 
+def read_llama(config: Json, generation: Json, **declared: Any) -> ModelConfig:
+    """Reads a decoder of llama's layers: SiLU, heads rotated whole, and biases by config.json's
+    common keys. Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    check_whole_rotary(config)
+    has_bias = bool(config.get("attention_bias", False))
+    biases = {
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
+        "mlp_bias": bool(config.get("mlp_bias", False)),
+    }
+    return read_decoder(config, generation, **biases | declared)
+
+
 def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
     """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample.
     Raises ``BadFileError``."""

@@ -9,33 +9,21 @@ from functools import partial
 from typing import Any
 
 from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
-from inference.models.families.family import Family, GGUFNames
-from inference.models.families.gguf_keys import (
-    GGUFKeys,
-    read_decoder_gguf,
-)
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
-    check_activation,
     optional_size,
     positive_integer,
-    read_decoder,
+    read_llama,
     rope_parameters,
     same_in_all_layers,
 )
-from inference.models.families.hub_config import check_whole_rotary as check_whole_rotary_hub
-from inference.models.families.layer_names import LayerNames
-from inference.models.families.mixture import (
-    MIXTURE_NAMES,
-    experts_of,
-    gguf_mixture,
-    mixture_tensors,
-)
+from inference.models.families.mixture import experts_of, read_mixture_gguf
+from inference.models.families.roles import LayerNames
 from inference.protocol.load_errors import BadFileError
 
 NAMES = LayerNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
-NORM_NAMES = {"attn_q_norm": NAMES.query_norm, "attn_k_norm": NAMES.key_norm}
 NOT_BUILT = {
     "use_cla": "layers that share keys and values",
     "use_mla": "latent attention",
@@ -43,11 +31,7 @@ NOT_BUILT = {
     "position_embedding_xdrope": "rotary embedding of several axes",
 }
 """Switches of config.json, and in words what each switches on."""
-
-
-def read_dense(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
-    return _read(config, generation)
+PER_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
 
 
 def read_moe(config: Json, generation: Json) -> ModelConfig:
@@ -65,26 +49,18 @@ def read_moe(config: Json, generation: Json) -> ModelConfig:
         gates_shared=False,
     )
     num_layers = positive_integer(config, "num_hidden_layers")
-    return _read(config, generation, experts=experts, mlps=("sparse",) * num_layers)
+    return read_config(config, generation, experts=experts, mlps=("sparse",) * num_layers)
 
 
-PER_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
-
-
-def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    check_activation(config, "silu", "swish")
-    check_whole_rotary_hub(config)
+def read_config(config: Json, generation: Json, **declared: Any) -> ModelConfig:
+    """Raises ``BadFileError``."""
     for key, words in NOT_BUILT.items():
         if config.get(key):
             raise BadFileError(f"{words} ({key}) are not supported in this architecture")
-    has_bias = bool(config.get("attention_bias", False))
     width = config.get("head_dim") or config.get("attention_head_dim")
-    return read_decoder(
+    return read_llama(
         {"rms_norm_eps": 1e-5, **config, "head_dim": width} | stretched(config, width),
         generation,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=bool(config.get("use_qk_norm", True)),
         is_qk_norm_after_rotation=True,
         **declared,
@@ -92,7 +68,7 @@ def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
 
 
 def stretched(config: Json, head_dim: int | None) -> dict[str, Any]:
-    """What replaces the rotary embedding of config.json: files call it ``dynamic`` and mean a base
+    """The replacement of config.json's rotary embedding: files call it ``dynamic`` and mean a base
     that ``alpha`` stretches, whatever a sequence's length. Empty where there is no such number."""
     rope = rope_parameters(config)
     alpha = rope.get("alpha")
@@ -108,17 +84,6 @@ def stretched(config: Json, head_dim: int | None) -> dict[str, Any]:
     return {"rope_scaling": None, "rope_parameters": {"rope_theta": base}}
 
 
-def read_dense_gguf(keys: GGUFKeys) -> ModelConfig:
-    """llama.cpp's converter has stretched the base. Raises ``BadFileError``."""
-    return read_decoder_gguf(keys, "hunyuan_v1_dense", is_qk_norm_after_rotation=True)
-
-
-def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
-    mixture = gguf_mixture(keys, normalizes=True)
-    return read_decoder_gguf(keys, "hunyuan_v1_moe", is_qk_norm_after_rotation=True, **mixture)
-
-
 def hub_name(name: str) -> str:
     return name.replace(".mlp.gate.wg.", ".mlp.gate.").replace(
         ".mlp.shared_mlp.", ".mlp.shared_expert."
@@ -129,22 +94,24 @@ HUNYUAN_DENSE = Family(
     name="Hunyuan",
     model_types=("hunyuan_v1_dense",),
     gguf_architectures=("hunyuan-dense",),
-    read_config=read_dense,
-    read_gguf=read_dense_gguf,
-    tensors=partial(decoder_tensors, names=NAMES),
+    read_config=read_config,
+    # llama.cpp's converter has stretched the base.
+    read_gguf=partial(
+        read_decoder_gguf, model_type="hunyuan_v1_dense", is_qk_norm_after_rotation=True
+    ),
     layer_names=NAMES,
-    gguf_names=GGUFNames(model=DECODER_NAMES.model, layer={**DECODER_NAMES.layer, **NORM_NAMES}),
-    builder=DECODER,
 )
 HUNYUAN_MOE = Family(
     name="Hunyuan (experts)",
     model_types=("hunyuan_v1_moe",),
     gguf_architectures=("hunyuan-moe",),
     read_config=read_moe,
-    read_gguf=read_moe_gguf,
-    tensors=partial(mixture_tensors, names=NAMES),
+    read_gguf=partial(
+        read_mixture_gguf,
+        model_type="hunyuan_v1_moe",
+        normalizes=True,
+        is_qk_norm_after_rotation=True,
+    ),
     layer_names=NAMES,
     hub_name=hub_name,
-    gguf_names=GGUFNames(model=MIXTURE_NAMES.model, layer={**MIXTURE_NAMES.layer, **NORM_NAMES}),
-    builder=DECODER,
 )

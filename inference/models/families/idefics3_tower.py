@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from inference.models.families.family import Json, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.hub_config import positive_integer
+from inference.models.families.hub_config import Json, positive_integer
 from inference.models.families.projector_keys import (
     NORM_EPS_KEY,
     check_activation,
@@ -18,6 +17,7 @@ from inference.models.families.projector_keys import (
     common_fields,
     vocabulary,
 )
+from inference.models.families.roles import TensorRole
 from inference.models.families.siglip_tower import encoder_tensors, siglip_name
 from inference.models.families.tower import (
     ACTIVATION,

@@ -1,59 +1,15 @@
-"""What families with multi-head latent attention share: their tensors, and how config.json declares
-the attention."""
+"""Reads what families with multi-head latent attention share in config.json and in GGUF's keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import column, row
-from inference.models.families.family import Section, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys, rope_scaling
 from inference.models.families.hub_config import Json, positive_integer, rope_parameters
 from inference.models.layers.configs import LatentConfig
 from inference.protocol.load_errors import BadFileError
-
-
-def latent_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of one layer's attention."""
-    shape, hidden, num_heads = config.latent, config.hidden_size, config.num_heads
-    assert shape is not None, "its layers are latent"
-    own, has_bias = "self_attn.", config.qkv_bias
-    queries = Section("heads", num_heads, shape.query_dim)
-    if shape.query_rank is None:
-        yield from column(f"{own}q_proj", hidden, queries)
-    else:
-        yield from _whole(f"{own}q_a_proj", shape.query_rank, hidden, has_bias=has_bias)
-        yield TensorRole(f"{own}q_a_layernorm.weight", "norm", (shape.query_rank,))
-        yield from column(f"{own}q_b_proj", shape.query_rank, queries)
-    compressed = f"{own}kv_a_proj_with_mqa"
-    yield from _whole(compressed, shape.cached_features, hidden, has_bias=has_bias)
-    yield TensorRole(f"{own}kv_a_layernorm.weight", "norm", (shape.kv_rank,))
-    for name, per_head, in_features in _up(shape):
-        heads = (Section("heads", num_heads, per_head),)
-        size = num_heads * per_head, in_features
-        yield TensorRole(f"{own}{name}.weight", "up", size, sections=heads)
-    values = Section("heads", num_heads, shape.value_dim)
-    yield from row(f"{own}o_proj", hidden, values, has_bias=config.output_bias)
-
-
-def _up(shape: LatentConfig) -> Iterator[tuple[str, int, int]]:
-    """What makes keys and values of latents: names, outputs of each head, and inputs."""
-    if shape.is_up_split:
-        yield "k_b_proj", shape.kv_rank, shape.plain_dim
-        yield "v_b_proj", shape.value_dim, shape.kv_rank
-    else:
-        yield "kv_b_proj", shape.up_features, shape.kv_rank
-
-
-def _whole(name: str, features: int, in_features: int, *, has_bias: bool) -> Iterator[TensorRole]:
-    """A projection that is the same on every rank."""
-    yield TensorRole(f"{name}.weight", "whole_column", (features, in_features))
-    if has_bias:
-        yield TensorRole(f"{name}.bias", "whole_column", (features,))
 
 
 def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:

@@ -4,18 +4,11 @@ of the mixture, the first layers are dense."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.families.decoder_tensors import (
-    DECODER,
-    MODEL_NAMES,
-    column,
-    row,
-)
-from inference.models.families.family import Family, GGUFNames, Section, TensorRole
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
@@ -23,13 +16,8 @@ from inference.models.families.hub_config import (
     read_decoder,
     rope_parameters,
 )
-from inference.models.families.layer_names import LayerNames
-from inference.models.families.mixture import (
-    EXPERT_NAMES,
-    experts_of,
-    gguf_mixture,
-    mixture_tensors,
-)
+from inference.models.families.mixture import experts_of, gguf_mixture
+from inference.models.families.roles import LayerNames
 from inference.models.layers.configs import ShortConvConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -45,27 +33,11 @@ NAMES = LayerNames(
     gate_up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
 )
-GGUF_NAMES = GGUFNames(
-    model={**MODEL_NAMES, "token_embd_norm": "model.norm"},
-    layer={
-        "attn_norm": "operator_norm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.out_proj",
-        "attn_q_norm": "self_attn.q_layernorm",
-        "attn_k_norm": "self_attn.k_layernorm",
-        "shortconv.in_proj": "conv.in_proj",
-        "shortconv.conv": "conv.conv",
-        "shortconv.out_proj": "conv.out_proj",
-        "ffn_norm": "ffn_norm",
-        "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3",
-        "ffn_down": "feed_forward.w2",
-        **EXPERT_NAMES,
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    },
-)
+GGUF_LAYER = {
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+}
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -168,22 +140,6 @@ def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
     )
 
 
-def tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from mixture_tensors(config, NAMES, _conv_tensors)
-
-
-def _conv_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    conv, hidden = config.short_conv, config.hidden_size
-    assert conv is not None
-    channels, has_bias = Section("channels", conv.channels), conv.has_bias
-    yield from column("conv.in_proj", hidden, *(channels,) * 3, has_bias=has_bias)
-    shape = conv.channels, 1, conv.kernel
-    yield TensorRole("conv.conv.weight", "conv", shape, sections=(channels,))
-    if has_bias:
-        yield TensorRole("conv.conv.bias", "conv", shape[:1], sections=(channels,))
-    yield from row("conv.out_proj", hidden, channels, has_bias=has_bias)
-
-
 EXPERT_PARTS = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 _OF_EXPERTS = re.compile(r"(.*)\.feed_forward\.(gate|experts|expert_bias)\b(.*)")
 
@@ -207,11 +163,10 @@ LFM2 = Family(
     gguf_architectures=("lfm2",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=tensors,
     layer_names=NAMES,
     hub_name=hub_name,
-    gguf_names=GGUF_NAMES,
-    builder=DECODER,
+    gguf_layer=GGUF_LAYER,
+    gguf_model={"token_embd_norm": "model.norm"},
 )
 LFM2_MOE = replace(
     LFM2,

@@ -1,54 +1,54 @@
-"""llama 1-3.x and smollm, mistral, qwen2 and qwen3: one decoder, with biases, norms of heads and a
-window where config.json declares them."""
+"""Decoders of llama's layers: llama 1-3.x and smollm, mistral, qwen2 and qwen3, Seed-OSS, ERNIE 4.5
+and SmolLM3; and Idefics3 and SmolVLM, a llama beside a vision tower.
+
+A family that differs from llama in nothing but its config needs its readers and a ``Family`` here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
-from inference.models.families.family import Family, TensorRole
-from inference.models.families.gguf_keys import (
-    GGUFKeys,
-    read_decoder_gguf,
-)
-from inference.models.families.hub_config import (
-    Json,
-    check_activation,
-    check_whole_rotary,
-    hub_name,
-    read_decoder,
-)
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
+from inference.models.families.hub_config import Json, hub_name, read_llama, repeated, text_config
 from inference.models.families.idefics3_tower import (
     IDEFICS3_PROJECTOR,
-    idefics3_tensors,
     idefics3_tower_name,
+    read_idefics3_vision,
 )
-from inference.models.families.mixture import gguf_mixture
+from inference.models.families.mixture import read_mixture_gguf
 from inference.models.families.pixtral_tower import (
     PIXTRAL_PROJECTOR,
     is_rotated,
-    pixtral_tensors,
     pixtral_tower_name,
 )
 from inference.models.families.tower import TOWER
 from inference.protocol.load_errors import BadFileError
 
+SMOLLM3_PERIOD = 4
+"""The last of so many layers rotates nothing, where config.json does not list them."""
+IDEFICS3_DEFAULTS: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+"""The values of keys that the text model's config leaves out."""
+
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
-    model_type = config["model_type"]
-    check_activation(config, "silu", "swish")
-    check_whole_rotary(config)
-    has_bias = bool(config.get("attention_bias", False))
-    return read_decoder(
+    model_type, has_bias = config["model_type"], bool(config.get("attention_bias", False))
+    return read_llama(
         config,
         generation,
         qkv_bias=has_bias or model_type == "qwen2",
-        output_bias=has_bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=model_type == "qwen3",
         sliding_window=_sliding_window(config),
     )
@@ -69,14 +69,10 @@ def _sliding_window(config: Json) -> int | None:
     return int(window)
 
 
-def read_gguf(model_type: str) -> Callable[[GGUFKeys], ModelConfig]:
-    return partial(_read_gguf, model_type)
-
-
-def _read_gguf(model_type: str, keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
+def read_gguf(keys: GGUFKeys, *, model_type: str) -> ModelConfig:
+    """Mixtral's files call themselves llama's. Raises ``BadFileError``."""
     if model_type == "llama" and keys.find("expert_count"):
-        return read_decoder_gguf(keys, "mixtral", **gguf_mixture(keys, normalizes=True))
+        return read_mixture_gguf(keys, model_type="mixtral", normalizes=True)
     return read_decoder_gguf(keys, model_type, sliding_window=keys.find("attention.sliding_window"))
 
 
@@ -89,49 +85,142 @@ def interleaved_heads(name: str, config: ModelConfig) -> int | None:
     return config.num_kv_heads if ".self_attn.k_proj." in name else None
 
 
-def _relative(model_type: str) -> Family:
-    return Family(
-        name=model_type,
-        model_types=(model_type,),
-        gguf_architectures=(model_type,),
-        read_config=read_config,
-        read_gguf=read_gguf(model_type),
-        tensors=decoder_tensors,
-        gguf_names=DECODER_NAMES,
-        builder=DECODER,
+def read_idefics3(config: Json, generation: Json) -> ModelConfig:
+    """The outer config declares whether embeddings are tied. Raises ``BadFileError``."""
+    text = text_config(config, IDEFICS3_DEFAULTS)
+    text["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
+    if (model_type := text["model_type"]) != "llama":
+        raise BadFileError(f"text_config has the architecture {model_type!r}, not a llama's")
+    vision = read_idefics3_vision(config, text)
+    return replace(read_config(text, generation), vision=vision)
+
+
+def read_seed_oss(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return read_llama(
+        {"head_dim": 128, **config},
+        generation,
+        qkv_bias=bool(config.get("attention_bias", True)),
+        output_bias=bool(config.get("attention_out_bias", False)),
     )
 
 
+def read_ernie(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    has_bias = bool(config.get("use_bias", False))
+    return read_llama(
+        {"head_dim": 128, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, **config},
+        generation,
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=has_bias,
+        is_rope_interleaved=True,
+    )
+
+
+def read_smollm3(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    if config.get("use_sliding_window"):
+        raise BadFileError("a sliding window on some of the layers is not supported")
+    num_layers = int(config["num_hidden_layers"])
+    mixers = _smollm3_mixers(
+        num_layers, int(config.get("no_rope_layer_interval") or SMOLLM3_PERIOD)
+    )
+    if is_rotated := config.get("no_rope_layers"):  # by what it holds: 1 where a layer has it
+        mixers = tuple("attention" if rotated else "unrotated" for rotated in is_rotated)
+    return read_llama(
+        {"rope_theta": 2_000_000.0, **config},
+        generation,
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        mixers=mixers[:num_layers],
+    )
+
+
+def read_smollm3_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    mixers = _smollm3_mixers(keys.integer("block_count"), SMOLLM3_PERIOD)
+    return read_decoder_gguf(keys, "smollm3", mixers=mixers)
+
+
+def _smollm3_mixers(num_layers: int, period: int) -> tuple[MixerKind, ...]:
+    return repeated(num_layers, period, others="attention", last="unrotated")
+
+
 def llama_name(name: str) -> str:
-    """What the model calls a tensor of a safetensors file, which may be Idefics3's."""
+    """The ``Family.hub_name`` of a llama, which may be Idefics3's."""
     return idefics3_tower_name(name) or hub_name(name)
 
 
-def llama_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from decoder_tensors(config)
-    if config.vision is not None:
-        of_tower = pixtral_tensors if config.vision.kind == "pixtral" else idefics3_tensors
-        yield from of_tower(config.vision)
-
-
 def mistral_name(name: str) -> str:
-    """What the model calls a tensor of a safetensors file, which may have Pixtral's tower."""
+    """The ``Family.hub_name`` of a mistral, which may have Pixtral's tower."""
     return pixtral_tower_name(name) or hub_name(name)
 
 
-LLAMA = replace(
-    _relative("llama"),
+LLAMA = Family(
+    name="llama",
+    model_types=("llama",),
+    gguf_architectures=("llama",),
+    read_config=read_config,
+    read_gguf=partial(read_gguf, model_type="llama"),
     hub_name=llama_name,
     left_out={TOWER: "images"},
-    tensors=llama_tensors,
     interleaved_heads=interleaved_heads,
     gguf_projectors=(IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR),
 )
-MISTRAL = replace(
-    _relative("mistral"),
+IDEFICS3 = replace(
+    LLAMA,
+    name="Idefics3, SmolVLM",
+    model_types=("idefics3", "smolvlm"),
+    gguf_architectures=(),
+    gguf_shared=("llama",),
+    read_config=read_idefics3,
+    read_gguf=None,
+    gguf_projectors=(IDEFICS3_PROJECTOR,),
+    features=frozenset({"prefix_reuse", "vision"}),
+)
+MISTRAL = Family(
+    name="mistral",
+    model_types=("mistral",),
+    gguf_architectures=("mistral",),
+    read_config=read_config,
+    read_gguf=partial(read_gguf, model_type="mistral"),
     hub_name=mistral_name,
     left_out={TOWER: "images"},
-    tensors=llama_tensors,
 )
-QWEN2 = _relative("qwen2")
-QWEN3 = _relative("qwen3")
+QWEN2 = Family(
+    name="qwen2",
+    model_types=("qwen2",),
+    gguf_architectures=("qwen2",),
+    read_config=read_config,
+    read_gguf=partial(read_gguf, model_type="qwen2"),
+)
+QWEN3 = Family(
+    name="qwen3",
+    model_types=("qwen3",),
+    gguf_architectures=("qwen3",),
+    read_config=read_config,
+    read_gguf=partial(read_gguf, model_type="qwen3"),
+)
+SEED_OSS = Family(
+    name="Seed-OSS",
+    model_types=("seed_oss",),
+    gguf_architectures=("seed_oss",),
+    read_config=read_seed_oss,
+    read_gguf=partial(read_decoder_gguf, model_type="seed_oss"),
+)
+ERNIE4_5 = Family(
+    name="ERNIE 4.5",
+    model_types=("ernie4_5",),
+    gguf_architectures=("ernie4_5",),
+    read_config=read_ernie,
+    read_gguf=partial(read_decoder_gguf, model_type="ernie4_5", is_rope_interleaved=True),
+)
+SMOLLM3 = Family(
+    name="SmolLM3",
+    model_types=("smollm3",),
+    gguf_architectures=("smollm3",),
+    read_config=read_smollm3,
+    read_gguf=read_smollm3_gguf,
+    interleaved_heads=interleaved_heads,
+)

@@ -8,27 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from inference.models.config import MixerKind, MlpKind, ModelConfig, QueryGrowth
-from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     LEFT_OUT,
     Json,
-    check_activation,
-    check_whole_rotary,
     optional_size,
     positive_integer,
-    read_decoder,
+    read_llama,
     repeated,
     text_config,
 )
 from inference.models.families.hub_config import hub_name as nested_name
-from inference.models.families.mixture import (
-    MIXTURE_NAMES,
-    experts_of,
-    gguf_mixture,
-    mixture_tensors,
-)
+from inference.models.families.mixture import experts_of, gguf_mixture
 from inference.protocol.load_errors import BadFileError
 
 NESTED_DEFAULTS: dict[str, Any] = {
@@ -58,8 +50,6 @@ either."""
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     text = {"rms_norm_eps": 1e-5, **text_config(config, NESTED_DEFAULTS)}
-    check_activation(text, "silu", "swish")
-    check_whole_rotary(text)
     num_layers = positive_integer(text, "num_hidden_layers")
     is_rotated = text.get("no_rope_layers")  # by what it holds: 1 where a layer has it
     period = optional_size(text, "no_rope_layer_interval", PERIOD)
@@ -67,19 +57,16 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     if is_rotated:
         mixers = tuple("chunked" if rotated else "unrotated" for rotated in is_rotated)
     _check_layer_types(text, mixers)
-    has_bias = bool(text.get("attention_bias", False))
     growth = None
     if text.get("attn_temperature_tuning", True):
         growth = _growth(
             float(text.get("attn_scale", GROWTH_BETA)),
             optional_size(text, "floor_scale", GROWTH_POSITIONS),
         )
-    return read_decoder(
+    return read_llama(
         {"rope_theta": 500_000.0, **text}
         | {"intermediate_size": positive_integer(text, "intermediate_size_mlp")},
         generation,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
         has_plain_qk_norm=bool(text.get("use_qk_norm", True)),
         is_rope_interleaved=True,
         mixers=mixers,
@@ -155,10 +142,7 @@ LLAMA4 = Family(
     gguf_architectures=("llama4",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=mixture_tensors,
     hub_name=hub_name,
     has_transposed_experts=True,
     left_out=LEFT_OUT,
-    gguf_names=MIXTURE_NAMES,
-    builder=DECODER,
 )

@@ -1,18 +1,13 @@
-"""What families with Mamba-2 layers share: their config keys and their tensors."""
+"""Reads what families with Mamba-2 layers share in config.json and in GGUF's keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from inference.models.config import ModelConfig
-from inference.models.families.family import TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
-from inference.models.families.layer_names import LayerNames
-from inference.models.families.mixture import mixture_tensors
 from inference.models.layers.configs import NEGATIVE_RATE, MambaConfig
 
 DEFAULTS = {
@@ -22,7 +17,7 @@ DEFAULTS = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
-GGUF_LAYER_NAMES = {
+MAMBA_LAYER = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
     "ssm_dt.bias": "mamba.dt_bias",
@@ -75,30 +70,3 @@ def read_mamba_gguf(keys: GGUFKeys) -> MambaConfig:
         has_bias=any(name.endswith(".ssm_in.bias") for name in keys.shapes),
         decay=NEGATIVE_RATE,
     )
-
-
-def mamba_hybrid_tensors(config: ModelConfig, names: LayerNames) -> Iterator[TensorRole]:
-    """The tensors of a decoder whose layers are Mamba-2 or attention, and then an MLP or a
-    mixture."""
-    yield from mixture_tensors(config, names, mamba_tensors)
-
-
-def mamba_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """Yields the tensors of a Mamba-2 layer. They are not divided among ranks: the norm is of many
-    heads together."""
-    mamba, hidden = config.mamba, config.hidden_size
-    assert mamba is not None
-    prefix, heads, channels = f"{mamba.prefix}.", (mamba.num_heads,), (mamba.conv_channels,)
-    projected = mamba.projected_features
-    yield TensorRole(f"{prefix}in_proj.weight", "column", (projected, hidden))
-    yield TensorRole(f"{prefix}out_proj.weight", "row", (hidden, mamba.features))
-    if mamba.has_bias:
-        yield TensorRole(f"{prefix}in_proj.bias", "column", (projected,))
-        yield TensorRole(f"{prefix}out_proj.bias", "row_bias", (hidden,))
-    yield TensorRole(f"{prefix}conv1d.weight", "conv", (*channels, 1, mamba.conv_kernel))
-    if mamba.has_conv_bias:
-        yield TensorRole(f"{prefix}conv1d.bias", "conv", channels)
-    # GGUF holds vectors of heads as columns, and the norm's numbers group by group.
-    for name in (mamba.decay, "dt_bias", "D"):
-        yield TensorRole(prefix + name, "state", heads, may_be_folded=True)
-    yield TensorRole(f"{prefix}norm.weight", "norm", (mamba.features,), may_be_folded=True)

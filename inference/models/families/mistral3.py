@@ -14,10 +14,8 @@ from inference.models.families.gguf_keys import (
 )
 from inference.models.families.hub_config import (
     Json,
-    check_activation,
-    check_whole_rotary,
     positive_integer,
-    read_decoder,
+    read_llama,
     rope_parameters,
     text_config,
 )
@@ -58,8 +56,6 @@ PIXTRAL_DEFAULTS: dict[str, Any] = {
 
 def read_ministral3(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_activation(config, "silu", "swish")
-    check_whole_rotary(config)
     if config.get("sliding_window") is not None:
         raise BadFileError("a sliding window of ministral3 is not supported")
     rope = rope_parameters(config)
@@ -67,7 +63,7 @@ def read_ministral3(config: Json, generation: Json) -> ModelConfig:
     if beta := rope.get("llama_4_scaling_beta"):
         positions = positive_integer(rope, "original_max_position_embeddings")
         growth = QueryGrowth(beta=float(beta), positions=positions)
-    return read_decoder(config, generation, query_growth=growth)
+    return read_llama(config, generation, query_growth=growth)
 
 
 def read_nested(config: Json, generation: Json) -> ModelConfig:

@@ -1,105 +1,15 @@
-"""What families with a mixture of experts share: their tensors, by Hugging Face's names and GGUF's,
-and how both kinds of files declare the experts.
-
-Hugging Face's files hold each expert by itself, GGUF holds a layer's in one tensor; both come out
-of ``loading/weights/expert_files.py`` one by one.
-"""
+"""Reads what families with a mixture of experts share in config.json and in GGUF's keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from inference.models.config import STATE_KINDS, MlpKind, ModelConfig
-from inference.models.families.decoder_tensors import (
-    DECODER_NAMES,
-    DEFAULT_NAMES,
-    attention_tensors,
-    column,
-    in_layer,
-    mlp_tensors,
-    norm_tensors,
-    outer_tensors,
-    row,
-)
-from inference.models.families.family import GGUFNames, Section, TensorRole
-from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.config import MlpKind, ModelConfig
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import Json, positive_integer
-from inference.models.families.latent import latent_tensors
-from inference.models.families.layer_names import LayerNames
 from inference.models.layers.configs import ExpertsConfig, Scoring
 from inference.protocol.load_errors import BadFileError
-
-EXPERT_NAMES = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-MIXTURE_NAMES = GGUFNames(model=DECODER_NAMES.model, layer={**DECODER_NAMES.layer, **EXPERT_NAMES})
-
-
-def mixture_tensors(
-    config: ModelConfig,
-    names: LayerNames = DEFAULT_NAMES,
-    state_tensors: Callable[[ModelConfig], Iterator[TensorRole]] | None = None,
-) -> Iterator[TensorRole]:
-    """The tensors of a decoder whose MLPs may be mixtures. ``state_tensors``: those of a layer that
-    keeps a state in the place of attention, where some do."""
-    yield from outer_tensors(config)
-    for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
-        yield from (in_layer(index, tensor) for tensor in norm_tensors(config, names))
-        if mixer == "latent":
-            of_mixer = latent_tensors(config)
-        elif mixer in STATE_KINDS and state_tensors is not None:
-            of_mixer = state_tensors(config)
-        else:
-            of_mixer = attention_tensors(config, names)
-        of_mlp = sparse_tensors(config) if mlp == "sparse" else mlp_tensors(config, names)
-        yield from (in_layer(index, tensor) for tensor in (*of_mixer, *of_mlp))
-
-
-def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of one layer's mixture."""
-    experts, hidden = config.experts, config.hidden_size
-    assert experts is not None, "its layers are sparse"
-    count, inner = experts.num_experts, experts.intermediate_size
-    all_experts = (Section("experts", count),)
-    yield TensorRole("mlp.gate.weight", "router", (count, hidden))
-    if experts.has_bias:
-        yield TensorRole("mlp.gate.bias", "router", (count,))
-    if experts.has_choice_bias:
-        bias = "mlp.gate.e_score_correction_bias"
-        yield TensorRole(bias, "router", (count,), may_be_folded=True)
-    for name, shape in (
-        ("gate_proj", (inner, hidden)),
-        ("up_proj", (inner, hidden)),
-        ("down_proj", (hidden, inner)),
-    ):
-        if name == "gate_proj" and not experts.is_gated:
-            continue
-        parts = tuple(f"mlp.experts.{index}.{name}.weight" for index in range(count))
-        weight = f"mlp.experts.{name}.weight"
-        yield TensorRole(weight, "experts", (count, *shape), parts, all_experts)
-        if experts.has_bias:
-            biases = tuple(part.replace(".weight", ".bias") for part in parts)
-            bias = f"mlp.experts.{name}.bias"
-            yield TensorRole(bias, "norm", (count, shape[0]), biases, all_experts)
-    if experts.shared_intermediate_size is None:
-        return
-    if experts.gates_shared:
-        yield TensorRole("mlp.shared_expert_gate.weight", "router", (1, hidden))
-    shared = Section("shared_inner", experts.shared_intermediate_size)
-    stacked = (shared,) * ((1 + experts.is_gated) // len(experts.shared_gate_up))
-    for name in experts.shared_gate_up:
-        yield from column(f"mlp.shared_expert.{name}", hidden, *stacked)
-    yield from row(f"mlp.shared_expert.{experts.shared_down}", hidden, shared)
 
 
 def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
@@ -124,6 +34,45 @@ def mlps_of(config: Json) -> tuple[MlpKind, ...]:
         "sparse" if index not in dense and (index + 1) % step == 0 else "dense"
         for index in range(positive_integer(config, "num_hidden_layers"))
     )
+
+
+def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
+    """Fields of ``ModelConfig``: which layers are sparse and what of, by the keys of DeepSeek's
+    kin. ``declared``: fields of ``ExpertsConfig`` that the family knows better. Raises
+    ``BadFileError``."""
+    inner = positive_integer(config, "moe_intermediate_size")
+    num_dense = int(config.get("first_k_dense_replace") or 0)
+    num_layers = positive_integer(config, "num_hidden_layers")
+    mlps: tuple[MlpKind, ...] = tuple(
+        "dense" if index < num_dense else "sparse" for index in range(num_layers)
+    )
+    common: dict[str, Any] = {
+        "num_experts": positive_integer(config, "n_routed_experts"),
+        "intermediate_size": inner,
+        "scoring": "sigmoid",
+        "normalizes": bool(config.get("norm_topk_prob")),
+        "shared_intermediate_size": inner * int(config.get("n_shared_experts") or 0) or None,
+        "gates_shared": False,
+        "has_choice_bias": True,
+        "weight_scale": float(config.get("routed_scaling_factor") or 1.0),
+        **groups_of(config),
+    }
+    experts = experts_of(config, **(common | declared))
+    return {"mlps": mlps, "experts": experts}
+
+
+def shared_experts_name(name: str) -> str:
+    """The ``Family.hub_name`` of files that call the expert that all rows go through several."""
+    return name.replace(".mlp.shared_experts.", ".mlp.shared_expert.")
+
+
+def read_mixture_gguf(
+    keys: GGUFKeys, *, model_type: str, normalizes: bool, **declared: Any
+) -> ModelConfig:
+    """``declared``: fields of ``ModelConfig`` that the family knows better than the common keys.
+    Raises ``BadFileError``."""
+    mixture = gguf_mixture(keys, normalizes=normalizes)
+    return read_decoder_gguf(keys, model_type, **mixture, **declared)
 
 
 def gguf_mixture(keys: GGUFKeys, *, normalizes: bool, **declared: Any) -> dict[str, Any]:

@@ -3,26 +3,17 @@ experts, and nothing else. Neither MLPs nor experts have gates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.families.decoder_tensors import (
-    DECODER,
-    attention_tensors,
-    in_layer,
-    mlp_tensors,
-    outer_tensors,
-)
-from inference.models.families.family import Family, TensorRole
+from inference.models.families.family import Family
 from inference.models.families.hub_config import (
     Json,
     check_activation,
     positive_integer,
     read_decoder,
 )
-from inference.models.families.layer_names import LayerNames
-from inference.models.families.mamba import mamba_tensors, step_limit
-from inference.models.families.mixture import experts_of, groups_of, sparse_tensors
+from inference.models.families.mamba import step_limit
+from inference.models.families.mixture import experts_of, groups_of
+from inference.models.families.roles import LayerNames
 from inference.models.layers.configs import ExpertsConfig, MambaConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -114,22 +105,6 @@ def _experts(config: Json) -> ExpertsConfig:
     )
 
 
-def tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from outer_tensors(config)
-    for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
-        yield in_layer(index, TensorRole("norm.weight", "norm", (config.hidden_size,)))
-        for tensor in _of_layer(config, mixer, mlp):
-            yield in_layer(index, tensor)
-
-
-def _of_layer(config: ModelConfig, mixer: MixerKind, mlp: MlpKind) -> Iterator[TensorRole]:
-    if mixer == "mamba":
-        return mamba_tensors(config)
-    if mixer != "none":
-        return attention_tensors(config, NAMES)
-    return sparse_tensors(config) if mlp == "sparse" else mlp_tensors(config, NAMES)
-
-
 def hub_name(name: str) -> str:
     """The tensor's name as other mixtures name their experts and other decoders their other
     tensors."""
@@ -149,9 +124,7 @@ NEMOTRON_H = Family(
     name="Nemotron-H",
     model_types=("nemotron_h",),
     read_config=read_config,
-    tensors=tensors,
     layer_names=NAMES,
     hub_name=hub_name,
     left_out={"mtp.": "multi-token prediction"},
-    builder=DECODER,
 )

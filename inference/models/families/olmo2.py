@@ -1,34 +1,25 @@
-"""OLMo 2 and 3: norms of what each part adds instead of what it reads, and of all heads together.
-In OLMo 3 most layers see a window, and their positions are not scaled."""
+"""OLMo 2 and 3, and EXAONE 4: norms of what each part adds instead of what it reads. OLMo's other
+norms are of all heads together, EXAONE's of each. In OLMo 3 most layers see a window, and their
+positions are not scaled. Where EXAONE has a window, the layers that see beyond it have no rotary
+embedding."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import (
-    ATTENTION_NAMES,
-    DECODER,
-    MLP_NAMES,
-    MODEL_NAMES,
-    decoder_tensors,
-)
-from inference.models.families.family import Family, GGUFNames
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
-    check_activation,
-    check_whole_rotary,
     kinds_of_layers,
     positive_integer,
-    read_decoder,
+    read_llama,
     repeated,
     rope_by_kind,
     rope_parameters,
 )
-from inference.models.families.layer_names import LayerNames
+from inference.models.families.roles import LayerNames
 
 NORMED_AFTER = LayerNames(
     input_norm=None,
@@ -37,13 +28,19 @@ NORMED_AFTER = LayerNames(
     mlp_added_norm="post_feedforward_layernorm",
 )
 PERIOD = 4
-"""The last of so many of OLMo 3's layers sees all, where its config does not list them."""
+"""The last of so many layers sees all, where the config does not list them."""
 OLMO3_THETA = 500_000.0
 
 
-def read_config(config: Json, generation: Json) -> ModelConfig:
+def read_config(config: Json, generation: Json, **declared: Any) -> ModelConfig:
     """Raises ``BadFileError``."""
-    return _read(config, generation)
+    return read_llama(
+        {"rms_norm_eps": 1e-5, **config},
+        generation,
+        qk_norm=True,
+        is_qk_norm_wide=True,
+        **declared,
+    )
 
 
 def read_olmo3(config: Json, generation: Json) -> ModelConfig:
@@ -51,27 +48,12 @@ def read_olmo3(config: Json, generation: Json) -> ModelConfig:
     config, local_theta = rope_by_kind({"rope_theta": OLMO3_THETA, **config})
     num_layers = positive_integer(config, "num_hidden_layers")
     theta = local_theta or rope_parameters(config)["rope_theta"] or OLMO3_THETA
-    return _read(
+    return read_config(
         config,
         generation,
         mixers=kinds_of_layers(config, repeated(num_layers, PERIOD)),
         sliding_window=config.get("sliding_window") or 4096,
         sliding_rope_theta=float(theta),
-    )
-
-
-def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    check_activation(config, "silu", "swish")
-    check_whole_rotary(config)
-    has_bias = bool(config.get("attention_bias", False))
-    return read_decoder(
-        {"rms_norm_eps": 1e-5, **config},
-        generation,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        qk_norm=True,
-        is_qk_norm_wide=True,
-        **declared,
     )
 
 
@@ -91,31 +73,52 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
     )
 
 
+def read_exaone4(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    num_layers = positive_integer(config, "num_hidden_layers")
+    period = config.get("sliding_window_pattern")
+    default = repeated(num_layers, period if isinstance(period, int) and period else PERIOD)
+    return read_llama(
+        {"rms_norm_eps": 1e-5, **config},
+        generation,
+        qk_norm=True,
+        **_exaone4_layers(config.get("sliding_window"), kinds_of_layers(config, default)),
+    )
+
+
+def read_exaone4_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    window, kinds = keys.find("attention.sliding_window"), windowed_layers(keys, PERIOD)
+    return read_decoder_gguf(keys, "exaone4", **_exaone4_layers(window, kinds))
+
+
+def _exaone4_layers(window: int | None, kinds: tuple[MixerKind, ...]) -> dict[str, Any]:
+    if window is None:
+        return {}
+    mixers = tuple("sliding" if kind == "sliding" else "unrotated" for kind in kinds)
+    return {"sliding_window": window, "mixers": mixers}
+
+
 OLMO2 = Family(
     name="OLMo 2",
     model_types=("olmo2",),
     gguf_architectures=("olmo2",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=partial(decoder_tensors, names=NORMED_AFTER),
     layer_names=NORMED_AFTER,
-    gguf_names=GGUFNames(
-        model=MODEL_NAMES,
-        layer=ATTENTION_NAMES
-        | MLP_NAMES
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
-    ),
-    builder=DECODER,
 )
-OLMO3 = replace(
-    OLMO2,
+OLMO3 = Family(
     name="OLMo 3",
     model_types=("olmo3",),
-    gguf_architectures=(),
     gguf_shared=("olmo2",),
     read_config=read_olmo3,
-    read_gguf=None,
+    layer_names=NORMED_AFTER,
+)
+EXAONE4 = Family(
+    name="EXAONE 4",
+    model_types=("exaone4",),
+    gguf_architectures=("exaone4",),
+    read_config=read_exaone4,
+    read_gguf=read_exaone4_gguf,
+    layer_names=NORMED_AFTER,
 )

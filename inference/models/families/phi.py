@@ -3,24 +3,12 @@ has it."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import (
-    ATTENTION_NAMES,
-    DECODER,
-    MLP_NAMES,
-    MODEL_NAMES,
-    decoder_tensors,
-)
-from inference.models.families.family import Family, GGUFNames
-from inference.models.families.gguf_keys import (
-    GGUFKeys,
-    read_decoder_gguf,
-)
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import Json, check_activation, read_decoder, rotary_dim
-from inference.models.families.layer_names import LayerNames
+from inference.models.families.roles import LayerNames
 from inference.protocol.load_errors import BadFileError
 
 FUSED = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -58,13 +46,5 @@ PHI3 = Family(
     gguf_architectures=("phi3",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=partial(decoder_tensors, names=FUSED),
     layer_names=FUSED,
-    gguf_names=GGUFNames(
-        model=MODEL_NAMES,
-        layer=ATTENTION_NAMES
-        | MLP_NAMES
-        | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    ),
-    builder=DECODER,
 )

@@ -8,9 +8,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, cast
 
-from inference.models.families.family import Json, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.hub_config import optional_size, positive_integer, rope_parameters
+from inference.models.families.hub_config import (
+    Json,
+    optional_size,
+    positive_integer,
+    rope_parameters,
+)
 from inference.models.families.projector_keys import (
     NORM_EPS_KEY,
     PATCHES,
@@ -19,6 +23,7 @@ from inference.models.families.projector_keys import (
     tensor_shape,
     vocabulary,
 )
+from inference.models.families.roles import TensorRole
 from inference.models.families.tower import (
     ROPE_THETA,
     TOWER,

@@ -12,18 +12,10 @@ model's own.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import replace
 
 from inference.models.config import MlpKind, ModelConfig
-from inference.models.families.decoder_tensors import (
-    attention_tensors,
-    in_layer,
-    mlp_tensors,
-    norm_tensors,
-)
-from inference.models.families.family import TensorRole
-from inference.models.families.mixture import sparse_tensors
 
 PREDICTOR = "mtp."
 PREDICTOR_TABLE = f"{PREDICTOR}embed_tokens"
@@ -83,16 +75,3 @@ def lone_layer(config: ModelConfig) -> ModelConfig:
     """A model of nothing but that layer."""
     mlp: MlpKind = "dense" if config.experts is None else "sparse"
     return replace(config, num_layers=1, mixers=("attention",), mlps=(mlp,), delta=None)
-
-
-def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    hidden = config.hidden_size
-    table = config.vocab_size, hidden
-    yield TensorRole(f"{PREDICTOR_TABLE}.weight", "embedding", table, is_optional=True)
-    yield TensorRole(f"{PREDICTOR_HEAD}.weight", "head", table, is_optional=True)
-    yield TensorRole(f"{PREDICTOR}fc.weight", "column", (hidden, 2 * hidden))
-    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        yield TensorRole(f"{PREDICTOR}{name}.weight", "norm", (hidden,))
-    of_mlp = mlp_tensors(config) if config.experts is None else sparse_tensors(config)
-    for tensor in (*norm_tensors(config), *attention_tensors(config), *of_mlp):
-        yield in_layer(config.num_layers, tensor)

@@ -1,36 +1,59 @@
-"""Qwen3.5: hybrids of Gated DeltaNet and gated attention, with a dense MLP or a mixture of experts.
+"""Qwen3.5 and Qwen3-Next: hybrids of Gated DeltaNet and attention with a gate on its output, with a
+dense MLP or a mixture of experts. Most layers are DeltaNet, every few are attention; a part of each
+head is rotated, and norms' weights are stored less one.
 
-Checkpoints nest the text model beside a vision tower: config.json has it under
+Qwen3.5's checkpoints nest the text model beside a vision tower: config.json has it under
 ``text_config``, and its tensors are called ``model.language_model.*``. A text's three rotary
-positions are all the same, so that interleaving them changes nothing.
+positions are all the same, so that interleaving them changes nothing. Qwen3-Next's projections go
+from key head to key head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import DECODER, MLP_NAMES
-from inference.models.families.family import Family, TensorRole
-from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.hub_config import Json, check_activation, read_decoder
-from inference.models.families.hybrid import (
-    gguf_fields,
-    gguf_names,
-    gguf_sparse_fields,
-    hybrid_fields,
-    hybrid_tensors,
-    sparse_fields,
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    positive_integer,
+    read_decoder,
+    rope_parameters,
 )
+from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of
 from inference.models.families.predictor import mtp_name
-from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
+from inference.models.families.tower import TOWER, VISION, read_vision
 from inference.models.families.tower_gguf import QWEN3_PROJECTOR
-from inference.models.layers.configs import DeltaNames
+from inference.models.layers.configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
+from inference.protocol.load_errors import BadFileError
 
-LEFT_OUT = {TOWER: VISION, "mtp.": "multi-token prediction"}
+DEFAULT_INTERVAL = 4
+"""Every fourth layer is attention, where no interval is declared."""
+DEFAULT_ROTARY_FACTOR = 0.25
+
+KINDS: Mapping[str, MixerKind] = {"linear_attention": "delta", "full_attention": "attention"}
+GGUF_LAYER = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": f"linear_attn.{NEGATIVE_RATE}",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+LEFT_OUT = {"mtp.": "multi-token prediction"}
 NESTED = "model.language_model."
+GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
+PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
+"""The names that llama.cpp's converter writes today: it takes the larger of the two apart."""
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -50,10 +73,74 @@ def read_moe_config(config: Json, generation: Json) -> ModelConfig:
     return read_decoder(text, generation, **fields, vision=read_vision(config, text))
 
 
-def tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from hybrid_tensors(config)
-    if config.vision is not None:
-        yield from tower_tensors(config.vision)
+def read_next(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu")
+    fields = hybrid_fields(config, GROUPED) | sparse_fields(config, normalizes=True)
+    return read_decoder(config, generation, **fields)
+
+
+def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
+    """The fields of ``ModelConfig`` that ``config``, of the text model, declares of all this.
+    Raises ``BadFileError``."""
+    has_bias = bool(config.get("attention_bias", False))
+    return {
+        "mixers": _mixers(config),
+        "delta": DeltaConfig(
+            num_key_heads=positive_integer(config, "linear_num_key_heads"),
+            num_value_heads=positive_integer(config, "linear_num_value_heads"),
+            key_head_dim=positive_integer(config, "linear_key_head_dim"),
+            value_head_dim=positive_integer(config, "linear_value_head_dim"),
+            conv_kernel=positive_integer(config, "linear_conv_kernel_dim"),
+            names=names,
+        ),
+        "norm": "rms_plus_one",
+        "rotary_dim": _rotary_dim(config),
+        "has_output_gate": True,
+        "qk_norm": True,
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
+    }
+
+
+def sparse_fields(config: Json, *, normalizes: bool) -> dict[str, Any]:
+    """The fields of hybrids with a mixture of experts beside one that all rows go through.
+    ``normalizes``: the default where config.json has none. Raises ``BadFileError``."""
+    return {
+        "experts": experts_of(
+            config,
+            normalizes=bool(config.get("norm_topk_prob", normalizes)),
+            shared_intermediate_size=positive_integer(config, "shared_expert_intermediate_size"),
+        ),
+        "mlps": mlps_of(config),
+        "intermediate_size": int(config.get("intermediate_size") or 0)
+        or positive_integer(config, "moe_intermediate_size"),
+    }
+
+
+def _mixers(config: Json) -> tuple[MixerKind, ...]:
+    num_layers = positive_integer(config, "num_hidden_layers")
+    declared = config.get("layer_types")
+    if declared is None:
+        return mixers_by_interval(
+            num_layers, int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
+        )
+    if len(declared) != num_layers or not set(declared) <= KINDS.keys():
+        known = ", ".join(KINDS)
+        raise BadFileError(f"layer_types is not {num_layers} times one of {known}")
+    return tuple(KINDS[kind] for kind in declared)
+
+
+def mixers_by_interval(num_layers: int, interval: int) -> tuple[MixerKind, ...]:
+    """The last of every ``interval`` layers is attention."""
+    return tuple("delta" if (index + 1) % interval else "attention" for index in range(num_layers))
+
+
+def _rotary_dim(config: Json) -> int:
+    factor = rope_parameters(config).get("partial_rotary_factor")
+    if factor is None:
+        factor = config.get("partial_rotary_factor", DEFAULT_ROTARY_FACTOR)
+    return int(positive_integer(config, "head_dim") * float(factor))
 
 
 def text_config(config: Json) -> dict[str, Any]:
@@ -83,20 +170,61 @@ def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
     return read_decoder_gguf(keys, "qwen3_5_moe", **fields, **sparse)
 
 
+def read_next_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    is_grouped = any(name.endswith(".ssm_in.weight") for name in keys.shapes)
+    names = GROUPED if is_grouped else PLAIN_QKVZ
+    fields = gguf_fields(keys, names, are_value_heads_tiled=False)
+    sparse = gguf_sparse_fields(keys, fields["num_layers"])
+    return read_decoder_gguf(keys, "qwen3_next", **fields, **sparse)
+
+
+def gguf_fields(
+    keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
+) -> dict[str, Any]:
+    """The same from a GGUF's keys. llama.cpp's converter has added the one to norms' weights, and
+    has put the negated rate of forgetting in place of its logarithm. Layers that predict further
+    tokens come last and are left out. Raises ``BadFileError``."""
+    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
+    num_value_heads = keys.integer("ssm.time_step_rank")
+    return {
+        "num_layers": num_layers,
+        "mixers": mixers_by_interval(
+            num_layers, keys.integer("full_attention_interval", DEFAULT_INTERVAL)
+        ),
+        "delta": DeltaConfig(
+            num_key_heads=keys.integer("ssm.group_count"),
+            num_value_heads=num_value_heads,
+            key_head_dim=keys.integer("ssm.state_size"),
+            value_head_dim=keys.integer("ssm.inner_size") // num_value_heads,
+            conv_kernel=keys.integer("ssm.conv_kernel"),
+            are_value_heads_tiled=are_value_heads_tiled,
+            names=replace(names, decay=NEGATIVE_RATE),
+        ),
+        "rotary_dim": keys.integer("rope.dimension_count"),
+        "has_output_gate": True,
+        "qk_norm": True,
+    }
+
+
+def gguf_sparse_fields(keys: GGUFKeys, num_layers: int) -> dict[str, Any]:
+    """The same from a GGUF's keys and tensors. Raises ``BadFileError``."""
+    fields = gguf_mixture(keys, normalizes=True)
+    return fields | {"mlps": fields["mlps"][:num_layers]}
+
+
 QWEN3_5 = Family(
     name="qwen3_5",
     model_types=("qwen3_5", "qwen3_5_text"),
     gguf_architectures=("qwen35",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=tensors,
     hub_name=hub_name,
-    left_out=LEFT_OUT,
+    left_out={TOWER: VISION, **LEFT_OUT},
     predictor_name=mtp_name,
-    gguf_names=gguf_names(MLP_NAMES),
+    gguf_layer=GGUF_LAYER,
     gguf_projectors=(QWEN3_PROJECTOR,),
     features=frozenset({"prefix_reuse", "vision"}),
-    builder=DECODER,
 )
 QWEN3_5_MOE = replace(
     QWEN3_5,
@@ -105,4 +233,14 @@ QWEN3_5_MOE = replace(
     gguf_architectures=("qwen35moe",),
     read_config=read_moe_config,
     read_gguf=read_moe_gguf,
+)
+QWEN3_NEXT = Family(
+    name="qwen3_next",
+    model_types=("qwen3_next",),
+    gguf_architectures=("qwen3next",),
+    read_config=read_next,
+    read_gguf=read_next_gguf,
+    left_out=LEFT_OUT,
+    predictor_name=mtp_name,
+    gguf_layer=GGUF_LAYER,
 )

@@ -1,4 +1,6 @@
-"""Every family that runs here. A new one is a file beside this one and a line in ``FAMILIES``."""
+"""Every family that runs here. A new one is a ``Family`` and a line in ``FAMILIES``. It stands in
+``llama.py`` where only its config differs from llama's, in ``mixtures.py`` where its MLPs are
+experts besides, else in a file of its own."""
 
 from __future__ import annotations
 
@@ -8,36 +10,39 @@ from difflib import get_close_matches
 from inference.models.config import ModelConfig
 from inference.models.families.cohere import COHERE, COHERE2
 from inference.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
-from inference.models.families.dots1 import DOTS1
-from inference.models.families.ernie_moe import ERNIE4_5_MOE
-from inference.models.families.exaone4 import EXAONE4
 from inference.models.families.family import Family
 from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA4
-from inference.models.families.glm import GLM, GLM4
-from inference.models.families.glm_moe import GLM4_MOE
+from inference.models.families.glm import GLM, GLM4, GLM4_MOE
 from inference.models.families.gpt_oss import GPT_OSS
-from inference.models.families.granite import GRANITE
-from inference.models.families.granite_hybrid import BAMBA, GRANITE4
+from inference.models.families.granite import BAMBA, GRANITE, GRANITE4
 from inference.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
-from inference.models.families.idefics3 import IDEFICS3
 from inference.models.families.lfm2 import LFM2, LFM2_MOE
-from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from inference.models.families.llama import (
+    ERNIE4_5,
+    IDEFICS3,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    SEED_OSS,
+    SMOLLM3,
+)
 from inference.models.families.llama4 import LLAMA4
-from inference.models.families.llama_kin import ERNIE4_5, SEED_OSS
-from inference.models.families.minimax_m2 import MINIMAX_M2
 from inference.models.families.mistral3 import MINISTRAL3, MISTRAL3, PIXTRAL
-from inference.models.families.mixtral import MIXTRAL
+from inference.models.families.mixtures import (
+    DOTS1,
+    ERNIE4_5_MOE,
+    MINIMAX_M2,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 from inference.models.families.nemotron_h import NEMOTRON_H
-from inference.models.families.olmo2 import OLMO2, OLMO3
-from inference.models.families.olmoe import OLMOE
+from inference.models.families.olmo2 import EXAONE4, OLMO2, OLMO3
 from inference.models.families.phi import PHI3
-from inference.models.families.qwen2_5_vl import QWEN2_5_VL
-from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
-from inference.models.families.qwen3_next import QWEN3_NEXT
-from inference.models.families.qwen3_vl import QWEN3_VL
-from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
-from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from inference.models.families.smollm3 import SMOLLM3
+from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from inference.models.families.qwen_vl import QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE
 from inference.models.families.starcoder2 import STARCODER2
 from inference.models.families.transformers_gguf import MODULES
 from inference.models.families.transformers_modules import TRANSFORMERS_CACHED, TRANSFORMERS_PAGED

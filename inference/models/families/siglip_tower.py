@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from inference.models.families.family import Json, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.hub_config import positive_integer
+from inference.models.families.hub_config import Json, positive_integer
 from inference.models.families.projector_keys import (
     check_computed,
     check_square,
@@ -22,6 +21,7 @@ from inference.models.families.projector_keys import (
     tensor_shape,
     vocabulary,
 )
+from inference.models.families.roles import TensorRole
 from inference.models.families.tower import (
     ACTIVATION,
     NORM_EPS,

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from inference.models.config import Activation, ModelConfig
-from inference.models.families.decoder_tensors import (
-    ATTENTION_NAMES,
-    DECODER,
-    MODEL_NAMES,
-    decoder_tensors,
-)
-from inference.models.families.family import Family, GGUFNames
+from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
@@ -20,7 +13,7 @@ from inference.models.families.hub_config import (
     check_whole_rotary,
     read_decoder,
 )
-from inference.models.families.layer_names import LayerNames
+from inference.models.families.roles import LayerNames
 
 UNGATED = LayerNames(gate_up=("mlp.c_fc",), down="mlp.c_proj")
 LAYERS: dict[str, Any] = {"norm": "layer", "has_norm_bias": True, "is_gated": False}
@@ -64,16 +57,5 @@ STARCODER2 = Family(
     gguf_architectures=("starcoder2",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=partial(decoder_tensors, names=UNGATED),
     layer_names=UNGATED,
-    gguf_names=GGUFNames(
-        model=MODEL_NAMES,
-        layer=ATTENTION_NAMES
-        | {
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
-    ),
-    builder=DECODER,
 )

@@ -7,8 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from inference.models.families.family import Json, TensorRole
-from inference.models.families.hub_config import check_activation, positive_integer, rope_parameters
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    positive_integer,
+    rope_parameters,
+)
+from inference.models.families.roles import TensorRole
 from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError
 

@@ -122,8 +122,6 @@ TRANSFORMERS_PAGED = Family(
     name="transformers' own modules",
     model_types=tuple(PAGED_TYPES),
     read_config=read_paged,
-    # Only transformers knows what its modules' tensors are called: they are missed at the load.
-    tensors=lambda config: (),
     hub_name=hub_name,
     left_out=LEFT_OUT,
     uses_transformers=True,
@@ -220,8 +218,6 @@ TRANSFORMERS_CACHED = Family(
     name="transformers' own modules with their own cache",
     model_types=(*CACHED_TYPES, *NESTED_TYPES),
     read_config=read_cached,
-    # Only transformers knows what its modules' tensors are called: they are missed at the load.
-    tensors=lambda config: (),
     hub_name=hub_name,
     left_out={**LEFT_OUT, "model.visual.": "images"},
     uses_transformers=True,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
-from inference.models.families.family import SplitKind, TensorRole
 from inference.models.families.registry import family_of
+from inference.models.families.roles import SplitKind, TensorRole
 
 MOST_RANKS = 64
 

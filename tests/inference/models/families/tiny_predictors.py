@@ -19,7 +19,7 @@ from transformers.models.glm4_moe import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.config import ModelConfig
-from inference.models.families.predictor import predictor_tensors
+from inference.models.families.decoder_tensors import predictor_tensors
 from inference.models.families.registry import family_of
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import SIZES

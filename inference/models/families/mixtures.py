@@ -1,0 +1,241 @@
+"""Decoders of llama's layers whose MLPs are mixtures of experts: mixtral, olmoe, qwen2_moe and
+qwen3_moe, dots.llm1, MiniMax-M2, and ERNIE 4.5 with experts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from inference.models.config import MlpKind, ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    kinds_of_layers,
+    positive_integer,
+    read_decoder,
+    read_llama,
+    rotary_dim,
+)
+from inference.models.families.llama import interleaved_heads
+from inference.models.families.mixture import (
+    experts_of,
+    mlps_of,
+    read_mixture_gguf,
+    routed_fields,
+    shared_experts_name,
+)
+from inference.protocol.load_errors import BadFileError
+
+ERNIE_STATICS = ("mlp.gate.moe_statics.", "mlp.moe_statics.")
+"""Prefixes of the bias that only chooses, in files of transformers 5, and before it."""
+MINIMAX_BIAS = "e_score_correction_bias"
+
+
+def read_mixtral(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    window = config.get("sliding_window")
+    inner = positive_integer(config, "intermediate_size")
+    return read_decoder(
+        config,
+        generation,
+        sliding_window=None if window is None else int(window),
+        experts=experts_of(config, intermediate_size=inner, normalizes=True),
+        mlps=("sparse",) * positive_integer(config, "num_hidden_layers"),
+    )
+
+
+def read_olmoe(config: Json, generation: Json) -> ModelConfig:
+    """Norms are of all heads of queries together, and of keys. Raises ``BadFileError``."""
+    if config.get("clip_qkv") is not None:
+        raise BadFileError("clip_qkv is not supported")
+    inner = positive_integer(config, "intermediate_size")
+    return read_llama(
+        config,
+        generation,
+        qk_norm=True,
+        is_qk_norm_wide=True,
+        experts=experts_of(config, intermediate_size=inner),
+        mlps=("sparse",) * positive_integer(config, "num_hidden_layers"),
+    )
+
+
+def read_qwen3_moe(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    _check_no_window(config)
+    return read_llama(
+        config, generation, qk_norm=True, experts=experts_of(config), mlps=mlps_of(config)
+    )
+
+
+def read_qwen2_moe(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    _check_no_window(config)
+    shared = positive_integer(config, "shared_expert_intermediate_size")
+    return read_llama(
+        config,
+        generation,
+        qkv_bias=bool(config.get("qkv_bias", True)),
+        output_bias=False,
+        experts=experts_of(config, shared_intermediate_size=shared),
+        mlps=mlps_of(config),
+    )
+
+
+def _check_no_window(config: Json) -> None:
+    if config.get("use_sliding_window"):
+        raise BadFileError("a sliding window on some of the layers is not supported")
+
+
+def read_dots1(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    if set(kinds_of_layers(config, default=())) - {"attention"}:
+        raise BadFileError("layers with a sliding window are not supported in this architecture")
+    return read_llama(config, generation, qk_norm=True, **routed_fields(config))
+
+
+def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
+    """Norms are of all heads of queries together, and of keys; a part of each head is rotated.
+    Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    has_norm, kind = config.get("use_qk_norm", True), config.get("qk_norm_type", "per_layer")
+    if not has_norm or kind != "per_layer":
+        raise BadFileError("queries and keys without a norm of all heads are not supported")
+    if config.get("shared_intermediate_size"):
+        raise BadFileError("a shared expert is not supported in this architecture")
+    return read_decoder(
+        config,
+        generation,
+        qk_norm=True,
+        is_qk_norm_wide=True,
+        rotary_dim=int(config.get("rotary_dim") or rotary_dim(config)),
+        experts=experts_of(
+            config,
+            intermediate_size=positive_integer(config, "intermediate_size"),
+            scoring="sigmoid",
+            normalizes=True,
+            has_choice_bias=True,
+        ),
+        mlps=("sparse",) * positive_integer(config, "num_hidden_layers"),
+    )
+
+
+def read_minimax_m2_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return read_mixture_gguf(
+        keys,
+        model_type="minimax_m2",
+        normalizes=True,
+        is_qk_norm_wide=True,
+        rotary_dim=rotary_dim_gguf(keys),
+    )
+
+
+def minimax_m2_name(name: str) -> str:
+    """Published files have the bias beside the router, whose own it is here."""
+    for block in (".block_sparse_moe.", ".mlp."):
+        name = name.replace(f"{block}{MINIMAX_BIAS}", f".mlp.gate.{MINIMAX_BIAS}")
+    return name
+
+
+def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
+    """Experts are chosen by a softmax over all and a bias that only chooses. Raises
+    ``BadFileError``."""
+    if config.get("use_bias"):
+        raise BadFileError("biases of every projection are not supported beside experts")
+    inner = positive_integer(config, "moe_intermediate_size")
+    num_shared = int(config.get("moe_num_shared_experts", 2) or 0)
+    return read_llama(
+        {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, **config},
+        generation,
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        is_rope_interleaved=True,
+        mlps=_ernie_mlps(config),
+        experts=experts_of(
+            {"num_experts_per_tok": config.get("moe_k"), **config},
+            num_experts=positive_integer(config, "moe_num_experts"),
+            intermediate_size=inner,
+            normalizes=True,
+            shared_intermediate_size=inner * num_shared or None,
+            gates_shared=False,
+            has_choice_bias=True,
+        ),
+    )
+
+
+def _ernie_mlps(config: Json) -> tuple[MlpKind, ...]:
+    num_layers = positive_integer(config, "num_hidden_layers")
+    first, last = (int(config.get(f"moe_layer_{end}_index", -1)) for end in ("start", "end"))
+    last = num_layers - 1 if last == -1 else last
+    interval = int(config.get("moe_layer_interval") or 1)
+    return tuple(
+        "sparse" if (index + 1) % interval == 0 and first <= index <= last else "dense"
+        for index in range(num_layers)
+    )
+
+
+def ernie_moe_name(name: str) -> str:
+    for start in ERNIE_STATICS:
+        name = name.replace(start, "mlp.gate.")
+    return shared_experts_name(name)
+
+
+MIXTRAL = Family(
+    name="mixtral",
+    model_types=("mixtral",),
+    gguf_shared=("llama",),
+    read_config=read_mixtral,
+    interleaved_heads=interleaved_heads,
+)
+OLMOE = Family(
+    name="olmoe",
+    model_types=("olmoe",),
+    gguf_architectures=("olmoe",),
+    read_config=read_olmoe,
+    read_gguf=partial(
+        read_mixture_gguf, model_type="olmoe", normalizes=False, is_qk_norm_wide=True
+    ),
+)
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    model_types=("qwen3_moe",),
+    gguf_architectures=("qwen3moe",),
+    read_config=read_qwen3_moe,
+    read_gguf=partial(read_mixture_gguf, model_type="qwen3_moe", normalizes=True),
+)
+QWEN2_MOE = Family(
+    name="qwen2_moe",
+    model_types=("qwen2_moe",),
+    gguf_architectures=("qwen2moe",),
+    read_config=read_qwen2_moe,
+    read_gguf=partial(read_mixture_gguf, model_type="qwen2_moe", normalizes=False),
+)
+DOTS1 = Family(
+    name="dots.llm1",
+    model_types=("dots1",),
+    gguf_architectures=("dots1",),
+    read_config=read_dots1,
+    read_gguf=partial(read_mixture_gguf, model_type="dots1", normalizes=False),
+    hub_name=shared_experts_name,
+)
+MINIMAX_M2 = Family(
+    name="MiniMax-M2",
+    model_types=("minimax_m2",),
+    gguf_architectures=("minimax-m2",),
+    read_config=read_minimax_m2,
+    read_gguf=read_minimax_m2_gguf,
+    hub_name=minimax_m2_name,
+)
+ERNIE4_5_MOE = Family(
+    name="ERNIE 4.5 (experts)",
+    model_types=("ernie4_5_moe",),
+    gguf_architectures=("ernie4_5-moe",),
+    read_config=read_ernie_moe,
+    read_gguf=partial(
+        read_mixture_gguf, model_type="ernie4_5_moe", normalizes=True, is_rope_interleaved=True
+    ),
+    hub_name=ernie_moe_name,
+    left_out={"model.mtp_": "multi-token prediction"},
+)
