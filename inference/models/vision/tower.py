@@ -1,5 +1,5 @@
-"""The tower of Qwen3-VL and Qwen3.5, and the positions of patches that all towers share: a learned
-grid stretched over them, and rotary angles by height and width.
+"""The tower of Qwen3-VL and Qwen3.5, and what all towers share: their blocks, and the positions of
+patches, which are a learned grid stretched over them, or rotary angles by height and width.
 
     patches ─▶ embedded + positions ─▶ block 0 ─▶ … ─▶ block n ─▶ merger ─▶ rows
                                          └──▶ deepstack merger ─▶ added after an early layer
@@ -14,15 +14,27 @@ one row of the decoder after each other. Bai et al. 2025, arXiv:2511.21631.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import (
+    gelu,
+    layer_norm,
+    linear,
+    rms_norm,
+    scaled_dot_product_attention,
+    silu,
+)
 
 from inference.models.families.tower import TOWER
 from inference.models.layers.rope import rotate
 from inference.models.vision_config import VisionConfig
 from inference.models.weights.weight_source import WeightSource
+
+EPS = 1e-6
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +102,6 @@ def rotary_angles(
     )
 
 
-EPS = 1e-6
-
-
 @dataclass(frozen=True, slots=True)
 class ImageEmbeddings:
     """The rows of an image, or a part of them, as a decoder takes them."""
@@ -131,17 +140,18 @@ class ImageEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A projection or a norm's scale, with its bias."""
+    """A projection, or a norm's scale: without a bias the norm has no mean."""
 
     weight: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
     eps: float = EPS
-    """What a norm adds to the variance."""
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            return rms_norm(x, self.weight.shape, self.weight, self.eps)
         return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -163,36 +173,89 @@ class Merger:
         return self.down.project(gelu(self.up.project(hidden)))
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of an image, within which patches attend to each other."""
+
+    members: torch.Tensor
+    """(num_windows, most_patches) int64: indices of patches, 0 where a window has fewer."""
+    is_there: torch.Tensor
+    """(num_windows, most_patches) bool: whether there is such a patch."""
+    places: torch.Tensor
+    """(num_patches,) int64: each patch's place among ``members``, flattened."""
+
+    @classmethod
+    def of(cls, grid: PatchGrid, side: int) -> Windows:
+        """``side``: of a window, in patches. Those at the lower and right edges are smaller."""
+        num_columns = -(-grid.width // side)
+        numbers = grid.rows // side * num_columns + grid.columns // side
+        counts = torch.bincount(numbers)
+        order = torch.argsort(numbers, stable=True)
+        most = int(counts.max())
+        first = torch.cumsum(counts, 0) - counts
+        inside = torch.arange(len(order), device=order.device) - first[numbers[order]]
+        flat = numbers[order] * most + inside
+        members = torch.zeros(len(counts) * most, dtype=torch.int64, device=order.device)
+        members[flat] = order
+        is_there = torch.zeros_like(members, dtype=torch.bool)
+        is_there[flat] = True
+        places = torch.empty_like(order)
+        places[order] = flat
+        return cls(members.view(-1, most), is_there.view(-1, most), places)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     attention_norm: Affine
     qkv: Affine
     output: Affine
     mlp_norm: Affine
+    gate: Affine | None
+    """Of MLPs that have gates."""
     up: Affine
     down: Affine
     num_heads: int
+    activation: Activation
 
     def __call__(
-        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None = None
+        self,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None = None,
+        windows: Windows | None = None,
     ) -> torch.Tensor:
-        """(num_patches, hidden_size); every patch of the image attends to every other. Without
-        ``angles`` nothing is rotated."""
-        num_patches = len(hidden)
+        """(num_patches, hidden_size); without ``windows`` every patch of the image attends to every
+        other. Without ``angles`` nothing is rotated."""
         qkv = self.qkv.project(self.attention_norm.norm(hidden))
-        queries, keys, values = qkv.view(num_patches, 3, self.num_heads, -1).unbind(1)
+        queries, keys, values = qkv.view(len(hidden), 3, self.num_heads, -1).unbind(1)
         if angles is not None:
             queries, keys = (
                 rotate(heads.float(), *angles).to(values.dtype) for heads in (queries, keys)
             )
+        attended = _attended(queries, keys, values, windows)
+        hidden = hidden + self.output.project(attended.flatten(1))
+        normed = self.mlp_norm.norm(hidden)
+        inner = self.up.project(normed)
+        if self.gate is None:
+            return hidden + self.down.project(self.activation(inner))
+        return hidden + self.down.project(self.activation(self.gate.project(normed)) * inner)
+
+
+def _attended(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: Windows | None
+) -> torch.Tensor:
+    """All (num_patches, num_heads, head_dim)."""
+    if windows is None:
         queries, keys, values = (
-            heads.transpose(0, 1).unsqueeze(0) for heads in (queries, keys, values)
+            one.transpose(0, 1).unsqueeze(0) for one in (queries, keys, values)
         )
-        attended = scaled_dot_product_attention(queries, keys, values)
-        attended = attended.squeeze(0).transpose(0, 1).reshape(num_patches, -1)
-        hidden = hidden + self.output.project(attended)
-        inner = gelu(self.up.project(self.mlp_norm.norm(hidden)), approximate="tanh")
-        return hidden + self.down.project(inner)
+        whole = scaled_dot_product_attention(queries, keys, values)
+        return whole.squeeze(0).transpose(0, 1)
+    queries, keys, values = (
+        one[windows.members].transpose(1, 2) for one in (queries, keys, values)
+    )
+    mask = windows.is_there[:, None, None, :]
+    found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return found.transpose(1, 2).flatten(0, 1)[windows.places]
 
 
 class VisionTower:
@@ -230,10 +293,10 @@ class VisionTower:
         return ImageEmbeddings(self._merger(hidden), tuple(deepstack))
 
 
-def affine(weights: WeightSource, name: str, eps: float = EPS) -> Affine:
+def affine(weights: WeightSource, name: str, eps: float = EPS, *, has_bias: bool = True) -> Affine:
     """Raises ``MissingTensorError``."""
-    weight, bias = (weights.tensor(f"{TOWER}{name}.{kind}") for kind in ("weight", "bias"))
-    return Affine(weight, bias, eps)
+    bias = weights.tensor(f"{TOWER}{name}.bias") if has_bias else None
+    return Affine(weights.tensor(f"{TOWER}{name}.weight"), bias, eps)
 
 
 def _merger(weights: WeightSource, prefix: str, *, merges_first: bool) -> Merger:
@@ -246,13 +309,25 @@ def _merger(weights: WeightSource, prefix: str, *, merges_first: bool) -> Merger
 
 
 def load_block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
-    """Raises ``MissingTensorError``."""
+    """Qwen2.5-VL's and Pixtral's norms have no mean, and their MLPs have gates; Pixtral's blocks
+    have no biases at all. Raises ``MissingTensorError``."""
+    is_gated, has_bias = config.kind in ("qwen2_5_vl", "pixtral"), config.kind != "pixtral"
+    is_silu = config.kind == "qwen2_5_vl" or config.activation == "silu"
+
+    def norm(name: str) -> Affine:
+        return affine(weights, prefix + name, config.norm_eps, has_bias=not is_gated)
+
+    def projection(name: str) -> Affine:
+        return affine(weights, prefix + name, has_bias=has_bias)
+
     return Block(
-        attention_norm=affine(weights, f"{prefix}norm1", config.norm_eps),
-        qkv=affine(weights, f"{prefix}attn.qkv"),
-        output=affine(weights, f"{prefix}attn.proj"),
-        mlp_norm=affine(weights, f"{prefix}norm2", config.norm_eps),
-        up=affine(weights, f"{prefix}mlp.linear_fc1"),
-        down=affine(weights, f"{prefix}mlp.linear_fc2"),
+        attention_norm=norm("norm1"),
+        qkv=projection("attn.qkv"),
+        output=projection("attn.proj"),
+        mlp_norm=norm("norm2"),
+        gate=projection("mlp.gate_proj") if is_gated else None,
+        up=projection("mlp.up_proj" if is_gated else "mlp.linear_fc1"),
+        down=projection("mlp.down_proj" if is_gated else "mlp.linear_fc2"),
         num_heads=config.num_heads,
+        activation=(silu if is_silu else gelu) if is_gated else partial(gelu, approximate="tanh"),
     )
