@@ -53,7 +53,7 @@ def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
 
 
 def planned_adapter_bytes(config: ModelConfig, bytes_per_number: int) -> int:
-    """What one adapter takes that changes all that adapters may change, at ``PLANNED_RANK``."""
+    """Bytes of an adapter that changes all that adapters may change, at ``PLANNED_RANK``."""
     features = sum(sum(shape) for shape in adaptable_shapes(config).values())
     return PLANNED_RANK * features * bytes_per_number
 
@@ -161,7 +161,7 @@ def _projection(
 
 
 class StepAdapters:
-    """Which rows of one step have which adapter.
+    """The adapters of one step's rows.
 
     Prompts' rows meet their adapter prompt by prompt. Rows that decode meet it one by one on a CPU,
     so that a row's sums do not depend on how many others there are; elsewhere together.
@@ -180,7 +180,7 @@ class StepAdapters:
         ]
 
     def add_to(self, y: torch.Tensor, projection: Phased, x: torch.Tensor) -> torch.Tensor:
-        """What the rows' adapters add to what ``projection`` gave of ``x``, in place."""
+        """Adds the rows' LoRA deltas to ``y``, the output of ``projection`` for ``x``, in place."""
         key = id(projection)
         for adapter, rows in self._groups:
             adapted = adapter.projections.get(key)

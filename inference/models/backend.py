@@ -1,5 +1,5 @@
-"""What the engine asks of whatever computes a model: torch's operators, captured steps on a card,
-the native decoder, transformers' modules, ranks.
+"""The interface between the engine and whatever computes a model: torch's operators, captured steps
+on a card, the native decoder, transformers' modules, ranks.
 
 Outside ``inference.models`` nothing asks which of them it is. What they differ in stands here.
 """
@@ -39,7 +39,7 @@ AnyDevice = torch.device | RemoteDevice
 
 
 def name_of(device: AnyDevice) -> str:
-    """What its own host calls it."""
+    """The device's name on its own host."""
     return str(device.device if isinstance(device, RemoteDevice) else device)
 
 
@@ -104,7 +104,7 @@ class Model(Protocol[KV]):
 
     @property
     def capture_in_words(self) -> str:
-        """What became of capturing steps; empty for a backend that captures none."""
+        """Whether steps are captured, in words; empty for a backend that captures none."""
         ...
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV:
@@ -115,7 +115,7 @@ class Model(Protocol[KV]):
     def cache_bytes(
         self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
     ) -> Mapping[AnyDevice, int]:
-        """What ``new_kv`` takes of each device that the model computes on; ``device`` is first."""
+        """Bytes of ``new_kv`` on each device that the model computes on; ``device`` is first."""
         ...
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
@@ -208,7 +208,7 @@ class _OnOneDevice(Protocol):
 
 
 class PlainBackend:
-    """What holds of a backend that captures no steps, samples nothing and holds nothing but
+    """Defaults of a backend that captures no steps, samples nothing and holds nothing but
     tensors."""
 
     tower: AnyTower | None = None

@@ -155,7 +155,7 @@ class ModelConfig:
     sliding_rope_theta: float | None = None
     """The base of ``sliding`` layers, where they have one of their own, and no scaling."""
     attention_scale: float | None = None
-    """What scores are multiplied with; ``None``: one over the root of ``head_dim``."""
+    """Multiplies scores; ``None``: one over the root of ``head_dim``."""
     query_growth: QueryGrowth | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
@@ -172,7 +172,7 @@ class ModelConfig:
     module_config: Mapping[str, Any] | None = None
     """config.json, of a model that transformers' own module computes."""
     module_cache: ModuleCache | None = None
-    """What that module's cache keeps, where it runs with one."""
+    """That module's cache, where it runs with one."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)

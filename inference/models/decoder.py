@@ -74,7 +74,7 @@ def load_dense_mlp(config: ModelConfig, weights: WeightSource, index: int) -> De
 
 
 class Mixer(Protocol):
-    """What lets a row see its sequence's earlier ones."""
+    """The part of a layer in which a row sees its sequence's earlier ones."""
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
         """(num_rows, hidden_size), normed -> what it adds, of the same shape. ``layer_cache`` is
@@ -102,7 +102,7 @@ MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {
     "dense": load_dense_mlp,
     "sparse": load_sparse_mlp,
 }
-"""What loads each kind, for a layer by its index."""
+"""Loads each kind, for a layer by its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,8 @@ class DecoderLayers(PlainBackend):
     def forward_rows(
         self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
     ) -> torch.Tensor:
-        """What the last layer gives for ``step.logit_rows``, (num_logits, hidden_size).
-        ``hidden`` (num_rows, hidden_size), on the device: what the layers before these gave."""
+        """The last layer's output for ``step.logit_rows``, (num_logits, hidden_size).
+        ``hidden`` (num_rows, hidden_size), on the device: the output of the layers before these."""
         assert hidden is not None, "there is no table of tokens"
         return self._rows_behind(Rows(hidden), DeviceStep.of(step, self.device), kv)
 
@@ -259,7 +259,6 @@ class DecoderModel(DecoderLayers):
         super().__init__(config, weights, context_tokens, kv_format)
         self._final_norm = load_norm(config, weights, "model.norm")
         self.tower = build_tower(config.vision, weights)
-        """What turns images into rows, where the model is given any."""
         self.head = (
             self.embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
@@ -354,7 +353,7 @@ def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:
 
 
 def finished(config: ModelConfig, logits: torch.Tensor) -> torch.Tensor:
-    """What the output head gave, float32, as the sampler takes it."""
+    """``logits`` of the output head, float32, as the sampler takes them."""
     if config.logit_multiplier != 1.0:
         logits = logits * config.logit_multiplier
     cap = config.logit_soft_cap

@@ -1,4 +1,4 @@
-"""What an embedding model, or one that scores pairs of texts, is beside its weights. Imports
+"""The shape of an embedding model, or of one that scores pairs of texts. Imports
 neither torch nor transformers."""
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Pooling = Literal["cls", "mean", "max", "last"]
-"""How the vectors of an input's tokens become one: the first token's, their mean, the largest value
+"""Makes one vector of those of an input's tokens: the first token's, their mean, the largest value
 of each dimension, or the last token's."""
 Activation = Literal["sigmoid", "identity"]
-"""What makes a score of the one number that a cross-encoder computes for a pair."""
+"""Makes a score of the one number that a cross-encoder computes for a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class EmbeddingConfig:
     is_matryoshka: bool = False
     """The model declares that the leading dimensions of its vectors are of use alone."""
     matryoshka_dimensions: tuple[int, ...] = ()
-    """How many, when it names them; empty: any number."""
+    """Their numbers, where it names them; empty: any number."""
     activation: Activation | None = None
-    """What a model that scores pairs ends in; ``None``: it makes vectors."""
+    """The end of a model that scores pairs; ``None``: it makes vectors."""
     separator_token_id: int | None = None
     """The separator between the texts of a pair, where the model has segment ids for them;
     ``None``: it has none."""

@@ -1,4 +1,4 @@
-"""What can go wrong when a model is built from opened weights.
+"""Errors of building a model from opened weights, and of its steps.
 
 ModelError
 ├── InvalidImageError           a file is no image, or not the one that was counted

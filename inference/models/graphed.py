@@ -36,7 +36,7 @@ ROW_FIELDS = ("token_ids", "positions", "slots", "state_reads", "state_writes")
 """The fields of ``StepInput`` with one number for each captured row; states count where a model has
 any."""
 SCRATCH_OF = {"slots": "scratch_slot", "state_writes": "scratch_state_slot"}
-"""Where rows that only fill a step up write to, as the storage names it."""
+"""The slots that padding rows write to, by the storage's names."""
 STATE_COPIES = 4
 """The copies of a row's state in a layer that keeps one: read, decayed, written, and one
 between."""
@@ -52,8 +52,8 @@ class Capture(Protocol):
 
 
 class DecodeBuffers:
-    """What captured steps read and write, ``max_rows`` long. Rows beyond a step's are at position 0
-    of any block, and write to the scratch block and the scratch state."""
+    """Inputs and outputs of captured steps, ``max_rows`` long. Rows beyond a step's are at position
+    0 of any block, and write to the scratch block and the scratch state."""
 
     def __init__(self, model: DecoderModel, kv: PagedKV, max_rows: int, num_columns: int) -> None:
         device, self._kv = model.device, kv
@@ -65,7 +65,7 @@ class DecodeBuffers:
         self.logits = torch.zeros((max_rows, model.config.vocab_size), device=device)
         hidden_size = model.config.hidden_size if model.config.has_predictor else 0
         self.hidden = torch.zeros((max_rows, hidden_size), dtype=model.dtype, device=device)
-        """What the output head read, of a model that a predictor follows."""
+        """The rows that the output head read, of a model that a predictor follows."""
 
     def first_rows(self, num_rows: int) -> DeviceStep:
         """Whose row is whose is read on the device, as lengths are: what the host knows are as many
@@ -166,7 +166,7 @@ class GraphedDecoder(PlainBackend):
 
     @property
     def decoder(self) -> DecoderModel:
-        """What computes steps that are not captured."""
+        """Computes steps that are not captured."""
         return self._model
 
     @property

@@ -23,7 +23,7 @@ from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource
 
 HEAD_ROWS = 8192
-"""How many rows of the output head are multiplied at a time."""
+"""Rows of the output head that are multiplied at a time."""
 
 
 @torch.inference_mode()
@@ -64,7 +64,7 @@ def prompt_logits(
 
 
 def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:
-    """What one layer's projections take, or the part of the head that is multiplied at a time."""
+    """Bytes of one layer's projections, or of the part of the head multiplied at a time."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     rows = heads * config.head_dim + 3 * config.intermediate_size
     head_rows = min(HEAD_ROWS, config.vocab_size)

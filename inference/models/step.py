@@ -1,4 +1,4 @@
-"""One forward pass: what all of its layers share.
+"""The parts of one forward pass that all of its layers share.
 
 Operators (of a model, once) ─▶ Step ─▶ rotation and attention of each kind of layer
 """
@@ -72,7 +72,7 @@ class Operators:
 
 
 class Step:
-    """What the layers of one step share, prepared when the first of them asks."""
+    """The masks, angles and adapters of one step, prepared when the first layer asks."""
 
     def __init__(self, operators: Operators, step: DeviceStep) -> None:
         self.input = step

@@ -40,7 +40,7 @@ NUM_LONE_STATES = 2
 
 @dataclass(frozen=True)
 class StepImages:
-    """What a step needs of images, where sequences with images take part in it."""
+    """The image rows of a step, where sequences with images take part in it."""
 
     rotary: torch.Tensor | None
     """(3, num_rows) rotary positions of each row: time, height and width. A text row's three are
@@ -98,10 +98,10 @@ class StepInput:
     state_writes: Ints | None = None
     """(num_seqs,) slots for those after it."""
     adapters: tuple[Any, ...] | None = None
-    """What ``prepare_adapter`` made for each sequence, ``None`` for those without; ``None``: no
+    """Each sequence's adapter of ``prepare_adapter``, ``None`` for those without; ``None``: no
     sequence has one."""
     unread_ids: torch.Tensor | None = None
-    """(num_unread,) int64: the first rows' tokens, which only the device knows so far.
+    """(num_unread,) int64: the first rows' tokens, which are only on the device so far.
     ``token_ids`` has any there."""
     images: StepImages | None = None
     """``None`` where no sequence has any: all rows are rotated by their positions."""
@@ -116,7 +116,7 @@ class StepInput:
 
     @property
     def num_decode_rows(self) -> int:
-        """How many rows, the first ones, are of sequences that decode."""
+        """The number of rows, the first ones, of sequences that decode."""
         return int(self.query_start[self.num_decodes])
 
     @property
@@ -279,7 +279,7 @@ class DeviceStep:
     ``block_table``, which are int32."""
 
     host: StepInput
-    """What the host knows of it without asking the device."""
+    """The same on the host, readable without waiting for the device."""
     token_ids: torch.Tensor
     """(num_rows,)"""
     positions: torch.Tensor

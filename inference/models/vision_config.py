@@ -30,16 +30,16 @@ idefics3      SigLIP over such a square, or tiles of that size, whose patches ar
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """What becomes of an image's place in a rendered prompt before it is tokenized."""
+    """The text of an image's place in a rendered prompt before it is tokenized."""
 
     placeholder: str
-    """What the chat template writes for an image."""
+    """The chat template's text for an image."""
     written: str
-    """What replaces it, with one ``image_token_id`` in it."""
+    """Replaces it, with one ``image_token_id`` in it."""
     part: str = ""
     row_break: str = ""
     parts_end: str = ""
-    """What replaces it where the image is divided: see ``VisionInput``."""
+    """These replace it where the image is divided: see ``VisionInput``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class VisionConfig:
     merge: int
     """The number of patches each way that become one row of the decoder."""
     temporal_patch: int
-    """How many frames a patch holds: an image is repeated."""
+    """The frames of a patch: an image is repeated."""
     min_pixels: int
     max_pixels: int
     """The processor scales an image to lie between these."""
@@ -90,7 +90,7 @@ class VisionConfig:
     merger_eps: float = 1e-6
     """The number added to the variance in the norm of ``pixtral``'s merger."""
     activation: Literal["gelu", "silu"] = "gelu"
-    """Of the gates of ``pixtral``'s MLPs."""
+    """The activation of the gates of ``pixtral``'s MLPs."""
     has_projector_bias: bool = False
     """Whether the projections of ``pixtral``'s projector have a bias."""
     has_norm_plus_one: bool = False

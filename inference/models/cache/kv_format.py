@@ -25,15 +25,16 @@ ELEMENT_BYTES: dict[KVFormat, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1
 SCALED_FORMATS: frozenset[KVFormat] = frozenset({"int8", "fp8"})
 SCALE_BYTES = 4
 GROUP_FEATURES = 64
-"""How many features of a head share four bytes of scales; the last group may be smaller."""
+"""The number of features of a head that share four bytes of scales; the last group may be
+smaller."""
 
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
-"""What the native decoder can; its own choice is ``native.build.automatic_kv_format``."""
+"""Formats of the native decoder; its own choice is ``native.build.automatic_kv_format``."""
 TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
     "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
     "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
 }
-"""What torch's operators can, by type of device; their own choice is what they compute in."""
+"""Formats of torch's operators by type of device; their own choice is the activations' dtype."""
 
 FP8_CAPABILITY = (8, 9)
 """The compute capability since which cards convert and multiply fp8 (e4m3): Triton compiles no
@@ -41,20 +42,20 @@ kernel that reads it for older ones."""
 
 
 def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
-    """What a card of this compute capability can keep, by attention and rotation in Triton's
+    """Formats on a card of this compute capability, by attention and rotation in Triton's
     kernels."""
     formats = TORCH_FORMATS["cuda"]
     return tuple(f for f in formats if f != "fp8" or capability >= FP8_CAPABILITY)
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
-    """What one token's keys and values take in all layers that have them."""
+    """Bytes of one token's keys and values in all layers that have them."""
     layers = cache_layout(config).attention_layers
     return sum(_layer_bytes(config, index, kv_format) for index in layers)
 
 
 def kv_bytes_of_layer(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
-    """What one token's keys and values take in one layer; 0 where it has none."""
+    """Bytes of one token's keys and values in one layer; 0 where it has none."""
     if index not in cache_layout(config).attention_layers:
         return 0
     return _layer_bytes(config, index, kv_format)
@@ -66,7 +67,7 @@ def _layer_bytes(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
 
 
 def _head_bytes(width: int, kv_format: KVFormat) -> int:
-    """What one head's key, or value, of a token takes; or a token's latent."""
+    """Bytes of one head's key, or value, of a token; or of a token's latent."""
     num_groups = -(-width // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
     return width * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES
 
@@ -82,7 +83,7 @@ def cache_bytes(
     block_tokens: int,
     num_state_slots: int = 0,
 ) -> int:
-    """What blocks, the scratch block and state slots take."""
+    """Bytes of blocks, the scratch block and state slots."""
     block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     state_bytes = cache_layout(config).state_bytes_per_slot
     return (num_blocks + 1) * block_bytes + num_state_slots * state_bytes
@@ -120,13 +121,13 @@ def choose_kv_format(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
     attention_layers: tuple[int, ...]
-    """Whose keys and values lie in blocks."""
+    """Layers whose keys and values lie in blocks."""
     state_layers: tuple[int, ...] = ()
-    """Who keep a state in a slot."""
+    """Layers that keep a state in a slot."""
     state: StateShape | None = None
     """The shape of each of those states."""
     module_state_bytes: int = 0
-    """What a slot takes where one of transformers' own modules keeps the states."""
+    """Bytes of a slot where one of transformers' own modules keeps the states."""
 
     @property
     def has_states(self) -> bool:
@@ -134,7 +135,7 @@ class CacheLayout:
 
     @property
     def state_bytes_per_slot(self) -> int:
-        """What the states of all layers take; 0 without recurrent ones."""
+        """Bytes of the states of all layers; 0 without recurrent ones."""
         if self.state is None:
             return self.module_state_bytes
         return len(self.state_layers) * state_bytes(self.state)

@@ -1,5 +1,5 @@
-"""What the cache of one of transformers' own modules keeps: of each token, which goes into blocks,
-and of each sequence, which goes into a state slot. Found by
+"""The cache of one of transformers' own modules: entries of each token, which go into blocks, and
+of each sequence, which go into a state slot. Detected by
 ``inference.models.transformers_backend.learning``.
 
 Imports no torch: memory is planned with it.
@@ -20,7 +20,7 @@ OWN = "own"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEntry:
-    """What a part of a layer keeps of each token: a key and a value, or a key alone."""
+    """A part of a layer's entry of each token: a key and a value, or a key alone."""
 
     layer: int
     part: str
@@ -51,13 +51,13 @@ class StateEntry:
     layer: int
     """0 for one that is the module's own."""
     kind: str
-    """What the layer calls it."""
+    """The layer's name for it."""
     index: int
     """Among several of the layer, or of the module's own."""
     shape: tuple[int, ...]
     """The shape of one sequence's state."""
     dtype: str | None
-    """What the module keeps it in, by torch's name; ``None`` for what it computes in."""
+    """The dtype that the module keeps it in, by torch's name; ``None``: the activations'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,5 +77,4 @@ class ModuleCache:
 
     @property
     def state_bytes(self) -> int:
-        """What one slot takes."""
         return STATE_ELEMENT_BYTES * sum(math.prod(entry.shape) for entry in self.states)

@@ -1,4 +1,4 @@
-"""What families share when they read a GGUF file's metadata.
+"""Reads what families share in a GGUF file's metadata.
 
 Keys and conventions: llama.cpp's gguf-py/gguf/constants.py. The file itself is read elsewhere: here
 it is its metadata, the shapes of its tensors, and the rotary divisors that it may hold.
@@ -52,7 +52,7 @@ class GGUFKeys:
     shapes: Mapping[str, tuple[int, ...]]
     """The shapes of its tensors, by GGUF name: row-major, as torch has them."""
     rope_divisors: Sequence[float] | None = None
-    """What ``ROPE_FREQUENCIES`` holds: one number for each frequency."""
+    """The numbers of ``ROPE_FREQUENCIES``, one for each frequency."""
 
     def find(self, key: str) -> int | None:
         """``None`` also for 0. Raises ``BadFileError``."""

@@ -51,7 +51,7 @@ _PROJECTION = "modality_projection.proj.weight"
 
 
 def idefics3_tower_name(name: str) -> str | None:
-    """What the model calls a tensor of the tower or its projector in a safetensors file; ``None``
+    """The model's name of a tensor of the tower or its projector in a safetensors file; ``None``
     for any other."""
     if match := _OF_PROJECTOR.fullmatch(name):
         return TOWER + ("merger.proj.weight" if match[1] == _PROJECTION else match[1])

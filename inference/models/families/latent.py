@@ -95,7 +95,7 @@ def gguf_latent_fields(keys: GGUFKeys, shape: LatentConfig, num_layers: int) -> 
 
 
 def _magnitude(rope: Json) -> float:
-    """What YaRN multiplies queries and keys with, those features too that are not rotated. Cosines
+    """YaRN's factor of queries and keys, those features too that are not rotated. Cosines
     and sines are left the rest of its rule: see ``hub_config.rope_scaling``."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     below = rope.get("mscale_all_dim")

@@ -65,7 +65,7 @@ _MERGING = "patch_merger.merging_layer.weight"
 
 
 def pixtral_tower_name(name: str) -> str | None:
-    """What the model calls a tensor of the tower or its projector in a safetensors file; ``None``
+    """The model's name of a tensor of the tower or its projector in a safetensors file; ``None``
     for any other."""
     if match := _OF_PROJECTOR.fullmatch(name):
         inner = match[1]

@@ -32,14 +32,14 @@ _NEXTN_NAMES = {
 
 
 def mtp_name(name: str, config: ModelConfig) -> str:
-    """What a tensor is called inside, of files whose names of all this begin with ``mtp.``."""
+    """The name inside of a tensor of files whose names of this layer begin with ``mtp.``."""
     if not name.startswith(_LAYER):
         return name
     return f"model.layers.{config.num_layers}.{name.removeprefix(_LAYER)}"
 
 
 def nextn_name(name: str, config: ModelConfig) -> str:
-    """The same of files that have it all among the tensors of a layer behind the model's own."""
+    """The same for files that have the tensors among those of a layer behind the model's own."""
     layer = f"model.layers.{config.num_layers}."
     stem, _, kind = name.removeprefix(layer).rpartition(".")
     if not name.startswith(layer) or stem not in _NEXTN_NAMES:

@@ -1,4 +1,4 @@
-"""What the towers of mmproj files share when their metadata are read. Keys and names:
+"""Reads what the towers of mmproj files share in their metadata. Keys and names:
 gguf-py/gguf/constants.py of llama.cpp."""
 
 from __future__ import annotations

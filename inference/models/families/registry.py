@@ -52,7 +52,7 @@ from inference.protocol.load_errors import UnknownArchitectureError
 NUM_NEAREST = 2
 LEAST_LIKENESS = 0.7
 MODELS_PAGE = "docs/models.md"
-"""Where a person finds every architecture that runs."""
+"""Lists every architecture that runs, for people."""
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,

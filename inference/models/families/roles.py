@@ -37,7 +37,7 @@ router, tower     the same on every rank
 SplitKind = Literal[
     "heads", "kv_heads", "inner", "shared_inner", "experts", "key_heads", "channels", "vocabulary"
 ]
-"""What ranks share out. ``inner``: features of an MLP; ``shared_inner``: of the expert that every
+"""Units that ranks share. ``inner``: features of an MLP; ``shared_inner``: of the expert that every
 row goes through; ``key_heads``: of Gated DeltaNet, with the value heads that belong to each;
 ``channels``: of a short convolution."""
 
@@ -71,8 +71,8 @@ class TensorRole:
     parts: tuple[str, ...] = ()
     """Names of the tensors that files may hold instead: this one, cut along its first axis."""
     sections: tuple[Section, ...] = ()
-    """What lies along the axis that ranks split: the last one of a row, else the first. None: the
-    tensor is the same on every rank."""
+    """The sections along the axis that ranks split: the last one of a row, else the first. None:
+    the tensor is the same on every rank."""
     is_optional: bool = False
     """Whether the model does without it where the files lack it."""
     may_be_folded: bool = False

@@ -73,7 +73,7 @@ _OF_BLOCK = re.compile(r"encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def tower_hub_name(name: str) -> str | None:
-    """What the model calls a tensor of the tower or its projector in a safetensors file; ``None``
+    """The model's name of a tensor of the tower or its projector in a safetensors file; ``None``
     for any other, and for SigLIP's head, which is not computed with."""
     if match := _OF_PROJECTOR.fullmatch(name):
         found = _PROJECTOR.get(match[1])
@@ -99,7 +99,7 @@ def siglip_name(name: str) -> str | None:
 
 
 def image_text(image_token: str) -> ImageText:
-    """``image_token``: what stands for each row of an image in the vocabulary."""
+    """``image_token``: the vocabulary's token for each row of an image."""
     start = "<start_of_image>"
     return ImageText(start, f"\n\n{start}{image_token}<end_of_image>\n\n")
 
@@ -204,8 +204,8 @@ _UNUSED = re.compile(r"<unused\d+>")
 
 
 def find_image_token(text: GGUFKeys) -> tuple[int, str] | None:
-    """What stands for each row of an image: converters may cut the vocabulary in front of its own
-    token, and then it is the last of the tokens that are kept for such uses."""
+    """The token for each row of an image, its id and its text: converters may cut the vocabulary in
+    front of its own token, and then it is the last of the tokens that are kept for such uses."""
     tokens = vocabulary(text)
     if IMAGE_TOKEN in tokens:
         return tokens.index(IMAGE_TOKEN), IMAGE_TOKEN

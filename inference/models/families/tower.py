@@ -19,7 +19,7 @@ from inference.protocol.load_errors import BadFileError
 
 TOWER = "model.visual."
 VISION = "vision"
-"""What the tower's tensors are for, in words."""
+"""The purpose of the tower's tensors, in words."""
 ACTIVATION = "gelu_pytorch_tanh"
 REQUIRED = frozenset(
     {

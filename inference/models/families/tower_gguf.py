@@ -120,7 +120,7 @@ _NUMBERED = re.compile(r"v\.(blk|deepstack)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def model_name(name: str, family: Family, config: ModelConfig) -> str | None:
-    """What the model calls a tensor of its GGUF files, an mmproj file among them; ``None`` for one
+    """The model's name of a tensor of its GGUF files, an mmproj file among them; ``None`` for one
     that it does not compute with."""
     if config.vision is not None and (found := tower_name(name, config.vision)) is not None:
         return found

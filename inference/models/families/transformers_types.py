@@ -1,5 +1,5 @@
-"""Which decoders transformers' own modules run here, and which they do not: each was tried against
-transformers' answers, in chunks, beside others, preempted and found again among prefixes."""
+"""Decoders that transformers' own modules run here, and those that they do not: each was tried
+against transformers' answers, in chunks, beside others, preempted and reused as a prefix."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ NESTED_TYPES: dict[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "qwen4_exp": "qwen4_exp_text",
 }
-"""What nests one of those beside towers -> the text model."""
+"""A model that nests one of those beside towers -> its text model."""
 ROW_BY_ROW_TYPES: frozenset[str] = frozenset(
     {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}
 )

@@ -1,1 +1,1 @@
-"""What a layer is made of, on torch's operators: attention, MLP, experts, norms, projections."""
+"""The parts of a layer, on torch's operators: attention, MLP, experts, norms, projections."""

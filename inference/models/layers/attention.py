@@ -17,8 +17,8 @@ from inference.models.cache.paged_kv import LayerKV
 from inference.models.step_input import DeviceStep, Ints, Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2
-"""How much of keys and values a decode step copies out of their blocks at once; a single row's
-context may be more."""
+"""The most bytes of keys and values that a decode step copies out of their blocks at once; a single
+row's context may be more."""
 MOST_PARTS = 32
 """The most parts of a decode row's context that a kernel computes side by side: a power of two."""
 
@@ -155,7 +155,7 @@ def decode_blocks(step: DeviceStep) -> torch.Tensor:
 
 
 def gathered_bytes(layer_kv: LayerKV) -> int:
-    """What gathering takes for each token: codes are there as such, as float32, and multiplied."""
+    """Bytes of gathering each token: codes are there as such, as float32, and multiplied."""
     numbers = layer_kv.entries[0].numel()
     return numbers * (layer_kv.entries.itemsize if layer_kv.scales is None else 9)
 

@@ -32,14 +32,14 @@ class ExpertsConfig:
     shared_down: str = "down_proj"
     """The names of that expert's projections, gates first."""
     has_choice_bias: bool = False
-    """Whether a number of each expert is added to its score where the best are chosen, and not
-    where they are weighed; of sigmoids, or of the softmax over all."""
+    """Whether a bias of each expert is added to its score where the best are chosen, and not where
+    they are weighed; of sigmoids, or of the softmax over all."""
     num_groups: int = 1
     """Neighbouring experts are a group, all groups of one size. Where there are several, a row's
     experts are of its best groups alone, by their scores with the number that is added."""
     groups_per_token: int = 1
     group_experts: int = 2
-    """How many experts decide what a group is worth: the best of them, added up."""
+    """The number of best experts whose sum is a group's worth."""
     weight_scale: float = 1.0
     """Multiplies the weights of a token's experts."""
     weighs_inputs: bool = False
@@ -89,7 +89,7 @@ class LatentConfig:
 
     @property
     def cached_features(self) -> int:
-        """How many features of a token are kept for all heads together."""
+        """Features that are kept of a token for all heads together."""
         return self.kv_rank + self.rotary_dim
 
     @property
@@ -160,8 +160,7 @@ class DeltaNames:
     qkvz: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
     ba: tuple[str, ...] = ("in_proj_b", "in_proj_a")
     decay: str = "A_log"
-    """How fast each head forgets: the logarithm of the rate, or the negated rate itself, which is
-    called ``NEGATIVE_RATE`` here."""
+    """The tensor of each head's decay: the logarithm of the rate, or ``NEGATIVE_RATE``."""
 
     @property
     def is_qkvz_grouped(self) -> bool:
@@ -216,7 +215,7 @@ class MambaConfig:
     num_heads: int
     head_dim: int
     num_groups: int
-    """Heads of a group share what writes to their states and what reads them."""
+    """Heads of a group share keys and queries."""
     state_size: int
     """Features that a head keeps of each of its own."""
     conv_kernel: int
@@ -237,12 +236,12 @@ class MambaConfig:
 
     @property
     def group_features(self) -> int:
-        """The width of the writes, or the reads, of the states of all groups."""
+        """The width of the keys, or the queries, of all groups."""
         return self.num_groups * self.state_size
 
     @property
     def conv_channels(self) -> int:
-        """Values, what writes and what reads, side by side."""
+        """Values, keys and queries, side by side."""
         return self.features + 2 * self.group_features
 
     @property

@@ -24,15 +24,15 @@ import torch
 from torch.nn.functional import pad, softplus
 
 CHUNK_TOKENS = 64
-"""How many tokens one triangular system holds."""
+"""Tokens of one triangular system."""
 NORM_EPSILON = 1e-6
 """Added to the squared norm that queries and keys are divided by."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What a layer's tokens bring, float32. The first axis are tokens: of one sequence, in order,
-    or one of each sequence."""
+    """A layer's inputs of its tokens, float32. The first axis are tokens: of one sequence, in
+    order, or one of each sequence."""
 
     queries: torch.Tensor
     """(num_tokens, key_heads, key_dim), normalised and scaled."""

@@ -251,7 +251,7 @@ class GroupedExperts:
     prefill = decode
 
     def _outputs(self, x: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
-        """What each entry's expert gives, weighted."""
+        """The weighted output of each entry's expert."""
         ends, weights = sorted_rows.ends, sorted_rows.weights
         inner = self._gate_up(x, ends, sorted_rows.rows)
         if self._weighs_inputs:  # the product is linear
@@ -266,7 +266,8 @@ class GroupedExperts:
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """What every row goes through. ``gate`` (1, hidden), or ``None`` where nothing weighs it."""
+    """The expert that every row goes through. ``gate`` (1, hidden), or ``None`` where nothing
+    weighs it."""
 
     expert: GatedExpert
     gate: torch.Tensor | None
@@ -322,7 +323,7 @@ class SparseMlp:
 
 
 class HeldExperts:
-    """``experts``: what computes those that are held, and leaves out entries beyond the last."""
+    """``experts`` computes those that are held, and leaves out entries beyond the last."""
 
     def __init__(self, experts: Experts, held: tuple[int, int]) -> None:
         self._experts = experts

@@ -102,7 +102,8 @@ def has_fp8(device: torch.device) -> bool:
 
 
 def as_grouped(stored: PackedWeight) -> GroupedWeight | None:
-    """What the kernels here can hold: 4 bits with minimums, or up to 8 without; else ``None``."""
+    """The weight as the kernels here hold it: 4 bits with minimums, or up to 8 without; else
+    ``None``."""
     if isinstance(stored, SuperBlockWeight):
         return stored.grouped() if stored.bits == 4 else None
     if isinstance(stored, CodebookWeight):

@@ -34,7 +34,7 @@ from inference.models.step_input import DeviceStep, Query, num_blocks
 
 
 class LatentWeights(Protocol):
-    """What a layer has of its own between its projections."""
+    """A layer's own weights between its projections."""
 
     @property
     def latent_norm(self) -> torch.Tensor:
@@ -43,13 +43,13 @@ class LatentWeights(Protocol):
 
     @property
     def up(self) -> torch.Tensor:
-        """(heads, plain_dim + value_dim, kv_rank): what makes a head's plain key and its value of a
-        latent."""
+        """(heads, plain_dim + value_dim, kv_rank): projects a latent to a head's plain key and its
+        value."""
         ...
 
 
 class LatentAttention:
-    """What all latent layers of a model share."""
+    """The part of attention that all latent layers of a model share."""
 
     def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
         """``dtype`` is the activations'."""

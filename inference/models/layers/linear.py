@@ -141,7 +141,7 @@ def chosen_here(decide: Callable[[], bool]) -> bool:
 
 
 class LinearFactory:
-    """Packs stored weights for one device, and remembers in words what became of them."""
+    """Packs stored weights for one device, and describes the kernel of each in words."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class LinearFactory:
         """The choice of a kernel for packed weights, where the device has one: ``True`` for
         ours."""
         self.copied_bytes = 0
-        """What the bfloat16 copies made so far take."""
+        """Bytes of the bfloat16 copies made so far."""
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
         """The projection, and what it runs on. ``prefills=False`` for an output head, which only

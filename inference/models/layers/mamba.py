@@ -43,7 +43,7 @@ from inference.models.weights.weight_source import Linear, WeightSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaVectors:
-    """What a layer has beside its projections."""
+    """A layer's weights beside its projections."""
 
     shape: MambaConfig
     conv_weight: torch.Tensor
@@ -95,7 +95,7 @@ class MambaMixer:
         return read + self._skipped(values), LayerState(conv, recurrent)
 
     def _inputs(self, mixed: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, ScanInputs]:
-        """Values, (num_rows, heads, head_dim), and what the scan takes."""
+        """Values, (num_rows, heads, head_dim), and the scan's inputs."""
         vectors, shape = self.vectors, self.vectors.shape
         if vectors.conv_bias is not None:
             mixed = mixed + vectors.conv_bias
@@ -146,15 +146,15 @@ def load_mamba_vectors(config: ModelConfig, weights: WeightSource, index: int) -
 
 @dataclass(frozen=True, slots=True)
 class ScanInputs:
-    """What a layer's tokens bring, float32. The first axis are tokens: of one sequence, in order,
-    or one of each sequence."""
+    """A layer's inputs of its tokens, float32. The first axis are tokens: of one sequence, in
+    order, or one of each sequence."""
 
     values: torch.Tensor
     """(num_tokens, heads, head_dim), times their steps."""
     keys: torch.Tensor
-    """(num_tokens, groups, state_size): what writes."""
+    """(num_tokens, groups, state_size)"""
     queries: torch.Tensor
-    """(num_tokens, groups, state_size): what reads."""
+    """(num_tokens, groups, state_size)"""
     log_decay: torch.Tensor
     """(num_tokens, heads), at most 0."""
 

@@ -67,7 +67,7 @@ def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Norm:
 def head_norm_weights(
     config: ModelConfig, weights: WeightSource, index: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What the norms of a layer's queries and keys multiply with; ``None`` where it has none."""
+    """Weights of the norms of a layer's queries and keys; ``None`` where it has none."""
     names = family_of(config).layer_names
     if config.has_plain_qk_norm and config.mixer_kinds[index] != "unrotated":
         ones = torch.ones(config.head_dim, dtype=weights.activation_dtype, device=weights.device)
@@ -82,7 +82,7 @@ def head_norm_weights(
 
 
 def rms_weight(config: ModelConfig, weights: WeightSource, name: str) -> torch.Tensor:
-    """What an RMS norm of this name multiplies with."""
+    """The factor of the RMS norm of this name."""
     weight = weights.tensor(f"{name}.weight")
     return weight + 1 if config.norm == "rms_plus_one" else weight
 

@@ -102,7 +102,7 @@ def rope_table(
 def growth_table(
     config: ModelConfig, num_positions: int, device: torch.device
 ) -> torch.Tensor | None:
-    """What the queries of each position are multiplied by: (num_positions,) float32; ``None``
+    """Factors of the queries of each position: (num_positions,) float32; ``None``
     where they do not grow."""
     growth = config.query_growth
     if growth is None:

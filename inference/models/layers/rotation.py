@@ -17,7 +17,7 @@ from inference.models.step_input import DeviceStep
 
 
 class AttentionWeights(Protocol):
-    """What a layer has of its own between its projections."""
+    """A layer's own weights between its projections."""
 
     @property
     def query_norm(self) -> torch.Tensor | None: ...
@@ -27,7 +27,7 @@ class AttentionWeights(Protocol):
 
     @property
     def query_scale(self) -> float:
-        """What rotated queries are multiplied with, beyond one over the root of their width."""
+        """Multiplies rotated queries, beyond one over the root of their width."""
         ...
 
     @property

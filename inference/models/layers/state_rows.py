@@ -19,17 +19,17 @@ from inference.models.step_input import DeviceStep
 from inference.models.weights.weight_source import WeightSource
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
-"""What a layer has made of its rows: (num_rows, ...) each."""
+"""A layer's projections of its rows: (num_rows, ...) each."""
 Recurrence: TypeAlias = Callable[[Inputs, LayerState], tuple[torch.Tensor, LayerState]]
-"""What rows read of the states before them, (num_rows, ...), and the states after. Changes neither
-argument. Of rows that decode there is a state for each, of a prompt's rows one for all, without
-that axis."""
+"""Returns the rows' reads of the states before them, (num_rows, ...), and the states after. Changes
+neither argument. Of rows that decode there is a state for each, of a prompt's rows one for all,
+without that axis."""
 
 
 def through_states(
     inputs: Inputs, step: DeviceStep, slots: LayerState, *, decode: Recurrence, prefill: Recurrence
 ) -> torch.Tensor:
-    """What all rows read, in their order. Writes the sequences' next states to ``slots``."""
+    """The reads of all rows, in their order. Writes the sequences' next states to ``slots``."""
     parts = []
     if num_rows := step.host.num_decode_rows:
         parts.append(_decoded(_part(inputs, slice(0, num_rows)), step, slots, decode))

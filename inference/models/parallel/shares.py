@@ -80,7 +80,7 @@ def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
 
 
 def kv_replicas(config: ModelConfig, num_ranks: int) -> int:
-    """How many ranks hold each head of keys and values."""
+    """The number of ranks that hold each head of keys and values."""
     return max(1, num_ranks // config.num_kv_heads)
 
 
@@ -120,7 +120,7 @@ _WORDS: dict[SplitKind, str] = {
 
 
 def _uneven(config: ModelConfig) -> dict[SplitKind, int]:
-    """What need not be shared evenly."""
+    """Counts that need not be shared evenly."""
     counts: dict[SplitKind, int] = {
         "vocabulary": config.vocab_size,
         "inner": config.intermediate_size,
@@ -174,7 +174,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCuts:
-    """Which part of each tensor a rank has, by Hugging Face's names. Tensors in none of them are
+    """A rank's part of each tensor, by Hugging Face's names. Tensors in none of them are
     whole on every rank."""
 
     cuts: Mapping[str, Cut]
@@ -211,8 +211,8 @@ def cut_of(tensor: TensorRole, share: RankShare) -> Cut:
 
 
 def input_groups(config: ModelConfig, group_of: Mapping[str, int]) -> dict[SplitKind, int]:
-    """How many inputs of each kind stay together. ``group_of``: the group size of each packed
-    weight's inputs, by name; weights without an entry are not packed."""
+    """The number of inputs of each kind that stay together. ``group_of``: the group size of each
+    packed weight's inputs, by name; weights without an entry are not packed."""
     found: dict[SplitKind, int] = {}
     for tensor in family_of(config).tensors(config):
         if tensor.role == "row":

@@ -1,4 +1,4 @@
-"""Which layers a stage has, and its model as if those were all. Pure; imports no torch.
+"""The layers of a stage, and its model as if those were all. Pure; imports no torch.
 
 whole     0 1 2 3 | 4 5 6          model.layers.4.mlp… of the files
 stage 1             0 1 2          is model.layers.0.mlp… of its own config
@@ -43,7 +43,7 @@ class LayerRange:
         return self.is_first if match is None else self.first <= int(match[1]) < self.last
 
     def own_name(self, name: str) -> str | None:
-        """What the stage calls what the whole model calls ``name``; ``None``: another stage's."""
+        """The stage's name of the whole model's ``name``; ``None``: another stage's."""
         match = IN_LAYER.fullmatch(name)
         if match is None:
             return name if self.is_first else None
@@ -52,7 +52,7 @@ class LayerRange:
         return f"model.layers.{index - self.first}.{match[2]}" if in_stage else None
 
     def whole_name(self, name: str) -> str:
-        """What the whole model calls what the stage calls ``name``."""
+        """The whole model's name of the stage's ``name``."""
         match = IN_LAYER.fullmatch(name)
         return name if match is None else f"model.layers.{int(match[1]) + self.first}.{match[2]}"
 

@@ -107,7 +107,7 @@ def _images_of(images: StepImages, layers: LayerRange) -> StepImages:
 
 
 def adapter_of_stage(weights: AdapterWeights, layers: LayerRange) -> AdapterWeights | None:
-    """What it changes of the stage, by the stage's names; ``None``: nothing."""
+    """The stage's part of the adapter, by the stage's names; ``None``: nothing."""
     own = ((layers.own_name(name), module) for name, module in weights.modules.items())
     modules = {name: module for name, module in own if name is not None}
     return AdapterWeights(modules) if modules else None

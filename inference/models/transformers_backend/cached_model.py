@@ -63,8 +63,8 @@ def sequence_cache(
 
 
 class SequenceCache(Cache):  # type: ignore[misc]
-    """What a module reads and writes for the rows of one sequence in one step. ``save_states`` ends
-    it."""
+    """The cache that a module reads and writes for the rows of one sequence in one step.
+    ``save_states`` ends it."""
 
     own_states: list[torch.Tensor] | None
     """The module's own states, which the caller replaces after each forward by the new ones.
@@ -116,7 +116,7 @@ def _cache_kept_here(kind: type[Any]) -> type[Any]:
 
 @cache
 def _layer_kept_here(kind: type[Any]) -> type[Any]:
-    """``kind``, but for where it keeps what it keeps."""
+    """``kind`` with its storage in our blocks and slots."""
     bases: list[type[Any]] = []
     if keeps_entries(kind):
         bases += [CompressedTokens, PagedTokens]
@@ -176,7 +176,7 @@ class PagedTokens:
         return self._num_seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many tokens ``update`` will give, and the position of the first of them."""
+        """The number of tokens that ``update`` will give, and the position of the first."""
         first = 0 if self._window is None else max(0, self._num_seen - self._window + 1)
         return self._num_seen + query_length - first, first
 

@@ -2,10 +2,10 @@
 
     tokens   0 1 2 3 | 4 5 6 7 | 8 9
     blocks         0         1           an entry lies at the last token of its group
-    slots      4 5 6 7           8 9     what has come of the next group, and what the module wants
-                                         to know of the group before
+    slots      4 5 6 7           8 9     the tokens so far of the next group, and those of the group
+                                         before that the module reads again
 
-What an entry is made of is the module's business.
+The module decides what an entry is made of.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def keeps_entries(kind: type[Any]) -> bool:
 
 
 def compressed_entries(layer: Any, index: int) -> Iterator[TokenEntry]:
-    """What lies in blocks of a layer that a module has filled."""
+    """The entries in blocks of a layer that a module has filled."""
     for name, entries in layer.compressed_kv.items():
         shape = 1, int(entries.shape[-1])
         yield TokenEntry(layer=index, part=name, key_shape=shape, value_shape=(0, 0))
 
 
 def group_states(layer: Any, index: int) -> Iterator[StateEntry]:
-    """What lies in slots of a layer that a module has filled, maybe with less than a group."""
+    """The states in slots of a layer that a module has filled, maybe with less than a group."""
     for begun, before in zip(BEGUN, BEFORE, strict=True):
         for place, (name, tensor) in enumerate(getattr(layer, begun).items()):
             group, width = layer.compress_rate, int(tensor.shape[-1])
@@ -83,8 +83,7 @@ class CompressedTokens:
                 states[self._rows.state_write, : state.shape[1]].copy_(state[0])
 
     def _place(self, entry: StateEntry) -> tuple[dict[str, torch.Tensor | None], str]:
-        """Returns where the module looks for ``entry``: in which of the layer's tables, by which
-        name."""
+        """The layer's table in which the module reads ``entry``, and its name there."""
         return getattr(self, entry.kind), list(self.compressed_kv)[entry.index]
 
     def update_compressor_states(self, name: str, compressed: torch.Tensor) -> torch.Tensor:

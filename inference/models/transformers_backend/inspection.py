@@ -1,8 +1,8 @@
-"""What a module of transformers asks of attention, found by running it without weights.
+"""Detects the attention that a module of transformers needs by running it without weights.
 
 The module is built on torch's meta device, where tensors have shapes and no numbers, and run with
-an attention function and a mask function that take notes. Whatever paged attention does not
-compute is refused here, by name, before a weight is read.
+an attention function and a mask function that record their arguments. Whatever paged attention does
+not compute is refused here, by name, before a weight is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PASSED_OVER = frozenset(
 """Other arguments that modules pass to attention. Masks reveal the windows; the rest is known
 already."""
 NEAR, FAR = 66, 70_000
-"""Where masks without a window are looked at."""
+"""Positions at which masks without a window are inspected."""
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
@@ -34,13 +34,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """How one layer attends."""
+    """The attention of one layer."""
 
     module: str
     """The name of its attention module."""
     layer: int
     kv_layer: int
-    """Whose keys and values it attends to: its own, or an earlier layer's."""
+    """The layer whose keys and values it attends to: itself, or an earlier one."""
     num_heads: int
     num_kv_heads: int
     head_dim: int

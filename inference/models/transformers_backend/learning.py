@@ -1,4 +1,4 @@
-"""What a module's cache keeps, learnt by running the module without weights and looking into the
+"""Detects the contents of a module's cache by running the module without weights and inspecting the
 cache that it has made itself.
 
 A cache is either split into what our blocks and state slots hold, or refused here, by name, before
@@ -52,7 +52,7 @@ class NeedsWeightsError(UnsupportedModuleError):
 
 
 UNBOUND_CONTEXT_TOKENS = 32_768
-"""What a module is given that names no limit of its own."""
+"""The context of a module that names no limit of its own."""
 TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer)
 STATE_LAYERS = (LinearAttentionLayer,)
 MIXED_LAYERS = (
@@ -67,12 +67,12 @@ CACHE_NAMES = ("past_key_values", "cache_params")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """How to make one layer of a module's cache."""
+    """The class of one layer of a module's cache, and its arguments."""
 
     kind: type[Any]
     arguments: dict[str, Any]
     num_positions: int = 0
-    """How many numbers its indexer keeps of each token's position. They are equal where there are
+    """The numbers that its indexer keeps of each token's position. They are equal where there are
     no images, and are not kept here."""
 
 

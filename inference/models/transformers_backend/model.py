@@ -39,7 +39,7 @@ from inference.models.transformers_backend.inspection import AttentionCall, insp
 from inference.models.weights.weight_source import WeightSource
 
 PAGED = "helexa_paged"
-"""What the attention function is registered as. transformers makes no masks for it."""
+"""The attention function's registered name. transformers makes no masks for it."""
 LAYER = "helexa_layer"
 """Attribute of an attention module: its ``PagedAttentionLayer``."""
 
@@ -73,7 +73,7 @@ class AttentionStep:
 
 @dataclass(slots=True)
 class CurrentStep:
-    """What the layers of a model are running."""
+    """The step that the layers of a model run."""
 
     step: AttentionStep | None = None
 
@@ -207,7 +207,7 @@ def checked_config(config: ModelConfig) -> ModelConfig:
 
 
 def inspect_config(config: ModelConfig) -> list[AttentionCall]:
-    """How each layer attends, from config.json alone. Raises ``UnsupportedModuleError``."""
+    """The attention of each layer, from config.json alone. Raises ``UnsupportedModuleError``."""
     return inspect(without_weights(config))
 
 

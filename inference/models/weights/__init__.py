@@ -1,1 +1,1 @@
-"""What models ask of weight files, and weights as files hold them."""
+"""The interface between models and weight files, and weights as files hold them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 HALF_GROUP_FEATURES = 16
-"""What one scale is for in formats with two scales for a group."""
+"""Features of one scale in formats with two scales for a group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from inference.models.weights.stored import StoredWeight, stack, with_tensors
 
 Indices = npt.NDArray[np.int64]
 Rows = slice | Indices
-"""Which rows of a weight, and in which order."""
+"""Rows of a weight, in this order."""
 
 
 def row_range(rows: Rows) -> tuple[int, int]:
@@ -70,9 +70,9 @@ class RowReader:
     num_rows: int
     read: Callable[[Rows], StoredWeight]
     order: Indices | None = None
-    """Where each row is in the file; ``None``: in this order."""
+    """Each row's place in the file; ``None``: in this order."""
     blocks: MappedBlocks | None = None
-    """What ``read`` takes apart, where that is a GGUF file's blocks."""
+    """The blocks that ``read`` unpacks, where those are a GGUF file's."""
 
     def rows(self, first: int, last: int) -> StoredWeight:
         return self.read(self._places(first, last))

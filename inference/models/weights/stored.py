@@ -1,6 +1,6 @@
 """Weights as their files hold them: dense, or quantised in groups of input features.
 
-What a kernel wants (int4pack, native panels) is made from these; they know no kernel.
+Kernels' own layouts (int4pack, native panels) are made from these; they know no kernel.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Fp8Weight:
 PackedWeight = GroupedWeight | SuperBlockWeight | CodebookWeight
 StoredWeight = DenseWeight | PackedWeight
 ExpertWeight = StoredWeight | Fp8Weight
-"""What an expert's projection may be held as; other products take fp8 multiplied out."""
+"""The formats of an expert's projection; other products take fp8 multiplied out."""
 
 
 def written_out(weight: ExpertWeight) -> torch.Tensor:
