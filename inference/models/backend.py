@@ -65,10 +65,12 @@ class BackendSampler(Protocol):
 
 
 KV = TypeVar("KV", bound=KVStorage)
+KV_co = TypeVar("KV_co", bound=KVStorage, covariant=True)
 
 
-class Model(Protocol[KV]):
-    """A decoder that can be stepped. Not thread-safe: the engine's owner thread calls it."""
+class StepBackend(Protocol[KV_co]):
+    """A model, or a run of its layers, that can be stepped. Not thread-safe: the engine's owner
+    thread calls it."""
 
     config: ModelConfig
 
@@ -82,14 +84,9 @@ class Model(Protocol[KV]):
     def kv_format(self) -> KVFormat: ...
 
     @property
-    def tower(self) -> AnyTower | None:
-        """Makes rows of images, where the model is given any."""
-        ...
-
-    @property
     def copies_context(self) -> bool:
-        """Whether a step copies its rows' keys and values out of their blocks, so that what it
-        takes grows with their contexts."""
+        """Whether a step copies its rows' keys and values out of their blocks, so that its memory
+        grows with their contexts."""
         ...
 
     @property
@@ -97,17 +94,7 @@ class Model(Protocol[KV]):
         """Whether steps run on threads of the backend's, beside which torch's would spin."""
         ...
 
-    @property
-    def sampler(self) -> BackendSampler | None:
-        """``None``: the engine samples with what suits the device."""
-        ...
-
-    @property
-    def capture_in_words(self) -> str:
-        """Whether steps are captured, in words; empty for a backend that captures none."""
-        ...
-
-    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV:
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV_co:
         """Room for the keys and values of ``num_blocks`` blocks, and for as many states of
         recurrent layers, zeroed."""
         ...
@@ -122,6 +109,33 @@ class Model(Protocol[KV]):
         """The model's own form of an adapter whose names and shapes have been checked, for
         ``StepInput.adapters``. Any thread may call it while the model is stepped. Raises
         ``UnsupportedAdapterError``."""
+        ...
+
+    def sleep(self) -> None:
+        """Release what ``wake`` or ``capture`` makes again. The weights stay where they are."""
+        ...
+
+    def wake(self) -> None:
+        """Undoes ``sleep``, before the next step. Raises ``MemoryError``."""
+        ...
+
+
+class Model(StepBackend[KV], Protocol[KV]):
+    """A decoder that can be stepped."""
+
+    @property
+    def tower(self) -> AnyTower | None:
+        """Makes rows of images, where the model is given any."""
+        ...
+
+    @property
+    def sampler(self) -> BackendSampler | None:
+        """``None``: the engine samples with what suits the device."""
+        ...
+
+    @property
+    def capture_in_words(self) -> str:
+        """Whether steps are captured, in words; empty for a backend that captures none."""
         ...
 
     def forward(self, step: StepInput, kv: KV) -> torch.Tensor:
@@ -141,15 +155,7 @@ class Model(Protocol[KV]):
         ...
 
     def captured_bytes(self, max_rows: int) -> int:
-        """About what ``capture`` takes of the device's memory."""
-        ...
-
-    def sleep(self) -> None:
-        """Release what ``wake`` or ``capture`` makes again. The weights stay where they are."""
-        ...
-
-    def wake(self) -> None:
-        """Undoes ``sleep``, before the next step. Raises ``MemoryError``."""
+        """About the bytes that ``capture`` takes of the device's memory."""
         ...
 
 

@@ -3,64 +3,28 @@ stage's part of a step and of an adapter. Copies nothing between devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
 from inference.models.adapter import AdapterWeights
-from inference.models.backend import AnyDevice, BackendSampler, KVStorage
-from inference.models.cache.kv_format import KVFormat
-from inference.models.config import ModelConfig
+from inference.models.backend import KV, BackendSampler, StepBackend
 from inference.models.stages.layer_range import LayerRange
 from inference.models.step_input import StepImages, StepInput
 from inference.models.vision.towers import AnyTower
 
-KV = TypeVar("KV", bound=KVStorage)
 
-
-class Stage(Protocol[KV]):
+class Stage(StepBackend[KV], Protocol[KV]):
     """A run of a model's layers. ``config`` and the names of adapters' weights are of these layers,
-    counted from their first."""
-
-    config: ModelConfig
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of hidden rows."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def kv_format(self) -> KVFormat: ...
-
-    @property
-    def copies_context(self) -> bool: ...
-
-    @property
-    def has_own_threads(self) -> bool: ...
-
-    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV: ...
-
-    def cache_bytes(
-        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
-    ) -> Mapping[AnyDevice, int]: ...
-
-    def prepare_adapter(self, weights: AdapterWeights) -> Any: ...
+    counted from their first; ``dtype`` is that of hidden rows."""
 
     def forward_rows(self, step: StepInput, hidden: torch.Tensor | None, kv: KV) -> torch.Tensor:
         """Writes all rows' keys and values, returns what the last layer gives for
         ``step.logit_rows``: (num_logits, hidden_size) on the stage's device, in its dtype.
-        ``hidden`` (num_rows, hidden_size), there too: what the layers before these gave; ``None``
-        for the first stage, which embeds ``step.token_ids``. Raises ``PositionError``."""
+        ``hidden`` (num_rows, hidden_size), there too: the output of the layers before these;
+        ``None`` for the first stage, which embeds ``step.token_ids``. Raises ``PositionError``."""
         ...
-
-    def sleep(self) -> None: ...
-
-    def wake(self) -> None: ...
 
 
 class FirstStage(Stage[KV], Protocol[KV]):
