@@ -102,3 +102,4 @@ COHERE2 = Family(
     read_gguf=read_cohere2_gguf,
     layer_names=ONE_NORM,
 )
+FAMILIES = (COHERE, COHERE2)

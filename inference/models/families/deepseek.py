@@ -157,3 +157,4 @@ GLM4_MOE_LITE = replace(
     model_types=("glm4_moe_lite",),
     read_config=read_glm,
 )
+FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)

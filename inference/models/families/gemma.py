@@ -275,3 +275,4 @@ GEMMA4: Family = replace(
     model_types=("gemma4", "gemma4_text"),
     read_config=read_gemma4,
 )
+FAMILIES = (GEMMA, GEMMA2, GEMMA3, GEMMA4)

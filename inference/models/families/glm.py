@@ -91,3 +91,4 @@ GLM4_MOE = Family(
     hub_name=shared_experts_name,
     predictor_name=nextn_name,
 )
+FAMILIES = (GLM, GLM4, GLM4_MOE)

@@ -100,3 +100,4 @@ GPT_OSS = Family(
     read_gguf=read_gguf,
     hub_name=hub_name,
 )
+FAMILIES = (GPT_OSS,)

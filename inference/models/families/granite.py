@@ -215,3 +215,4 @@ GRANITE4 = Family(
     layer_names=GRANITE_NAMES,
     hub_name=granite_hub_name,
 )
+FAMILIES = (GRANITE, GRANITE4, BAMBA)

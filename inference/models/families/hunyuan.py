@@ -115,3 +115,4 @@ HUNYUAN_MOE = Family(
     layer_names=NAMES,
     hub_name=hub_name,
 )
+FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE)

@@ -176,3 +176,4 @@ LFM2_MOE = replace(
     read_config=read_mixture,
     read_gguf=read_mixture_gguf,
 )
+FAMILIES = (LFM2, LFM2_MOE)

@@ -224,3 +224,4 @@ SMOLLM3 = Family(
     read_gguf=read_smollm3_gguf,
     interleaved_heads=interleaved_heads,
 )
+FAMILIES = (LLAMA, IDEFICS3, MISTRAL, QWEN2, QWEN3, SEED_OSS, ERNIE4_5, SMOLLM3)

@@ -146,3 +146,4 @@ LLAMA4 = Family(
     has_transposed_experts=True,
     left_out=LEFT_OUT,
 )
+FAMILIES = (LLAMA4,)

@@ -138,3 +138,4 @@ PIXTRAL: Family = replace(
     read_config=read_pixtral,
 )
 """LLaVA's layout, of which no other tower is computed."""
+FAMILIES = (MINISTRAL3, MISTRAL3, PIXTRAL)

@@ -239,3 +239,4 @@ ERNIE4_5_MOE = Family(
     hub_name=ernie_moe_name,
     left_out={"model.mtp_": "multi-token prediction"},
 )
+FAMILIES = (MIXTRAL, OLMOE, QWEN3_MOE, QWEN2_MOE, DOTS1, MINIMAX_M2, ERNIE4_5_MOE)

@@ -128,3 +128,4 @@ NEMOTRON_H = Family(
     hub_name=hub_name,
     left_out={"mtp.": "multi-token prediction"},
 )
+FAMILIES = (NEMOTRON_H,)

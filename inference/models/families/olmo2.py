@@ -122,3 +122,4 @@ EXAONE4 = Family(
     read_gguf=read_exaone4_gguf,
     layer_names=NORMED_AFTER,
 )
+FAMILIES = (OLMO2, OLMO3, EXAONE4)

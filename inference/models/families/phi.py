@@ -48,3 +48,4 @@ PHI3 = Family(
     read_gguf=read_gguf,
     layer_names=FUSED,
 )
+FAMILIES = (PHI3,)

@@ -244,3 +244,4 @@ QWEN3_NEXT = Family(
     predictor_name=mtp_name,
     gguf_layer=GGUF_LAYER,
 )
+FAMILIES = (QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT)

@@ -94,3 +94,4 @@ QWEN3_VL_MOE = replace(
     read_gguf=partial(read_mixture_gguf, model_type="qwen3_vl_moe", normalizes=True),
     has_transposed_experts=True,
 )
+FAMILIES = (QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE)

@@ -1,6 +1,6 @@
-"""Every family that runs here. A new one is a ``Family`` and a line in ``FAMILIES``. It stands in
-``llama.py`` where only its config differs from llama's, in ``mixtures.py`` where its MLPs are
-experts besides, else in a file of its own."""
+"""Every family that runs here. A new one is a ``Family``: in ``llama.py`` where only its config
+differs from llama's, in ``mixtures.py`` where its MLPs are experts besides, else in a file of its
+own and a line here."""
 
 from __future__ import annotations
 
@@ -8,42 +8,27 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from inference.models.config import ModelConfig
-from inference.models.families.cohere import COHERE, COHERE2
-from inference.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from inference.models.families import (
+    cohere,
+    deepseek,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    hunyuan,
+    lfm2,
+    llama,
+    llama4,
+    mistral3,
+    mixtures,
+    nemotron_h,
+    olmo2,
+    phi,
+    qwen3_5,
+    qwen_vl,
+    starcoder2,
+)
 from inference.models.families.family import Family
-from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA4
-from inference.models.families.glm import GLM, GLM4, GLM4_MOE
-from inference.models.families.gpt_oss import GPT_OSS
-from inference.models.families.granite import BAMBA, GRANITE, GRANITE4
-from inference.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
-from inference.models.families.lfm2 import LFM2, LFM2_MOE
-from inference.models.families.llama import (
-    ERNIE4_5,
-    IDEFICS3,
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    SEED_OSS,
-    SMOLLM3,
-)
-from inference.models.families.llama4 import LLAMA4
-from inference.models.families.mistral3 import MINISTRAL3, MISTRAL3, PIXTRAL
-from inference.models.families.mixtures import (
-    DOTS1,
-    ERNIE4_5_MOE,
-    MINIMAX_M2,
-    MIXTRAL,
-    OLMOE,
-    QWEN2_MOE,
-    QWEN3_MOE,
-)
-from inference.models.families.nemotron_h import NEMOTRON_H
-from inference.models.families.olmo2 import EXAONE4, OLMO2, OLMO3
-from inference.models.families.phi import PHI3
-from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
-from inference.models.families.qwen_vl import QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE
-from inference.models.families.starcoder2 import STARCODER2
 from inference.models.families.transformers_gguf import MODULES
 from inference.models.families.transformers_modules import TRANSFORMERS_CACHED, TRANSFORMERS_PAGED
 from inference.models.families.transformers_types import REFUSED_TYPES
@@ -55,57 +40,24 @@ MODELS_PAGE = "docs/models.md"
 """Lists every architecture that runs, for people."""
 
 FAMILIES: tuple[Family, ...] = (
-    LLAMA,
-    IDEFICS3,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    MINISTRAL3,
-    MISTRAL3,
-    PIXTRAL,
-    QWEN2_5_VL,
-    QWEN3_5,
-    QWEN3_VL,
-    QWEN3_VL_MOE,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GEMMA4,
-    PHI3,
-    GLM,
-    GLM4,
-    GRANITE,
-    GRANITE4,
-    SMOLLM3,
-    OLMO2,
-    OLMO3,
-    EXAONE4,
-    SEED_OSS,
-    ERNIE4_5,
-    COHERE,
-    COHERE2,
-    HUNYUAN_DENSE,
-    STARCODER2,
-    LFM2,
-    BAMBA,
-    NEMOTRON_H,
-    QWEN3_5_MOE,
-    QWEN3_NEXT,
-    QWEN2_MOE,
-    QWEN3_MOE,
-    MIXTRAL,
-    GLM4_MOE,
-    DOTS1,
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GLM4_MOE_LITE,
-    MINIMAX_M2,
-    ERNIE4_5_MOE,
-    HUNYUAN_MOE,
-    LLAMA4,
-    LFM2_MOE,
-    OLMOE,
-    GPT_OSS,
+    *llama.FAMILIES,
+    *mistral3.FAMILIES,
+    *mixtures.FAMILIES,
+    *qwen_vl.FAMILIES,
+    *qwen3_5.FAMILIES,
+    *gemma.FAMILIES,
+    *phi.FAMILIES,
+    *glm.FAMILIES,
+    *granite.FAMILIES,
+    *olmo2.FAMILIES,
+    *cohere.FAMILIES,
+    *hunyuan.FAMILIES,
+    *starcoder2.FAMILIES,
+    *lfm2.FAMILIES,
+    *nemotron_h.FAMILIES,
+    *deepseek.FAMILIES,
+    *llama4.FAMILIES,
+    *gpt_oss.FAMILIES,
 )
 
 _OWN = {kind: family for family in FAMILIES for kind in family.model_types}

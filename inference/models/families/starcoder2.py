@@ -59,3 +59,4 @@ STARCODER2 = Family(
     read_gguf=read_gguf,
     layer_names=UNGATED,
 )
+FAMILIES = (STARCODER2,)
