@@ -23,8 +23,7 @@ from inference.models.step_input import StepInput
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.models.families import parity
-from tests.inference.models.families.latent_gguf import save_latent
-from tests.inference.models.families.latent_rows import ROWS, V2, V3
+from tests.inference.models.families.latent_gguf import ROWS, V2, V3, save_latent
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,7 @@ from typing import Any
 from inference.loading.config.hub_config import parse_config
 from inference.models.config import ModelConfig
 from inference.models.families.registry import FAMILIES
-from tests.inference.models.families.latent_rows import ROWS as LATENT_ROWS
+from tests.inference.models.families.latent_gguf import ROWS as LATENT_ROWS
 from tests.inference.models.families.rows import ROWS, SIZES
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5, "norm_epsilon": 1e-5}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from inference.loading.weights.tensor_files import TensorFiles
-from inference.models.backend import AnyModel
+from inference.models.adapter import AdapterWeights
+from inference.models.backend import AnyModel, KVStorage, PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderLayers, DecoderModel
@@ -17,9 +19,9 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.stages.build import BuiltStage, StageWeights, as_first_stage
 from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
-from inference.models.step_input import StepImages
+from inference.models.stages.stage import AnyFirstStage, AnyStage, adapter_of_stage, step_of_stage
+from inference.models.step_input import StepImages, StepInput
 from tests.inference.models.parallel.ranks import weights_of
-from tests.inference.models.stages.stages_in_process import StagesInProcess
 from tests.inference.models.steps import step_of
 
 CONTEXT_TOKENS, BLOCK_TOKENS = 96, 32
@@ -100,3 +102,55 @@ def logits_of(model: AnyModel, images: StepImages | None = None) -> list[torch.T
     queries = [(tokens[46:47], 6, [4, 5]), (tokens[38:40], 38, [0, 1])]
     found.append(forward(num_decodes=2, state_slots=([4, 3], [2, 5])))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoragesInProcess:
+    stages: tuple[KVStorage, ...]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.stages[0].block_tokens
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+
+class StagesInProcess(PlainBackend):
+    def __init__(
+        self,
+        config: ModelConfig,
+        first: AnyFirstStage,
+        others: Sequence[AnyStage],
+        ranges: Sequence[LayerRange],
+    ) -> None:
+        self.config = config
+        self.first = first
+        self.stages: tuple[AnyStage, ...] = (first, *others)
+        self.ranges = tuple(ranges)
+        self.dtype, self.device = first.dtype, first.device
+        self.kv_format: KVFormat = first.kv_format
+        self.copies_context = any(stage.copies_context for stage in self.stages)
+
+    def new_kv(
+        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
+    ) -> StoragesInProcess:
+        sizes = num_blocks, block_tokens, num_state_slots
+        return StoragesInProcess(tuple(stage.new_kv(*sizes) for stage in self.stages))
+
+    def prepare_adapter(self, weights: AdapterWeights) -> tuple[Any, ...]:
+        parts = (adapter_of_stage(weights, layers) for layers in self.ranges)
+        return tuple(
+            None if part is None else stage.prepare_adapter(part)
+            for stage, part in zip(self.stages, parts, strict=True)
+        )
+
+    def forward(self, step: StepInput, kv: StoragesInProcess) -> torch.Tensor:
+        last, hidden = len(self.stages) - 1, None
+        for index, stage in enumerate(self.stages):
+            own = step_of_stage(step, self.ranges[index], index, is_last=index == last)
+            if hidden is not None:
+                hidden = hidden.to(stage.device, stage.dtype)
+            hidden = stage.forward_rows(own, hidden, kv.stages[index])
+        assert hidden is not None, "there are stages"
+        return self.first.head_logits(hidden)
