@@ -19,7 +19,7 @@ from gguf import quants as gguf_package
 from gguf.constants import GGMLQuantizationType as Type
 
 from inference.loading.gguf.fields import Blocks, as_torch, columns, half, spread
-from inference.models.weights.codebook import Codebook, CodebookWeight
+from inference.models.weights.stored import Codebook, CodebookWeight
 
 Bytes = npt.NDArray[np.uint8]
 

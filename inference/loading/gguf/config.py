@@ -17,7 +17,7 @@ from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text
 from inference.models.families.gguf_numbers import read_gguf
 from inference.models.families.limits import check_counts
 from inference.models.families.registry import check_gguf_architecture
-from inference.models.families.transformers_gguf import MODULES, check_module_keys
+from inference.models.families.transformers_modules import MODULES, check_module_keys
 from inference.protocol.load_errors import BadFileError
 
 

@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.transformers_gguf import added_by_metadata
+from inference.models.families.transformers_modules import added_by_metadata
 from inference.models.transformers_backend.hub_module import without_weights
 from inference.models.weights.stored import DenseWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError

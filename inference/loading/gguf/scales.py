@@ -17,8 +17,7 @@ from gguf.constants import GGMLQuantizationType
 
 from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS
 from inference.loading.gguf.header import TensorInfo
-from inference.models.weights.codebook import CodebookWeight
-from inference.models.weights.stored import StoredWeight
+from inference.models.weights.stored import CodebookWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, shape_in_words
 
 WEIGHT, SCALE, INPUT_SCALE = ".weight", ".scale", ".input_scale"

@@ -17,9 +17,9 @@ from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, row_
 from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.layers.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
-from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.lazy import LazyWeight, bias_or_zeros, lazy, stack_lazy
 from inference.models.weights.stored import (
+    CodebookWeight,
     DenseWeight,
     ExpertWeight,
     Fp8Weight,

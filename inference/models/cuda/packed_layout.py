@@ -23,8 +23,7 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import pad
 
-from inference.models.weights.codebook import Codebook, CodebookWeight
-from inference.models.weights.stored import PackedWeight, SuperBlockWeight
+from inference.models.weights.stored import Codebook, CodebookWeight, PackedWeight, SuperBlockWeight
 
 PARTS = (4, 2, 1)
 """Into how many a row's features may be cut, the best first: each is a warp's."""

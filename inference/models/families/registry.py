@@ -29,8 +29,11 @@ from inference.models.families import (
     starcoder2,
 )
 from inference.models.families.family import Family
-from inference.models.families.transformers_gguf import MODULES
-from inference.models.families.transformers_modules import TRANSFORMERS_CACHED, TRANSFORMERS_PAGED
+from inference.models.families.transformers_modules import (
+    MODULES,
+    TRANSFORMERS_CACHED,
+    TRANSFORMERS_PAGED,
+)
 from inference.models.families.transformers_types import REFUSED_TYPES
 from inference.protocol.load_errors import UnknownArchitectureError
 

@@ -7,7 +7,9 @@
     TRANSFORMERS_CACHED    others, with transformers' own cache over our blocks and state slots; its
                            contents are detected from the module without its weights
 
-The types are a list, not a guess: each was compared with transformers' own answers.
+The types are a list, not a guess: each was compared with transformers' own answers. Some GGUF
+architectures that no family here reads are read by transformers as well, dequantised. Its reader
+passes over some of the metadata: those that change the answer are added here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
+from inference.models.families.gguf_keys import GGUFKeys, rope_scaling
+from inference.models.families.gguf_numbers import check_computed
 from inference.models.families.hub_config import (
     LEFT_OUT,
     OUTER,
@@ -224,3 +228,75 @@ TRANSFORMERS_CACHED = Family(
     learns="inference.models.transformers_backend.learning:learnt_config",
     builder="inference.models.transformers_backend.cached_model:CachedModel",
 )
+
+
+MODULES: dict[str, str] = {
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "gpt2": "gpt2",
+    "mamba": "mamba",
+    "nemotron": "nemotron",
+    "stablelm": "stablelm",
+}
+"""``general.architecture`` -> ``model_type``."""
+
+
+READ_ELSEWHERE = frozenset(
+    {
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "attention.max_alibi_bias",
+        "rope.dimension_count",
+        "rope.freq_base",
+    }
+)
+"""Keys that transformers' reader reads, that are added here, or whose number a module has too."""
+
+
+def check_module_keys(keys: GGUFKeys, config: ModelConfig) -> None:
+    """Raises ``BadFileError`` for a key that changes numbers and that nobody reads."""
+    if rope_scaling(keys, config.max_positions) is not None:
+        raise BadFileError(
+            f"rope scaling ({keys.architecture}.rope.scaling.factor, rope.scaling.type or "
+            f"rope.scale_linear) is not read from a GGUF of {keys.architecture}"
+        )
+    is_stablelm = keys.architecture == "stablelm"
+    own = READ_ELSEWHERE | {"use_parallel_residual"} if is_stablelm else READ_ELSEWHERE
+    check_computed(keys, config, but=own)
+
+
+def added_by_metadata(keys: GGUFKeys) -> dict[str, Any]:
+    """Raises ``BadFileError``."""
+    eps = keys.number("attention.layer_norm_epsilon", 1e-5)
+    match keys.architecture:
+        case "falcon":
+            return _rotary(keys) | _falcon_heads(keys) | {"layer_norm_epsilon": eps}
+        case "nemotron":
+            return _rotary(keys) | {"norm_eps": eps}
+        case "stablelm":
+            is_parallel = keys.metadata.get("stablelm.use_parallel_residual", False)
+            return _rotary(keys) | {"use_parallel_residual": bool(is_parallel)}
+        case "gpt2":
+            return {"n_positions": keys.integer("context_length")}
+        case "bloom":
+            return {"seq_length": keys.integer("context_length")}
+    return {}
+
+
+def _rotary(keys: GGUFKeys) -> dict[str, Any]:
+    """Bases, and how much of each head is rotated."""
+    head_dim = keys.integer("embedding_length") // keys.integer("attention.head_count")
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    theta = keys.metadata.get(f"{keys.architecture}.rope.freq_base", 10_000.0)
+    return {"rope_theta": theta, "partial_rotary_factor": rotated / head_dim}
+
+
+def _falcon_heads(keys: GGUFKeys) -> dict[str, Any]:
+    """The newer layout has a norm of its own for the MLP, or several heads of keys."""
+    num_kv_heads = keys.integer("attention.head_count_kv", 1)
+    is_new = "blk.0.attn_norm_2.weight" in keys.shapes or num_kv_heads > 1
+    return {
+        "new_decoder_architecture": is_new,
+        "multi_query": num_kv_heads == 1,
+        "num_kv_heads": num_kv_heads,
+    }

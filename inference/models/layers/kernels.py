@@ -17,9 +17,9 @@ import torch
 from torch.nn.functional import linear
 
 from inference.models.cache.kv_format import FP8_CAPABILITY
-from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import (
     GROUP_FEATURES,
+    CodebookWeight,
     GroupedWeight,
     PackedWeight,
     SuperBlockWeight,

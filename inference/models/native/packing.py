@@ -9,9 +9,11 @@ from enum import IntEnum
 import torch
 from torch.nn.functional import pad
 
-from inference.models.weights.codebook import HALF_GROUP_FEATURES, Codebook, CodebookWeight
 from inference.models.weights.stored import (
     GROUP_FEATURES,
+    HALF_GROUP_FEATURES,
+    Codebook,
+    CodebookWeight,
     DenseWeight,
     GroupedWeight,
     PackedWeight,

@@ -18,8 +18,12 @@ from inference.loading.gguf.header import read_header
 from inference.loading.gguf.types import READABLE_TYPES
 from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
 from inference.models.families.gguf_types import GGUF_TYPES
-from inference.models.weights.codebook import CodebookWeight
-from inference.models.weights.stored import DenseWeight, GroupedWeight, SuperBlockWeight
+from inference.models.weights.stored import (
+    CodebookWeight,
+    DenseWeight,
+    GroupedWeight,
+    SuperBlockWeight,
+)
 from tests.cases import each_case
 from tests.inference.loading.conftest import RANDOM_VALUE
 from tests.inference.loading.gguf.quantised_types import QUANTISED_TYPES

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from inference.models.weights.codebook import Codebook, CodebookWeight
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
+    Codebook,
+    CodebookWeight,
     DenseWeight,
     ExpertWeight,
     Fp8Weight,

@@ -11,8 +11,8 @@ from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.packed_trial import PackedTrials
 from inference.models.cuda.timing import captured_ms
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
-from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import (
+    CodebookWeight,
     GroupedWeight,
     PackedWeight,
     SuperBlockWeight,

@@ -19,8 +19,12 @@ from inference.models.cuda.packed_batch import (
     num_splits,
     tile_rows,
 )
-from inference.models.weights.codebook import CodebookWeight
-from inference.models.weights.stored import PackedWeight, SuperBlockWeight, with_tensors
+from inference.models.weights.stored import (
+    CodebookWeight,
+    PackedWeight,
+    SuperBlockWeight,
+    with_tensors,
+)
 from tests.inference.models.cuda.test_packed import IN_FEATURES, OUT_FEATURES, WEIGHTS
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from inference.loading.preflight import CARD_BYTES_PER_WEIGHT
 from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.packed_trial import LARGEST_ERROR, PackedTrials
 from inference.models.families.gguf_types import GGUF_TYPES
-from inference.models.weights.codebook import CodebookWeight
+from inference.models.weights.stored import CodebookWeight
 from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.slow

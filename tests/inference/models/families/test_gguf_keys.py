@@ -15,7 +15,7 @@ from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.gguf_numbers import COMPUTED, ROPE_SCALING, read_gguf
 from inference.models.families.registry import FAMILIES, check_gguf_architecture
-from inference.models.families.transformers_gguf import (
+from inference.models.families.transformers_modules import (
     MODULES,
     added_by_metadata,
     check_module_keys,

@@ -8,8 +8,11 @@ from pathlib import Path
 from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.families.registry import FAMILIES
 from inference.models.families.tower_gguf import PROJECTOR_TYPES
-from inference.models.families.transformers_gguf import MODULES
-from inference.models.families.transformers_modules import TRANSFORMERS_CACHED, TRANSFORMERS_PAGED
+from inference.models.families.transformers_modules import (
+    MODULES,
+    TRANSFORMERS_CACHED,
+    TRANSFORMERS_PAGED,
+)
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 

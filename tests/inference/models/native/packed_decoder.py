@@ -21,8 +21,9 @@ from inference.models.native.packing import (
     PackedLinear,
     pack,
 )
-from inference.models.weights.codebook import Codebook, CodebookWeight
 from inference.models.weights.stored import (
+    Codebook,
+    CodebookWeight,
     DenseWeight,
     GroupedWeight,
     StoredWeight,

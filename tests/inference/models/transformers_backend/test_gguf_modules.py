@@ -17,7 +17,7 @@ from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import GGUFHeader, TensorInfo, read_header
 from inference.loading.gguf.module import DequantisedTensors, read_module_config
 from inference.models.families.registry import FAMILIES, check_gguf_architecture
-from inference.models.families.transformers_gguf import MODULES
+from inference.models.families.transformers_modules import MODULES
 from inference.models.registry import build_fastest_model
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
 from tests.inference.models.families import parity
