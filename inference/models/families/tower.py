@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from inference.models.families.hub_config import (
     Json,
@@ -34,6 +35,19 @@ REQUIRED = frozenset(
         "temporal_patch_size",
     }
 )
+WINDOWED_REQUIRED = frozenset(
+    {
+        "depth",
+        "fullatt_block_indexes",
+        "hidden_size",
+        "intermediate_size",
+        "num_heads",
+        "out_hidden_size",
+        "patch_size",
+        "spatial_merge_size",
+        "window_size",
+    }
+)
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-6
 AXES = 3
@@ -44,38 +58,70 @@ def read_vision(config: Json, text: Json) -> VisionConfig | None:
     """The tower that config.json describes, without its processor's image sizes. ``text``: the
     decoder's part. ``None`` where there is none, or none that is whole: such a checkpoint is read
     as a text model. Raises ``BadFileError`` for one that would be computed wrongly."""
-    tower, image_token_id = config.get("vision_config"), config.get("image_token_id")
-    rope = rope_parameters(text)
-    if not isinstance(tower, dict) or not tower.keys() >= REQUIRED:
+    tower = _whole_tower(config, text, REQUIRED)
+    if tower is None:
         return None
-    if not isinstance(image_token_id, int) or "mrope_section" not in rope:
-        return None
-    if not rope.get("mrope_interleaved", True):
+    if not rope_parameters(text).get("mrope_interleaved", True):
         raise BadFileError("image rotary frequencies in blocks are not supported with this tower")
     activation = tower.get("hidden_act", ACTIVATION)
     if activation != ACTIVATION:
         raise BadFileError(f"vision_config: hidden_act {activation!r} is not {ACTIVATION}")
-    deepstack = tuple(int(index) for index in tower.get("deepstack_visual_indexes") or ())
+    deepstack = tower.get("deepstack_visual_indexes") or ()
     vision = VisionConfig(
-        image_token_id=image_token_id,
-        patch_px=positive_integer(tower, "patch_size"),
-        merge=positive_integer(tower, "spatial_merge_size"),
+        **_common_fields(config, tower, text),
         temporal_patch=positive_integer(tower, "temporal_patch_size"),
-        min_pixels=0,
-        max_pixels=0,
         num_channels=int(tower.get("in_channels", 3)),
-        depth=positive_integer(tower, "depth"),
-        hidden_size=positive_integer(tower, "hidden_size"),
-        intermediate_size=positive_integer(tower, "intermediate_size"),
-        num_heads=positive_integer(tower, "num_heads"),
-        out_hidden_size=positive_integer(tower, "out_hidden_size"),
         num_position_embeddings=positive_integer(tower, "num_position_embeddings"),
-        deepstack_layers=deepstack,
-        rope_theta=float((tower.get("rope_parameters") or {}).get("rope_theta", ROPE_THETA)),
-        mrope_section=mrope_section(rope),
+        deepstack_layers=tuple(int(index) for index in deepstack),
     )
     check_vision(vision, positive_integer(text, "hidden_size"))
     return vision
+
+
+def read_windowed_vision(config: Json, text: Json) -> VisionConfig | None:
+    """The same of a tower whose blocks see windows."""
+    tower = _whole_tower(config, text, WINDOWED_REQUIRED)
+    if tower is None:
+        return None
+    check_activation(tower, "silu")
+    vision = VisionConfig(
+        **_common_fields(config, tower, text),
+        kind="qwen2_5_vl",
+        temporal_patch=int(tower.get("temporal_patch_size", 2)),
+        num_channels=int(tower.get("in_channels") or tower.get("in_chans") or 3),
+        window_px=positive_integer(tower, "window_size"),
+        full_attention_layers=tuple(int(index) for index in tower["fullatt_block_indexes"]),
+        is_mrope_interleaved=False,
+    )
+    check_windowed_vision(vision, positive_integer(text, "hidden_size"))
+    return vision
+
+
+def _whole_tower(config: Json, text: Json, required: frozenset[str]) -> Json | None:
+    """``None`` where config.json lacks a part of the description."""
+    tower = config.get("vision_config")
+    if not isinstance(tower, dict) or not tower.keys() >= required:
+        return None
+    if not isinstance(config.get("image_token_id"), int):
+        return None
+    return tower if "mrope_section" in rope_parameters(text) else None
+
+
+def _common_fields(config: Json, tower: Json, text: Json) -> dict[str, Any]:
+    return {
+        "image_token_id": config["image_token_id"],
+        "patch_px": positive_integer(tower, "patch_size"),
+        "merge": positive_integer(tower, "spatial_merge_size"),
+        "min_pixels": 0,
+        "max_pixels": 0,
+        "depth": positive_integer(tower, "depth"),
+        "hidden_size": positive_integer(tower, "hidden_size"),
+        "intermediate_size": positive_integer(tower, "intermediate_size"),
+        "num_heads": positive_integer(tower, "num_heads"),
+        "out_hidden_size": positive_integer(tower, "out_hidden_size"),
+        "rope_theta": float((tower.get("rope_parameters") or {}).get("rope_theta", ROPE_THETA)),
+        "mrope_section": mrope_section(rope_parameters(text)),
+    }
 
 
 def mrope_section(rope: Json) -> tuple[int, int, int]:
@@ -164,56 +210,6 @@ def norm_tensors(name: str, size: int) -> Iterator[TensorRole]:
 
 def tower_tensor(name: str, *shape: int) -> TensorRole:
     return TensorRole(TOWER + name, "tower", shape)
-
-
-WINDOWED_REQUIRED = frozenset(
-    {
-        "depth",
-        "fullatt_block_indexes",
-        "hidden_size",
-        "intermediate_size",
-        "num_heads",
-        "out_hidden_size",
-        "patch_size",
-        "spatial_merge_size",
-        "window_size",
-    }
-)
-
-
-def read_windowed_vision(config: Json, text: Json) -> VisionConfig | None:
-    """The tower that config.json describes, without its processor's image sizes. ``text``: the
-    decoder's part. ``None`` where there is none, or none that is whole. Raises ``BadFileError`` for
-    one that would be computed wrongly."""
-    tower, image_token_id = config.get("vision_config"), config.get("image_token_id")
-    rope = rope_parameters(text)
-    if not isinstance(tower, dict) or not tower.keys() >= WINDOWED_REQUIRED:
-        return None
-    if not isinstance(image_token_id, int) or "mrope_section" not in rope:
-        return None
-    check_activation(tower, "silu")
-    vision = VisionConfig(
-        kind="qwen2_5_vl",
-        image_token_id=image_token_id,
-        patch_px=positive_integer(tower, "patch_size"),
-        merge=positive_integer(tower, "spatial_merge_size"),
-        temporal_patch=int(tower.get("temporal_patch_size", 2)),
-        min_pixels=0,
-        max_pixels=0,
-        num_channels=int(tower.get("in_channels") or tower.get("in_chans") or 3),
-        depth=positive_integer(tower, "depth"),
-        hidden_size=positive_integer(tower, "hidden_size"),
-        intermediate_size=positive_integer(tower, "intermediate_size"),
-        num_heads=positive_integer(tower, "num_heads"),
-        out_hidden_size=positive_integer(tower, "out_hidden_size"),
-        window_px=positive_integer(tower, "window_size"),
-        full_attention_layers=tuple(int(index) for index in tower["fullatt_block_indexes"]),
-        rope_theta=float((tower.get("rope_parameters") or {}).get("rope_theta", ROPE_THETA)),
-        mrope_section=mrope_section(rope),
-        is_mrope_interleaved=False,
-    )
-    check_windowed_vision(vision, positive_integer(text, "hidden_size"))
-    return vision
 
 
 def check_windowed_vision(vision: VisionConfig, text_hidden_size: int) -> None:
