@@ -25,6 +25,7 @@ from inference.models.families.tower import (
     TOWER,
     check_equal_heads,
     check_row_size,
+    encoder_fields,
     tower_tensor,
 )
 from inference.models.vision_config import ImageText, VisionConfig
@@ -88,11 +89,7 @@ def read_idefics3_vision(config: Json, text: Json) -> VisionConfig | None:
         ),
         image_token_id=int(config.get("image_token_id", IMAGE_TOKEN_ID)),
         num_channels=positive_integer(tower, "num_channels"),
-        depth=positive_integer(tower, "num_hidden_layers"),
-        hidden_size=positive_integer(tower, "hidden_size"),
-        intermediate_size=positive_integer(tower, "intermediate_size"),
-        num_heads=positive_integer(tower, "num_attention_heads"),
-        out_hidden_size=positive_integer(text, "hidden_size"),
+        **encoder_fields(tower, text),
         norm_eps=float(tower["layer_norm_eps"]),
     )
     check_idefics3_vision(vision, positive_integer(text, "hidden_size"))

@@ -29,6 +29,7 @@ from inference.models.families.tower import (
     TOWER,
     check_rotated_heads,
     check_row_size,
+    encoder_fields,
     tower_tensor,
 )
 from inference.models.vision_config import ImageText, VisionConfig
@@ -114,11 +115,7 @@ def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -
             {"image_token_index": config.get("image_token_id", 10), **config}, "image_token_index"
         ),
         num_channels=positive_integer(tower, "num_channels"),
-        depth=positive_integer(tower, "num_hidden_layers"),
-        hidden_size=positive_integer(tower, "hidden_size"),
-        intermediate_size=positive_integer(tower, "intermediate_size"),
-        num_heads=positive_integer(tower, "num_attention_heads"),
-        out_hidden_size=positive_integer(text, "hidden_size"),
+        **encoder_fields(tower, text),
         rope_theta=float(rope_parameters(tower).get("rope_theta") or ROPE_THETA),
         activation=activation_of(str(tower["hidden_act"])),
         merger_eps=float(text.get("rms_norm_eps", 1e-6)),

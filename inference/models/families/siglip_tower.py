@@ -29,6 +29,7 @@ from inference.models.families.tower import (
     block_tensors,
     check_equal_heads,
     check_row_size,
+    encoder_fields,
     norm_tensors,
     tower_tensor,
 )
@@ -125,11 +126,7 @@ def read_siglip_vision(config: Json, text: Json) -> VisionConfig | None:
         image_token_id=int(token_id),
         text=image_text(IMAGE_TOKEN),
         num_channels=int(tower.get("num_channels", 3)),
-        depth=positive_integer(tower, "num_hidden_layers"),
-        hidden_size=positive_integer(tower, "hidden_size"),
-        intermediate_size=positive_integer(tower, "intermediate_size"),
-        num_heads=positive_integer(tower, "num_attention_heads"),
-        out_hidden_size=hidden_size,
+        **encoder_fields(tower, text),
         has_norm_plus_one=True,
     )
     check_siglip_vision(vision, hidden_size)

@@ -124,6 +124,17 @@ def _common_fields(config: Json, tower: Json, text: Json) -> dict[str, Any]:
     }
 
 
+def encoder_fields(tower: Json, text: Json) -> dict[str, Any]:
+    """The sizes that towers other than Qwen's spell alike."""
+    return {
+        "depth": positive_integer(tower, "num_hidden_layers"),
+        "hidden_size": positive_integer(tower, "hidden_size"),
+        "intermediate_size": positive_integer(tower, "intermediate_size"),
+        "num_heads": positive_integer(tower, "num_attention_heads"),
+        "out_hidden_size": positive_integer(text, "hidden_size"),
+    }
+
+
 def mrope_section(rope: Json) -> tuple[int, int, int]:
     """Raises ``BadFileError``."""
     section = rope["mrope_section"]
