@@ -65,9 +65,9 @@ BOUNDARIES = (
             for file in (
                 "inference/models/embedding.py",
                 "inference/models/transformers_backend/cached_model.py",
+                "inference/models/transformers_backend/detection.py",
                 "inference/models/transformers_backend/hub_module.py",
                 "inference/models/transformers_backend/inspection.py",
-                "inference/models/transformers_backend/learning.py",
                 "inference/models/transformers_backend/model.py",
                 "inference/models/transformers_backend/storage.py",
             )

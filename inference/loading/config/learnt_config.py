@@ -14,7 +14,7 @@ from inference.protocol.load_errors import UnknownArchitectureError
 
 def learnt_config(config: ModelConfig) -> ModelConfig:
     """The same config where nothing is to be learnt. Raises ``UnknownArchitectureError``."""
-    module, _, name = family_of(config).learns.partition(":")
+    module, _, name = family_of(config).detector.partition(":")
     if not module:
         return config
     learn: Callable[[ModelConfig], ModelConfig] = getattr(import_module(module), name)

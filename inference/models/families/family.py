@@ -146,7 +146,7 @@ class Family:
     features: frozenset[Feature] = frozenset({"prefix_reuse"})
     uses_transformers: bool = False
     """Whether transformers' own modules compute it, which read their files' tensors themselves."""
-    learns: str = ""
+    detector: str = ""
     """``module:name`` of a function ``ModelConfig -> ModelConfig`` that completes a config by
     inspecting transformers' module without its weights. Imported when a model is opened. Raises
     ``UnsupportedModuleError``. Empty: config.json is complete."""

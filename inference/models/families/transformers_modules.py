@@ -129,7 +129,7 @@ TRANSFORMERS_PAGED = Family(
     hub_name=hub_name,
     left_out=LEFT_OUT,
     uses_transformers=True,
-    learns="inference.models.transformers_backend.model:checked_config",
+    detector="inference.models.transformers_backend.model:checked_config",
     builder="inference.models.transformers_backend.model:TransformersModel",
 )
 
@@ -225,7 +225,7 @@ TRANSFORMERS_CACHED = Family(
     hub_name=hub_name,
     left_out={**LEFT_OUT, "model.visual.": "images"},
     uses_transformers=True,
-    learns="inference.models.transformers_backend.learning:learnt_config",
+    detector="inference.models.transformers_backend.detection:detected_config",
     builder="inference.models.transformers_backend.cached_model:CachedModel",
 )
 

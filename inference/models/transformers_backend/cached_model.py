@@ -30,17 +30,17 @@ from inference.models.layers.rope import POSITIONS_MULTIPLE
 from inference.models.step_input import EMPTY_STATE, StepInput, check_positions
 from inference.models.to_device import all_on_device
 from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries
-from inference.models.transformers_backend.hub_module import load_module, no_adapters
-from inference.models.transformers_backend.learning import (
+from inference.models.transformers_backend.detection import (
     MIXED_LAYERS,
     STATE_LAYERS,
     TOKEN_LAYERS,
+    DetectedCache,
     Layer,
-    Learnt,
     accepted,
-    learn,
-    with_learnt,
+    detect_cache,
+    with_detected,
 )
+from inference.models.transformers_backend.hub_module import load_module, no_adapters
 from inference.models.transformers_backend.storage import (
     ModuleStorage,
     SequenceRows,
@@ -53,12 +53,12 @@ from inference.models.weights.weight_source import WeightSource
 
 
 def sequence_cache(
-    learnt: Learnt, storage: ModuleStorage, rows: SequenceRows, dtype: torch.dtype
+    detected: DetectedCache, storage: ModuleStorage, rows: SequenceRows, dtype: torch.dtype
 ) -> SequenceCache:
     """Make the cache for the rows of one sequence in one step. ``dtype``: what the module computes
     in."""
-    kind: Any = learnt.cache_kind
-    made: SequenceCache = _cache_kept_here(kind)(learnt.layers, storage, rows, dtype)
+    kind: Any = detected.cache_kind
+    made: SequenceCache = _cache_kept_here(kind)(detected.layers, storage, rows, dtype)
     return made
 
 
@@ -245,9 +245,9 @@ class CachedModel(PlainBackend):
         self._num_positions = -(-context_tokens // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
         loaded = load_module(config, weights, attention=None)
         self._module, self._passed_over = loaded.module, loaded.passed_over
-        found = learn(self._module)
-        self.config = with_learnt(config, found)
-        self._learnt = found
+        found = detect_cache(self._module)
+        self.config = with_detected(config, found)
+        self._detected = found
         self._own_states = own_states_of(self._module)
         self._continues_by_rows = config.architecture in ROW_BY_ROW_TYPES
 
@@ -298,7 +298,7 @@ class CachedModel(PlainBackend):
         kv: ModuleStorage,
     ) -> torch.Tensor:
         """The logits of those of the sequence's rows that are ``kept``."""
-        cache = sequence_cache(self._learnt, kv, rows, self.dtype)
+        cache = sequence_cache(self._detected, kv, rows, self.dtype)
         at_once = rows.last_row - rows.first_row
         if self._continues_by_rows and rows.start:
             at_once = 1

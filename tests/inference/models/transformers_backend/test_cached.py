@@ -19,7 +19,7 @@ from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
 from inference.models.registry import build_model
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, block_table_of
 from inference.models.transformers_backend.cached_model import CachedModel
-from inference.models.transformers_backend.learning import learnt_config
+from inference.models.transformers_backend.detection import detected_config
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import UnknownArchitectureError
 from tests.cases import each_case
@@ -70,7 +70,7 @@ def test_a_state_of_a_form_of_its_own_is_found_again_with_its_prefix(
 
 
 def test_memory_is_planned_by_what_the_cache_keeps() -> None:
-    config = learnt_config(parse_config(config_of(cached_row(HYBRID)), {}))
+    config = detected_config(parse_config(config_of(cached_row(HYBRID)), {}))
     # One layer of attention, whose two heads of keys and of values are 16 wide.
     assert kv_bytes_per_token(config, "fp32") == 2 * 2 * 16 * 4
     layout = cache_layout(config)
@@ -81,7 +81,7 @@ def test_memory_is_planned_by_what_the_cache_keeps() -> None:
 
 
 def test_an_indexers_keys_lie_in_blocks_as_well() -> None:
-    config = learnt_config(parse_config(config_of(cached_row(INDEXED)), {}))
+    config = detected_config(parse_config(config_of(cached_row(INDEXED)), {}))
     kept = config.module_cache
     assert (
         kept is not None and [entry.part for entry in kept.tokens] == ["attention", "indexer"] * 2
@@ -90,7 +90,7 @@ def test_an_indexers_keys_lie_in_blocks_as_well() -> None:
 
 
 def test_entries_of_several_tokens_lie_in_blocks_as_well() -> None:
-    config = learnt_config(parse_config(config_of(cached_row("deepseek_v4")), {}))
+    config = detected_config(parse_config(config_of(cached_row("deepseek_v4")), {}))
     kept = config.module_cache
     assert kept is not None
     assert [(entry.layer, entry.part) for entry in kept.tokens] == [

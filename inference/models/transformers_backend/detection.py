@@ -77,7 +77,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class DetectedCache:
     cache: ModuleCache
     cache_kind: type[Any]
     """The class of transformers' caches."""
@@ -85,19 +85,19 @@ class Learnt:
     vocab_size: int
 
 
-def learnt_config(config: ModelConfig) -> ModelConfig:
+def detected_config(config: ModelConfig) -> ModelConfig:
     """The same config, completed by the module's own sizes. Unchanged where the module computes
     with values that need its weights, as some choose experts: then it is inspected once they are
     loaded. Raises ``UnsupportedModuleError``."""
     module = without_weights(config)
     try:
-        found = learn(module)
+        found = detect_cache(module)
     except NeedsWeightsError:
         return config
-    return with_learnt(config, found)
+    return with_detected(config, found)
 
 
-def with_learnt(config: ModelConfig, found: Learnt) -> ModelConfig:
+def with_detected(config: ModelConfig, found: DetectedCache) -> ModelConfig:
     hub = hub_config(config).get_text_config(decoder=True)
     shapes = found.cache.kv_shapes
     num_heads = _number(hub, "num_attention_heads") or 1
@@ -118,7 +118,7 @@ def with_learnt(config: ModelConfig, found: Learnt) -> ModelConfig:
     )
 
 
-def learn(module: Any) -> Learnt:
+def detect_cache(module: Any) -> DetectedCache:
     """Raises ``NeedsWeightsError``, ``UnsupportedModuleError``."""
     name, own = type(module).__name__, own_states_of(module)
     given = own.arguments(module, cache=None, states=None)
@@ -134,7 +134,7 @@ def learn(module: Any) -> Learnt:
             )
         cache = DynamicCache()
     _check_kinds(cache, name)
-    return Learnt(
+    return DetectedCache(
         cache=ModuleCache(
             tokens=tuple(_tokens(cache, name)),
             states=(*_states(cache), *_own_states(states)),
