@@ -1,5 +1,5 @@
-"""Holds every metadata key that changes numbers against the config that was read from the file: the
-model computes with the file's value, or the file is refused by the key's name.
+"""Checks every metadata key that changes numbers against the config that was read from the file:
+the model computes with the file's value, or the file is refused by the key's name.
 
 Keys: llama.cpp's gguf-py/gguf/constants.py. Other keys settle shapes, which the tensors prove, or
 change nothing that is computed here.
@@ -16,6 +16,7 @@ from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.protocol.load_errors import BadFileError
 
+OFF, OFF_OR_1 = (0,), (0, 1)
 Accepted = tuple[Any, ...] | None
 """The values of a key that are what the model computes; ``None``: it computes nothing of the
 kind."""
@@ -38,7 +39,7 @@ def check_computed(keys: GGUFKeys, config: ModelConfig, but: Collection[str] = (
         value = keys.metadata.get(f"{keys.architecture}.{key}")
         if value is None or key in but:
             continue
-        accepted = computed(config, keys)
+        accepted = computed(config, keys) if callable(computed) else computed
         if accepted is not None and not any(_is_same(value, one) for one in accepted):
             raise BadFileError(
                 f"{keys.architecture}.{key} is {value!r}, which is not supported: a "
@@ -62,14 +63,6 @@ def _in_words(computed: Any) -> str:
     return "none" if computed in (0, None) and computed is not False else repr(computed)
 
 
-def _off(_config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return (0,)
-
-
-def _off_or_1(_config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return (0, 1)
-
-
 def _factor(value: float) -> Accepted:
     return (value, 0) if value == 1.0 else (value,)
 
@@ -89,10 +82,6 @@ def _of_experts(name: str) -> Callable[[ModelConfig, GGUFKeys], Accepted]:
         return None if config.experts is None else (getattr(config.experts, name),)
 
     return computed
-
-
-def _expert_count(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return (0 if config.experts is None else config.experts.num_experts,)
 
 
 def _gating(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
@@ -123,10 +112,6 @@ def _chosen_groups(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
 
 def _weight_scale(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
     return None if config.experts is None else _factor(config.experts.weight_scale)
-
-
-def _clamp(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return ((config.experts and config.experts.limit) or 0,)
 
 
 def _interval(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
@@ -202,27 +187,27 @@ def _norm_epsilon(is_layer_norm: bool) -> Callable[[ModelConfig, GGUFKeys], Acce
     return computed
 
 
-COMPUTED: dict[str, Callable[[ModelConfig, GGUFKeys], Accepted]] = {
-    "attention.causal": lambda config, keys: (True,),
-    "attention.clamp_kqv": _off,
-    "attention.indexer.top_k": _off,
+COMPUTED: dict[str, Accepted | Callable[[ModelConfig, GGUFKeys], Accepted]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": OFF,
+    "attention.indexer.top_k": OFF,
     "attention.layer_norm_epsilon": _norm_epsilon(True),
     "attention.layer_norm_rms_epsilon": _norm_epsilon(False),
-    "attention.max_alibi_bias": _off,
-    "attention.output_scale": _off_or_1,
+    "attention.max_alibi_bias": OFF,
+    "attention.output_scale": OFF_OR_1,
     "attention.scale": _attention_scale,
-    "attention.shared_kv_layers": _off,
+    "attention.shared_kv_layers": OFF,
     "attention.sliding_window": _window,
     "attention.sliding_window_pattern": _windowed_layers,
     "attention.temperature_length": _growth_positions,
     "attention.temperature_scale": _growth,
-    "activation_sparsity_scale": _off,
+    "activation_sparsity_scale": OFF,
     "attn_logit_softcapping": lambda config, keys: (config.attention_soft_cap or 0,),
     "embedding_scale": lambda config, keys: _factor(config.embedding_multiplier),
-    "expert_count": _expert_count,
+    "expert_count": lambda config, keys: (config.experts.num_experts if config.experts else 0,),
     "expert_gating_func": _gating,
     "expert_group_count": _groups,
-    "expert_group_scale": _off_or_1,
+    "expert_group_scale": OFF_OR_1,
     "expert_group_used_count": _chosen_groups,
     "expert_used_count": _of_experts("experts_per_token"),
     "expert_weights_norm": _normalizes,
@@ -230,18 +215,18 @@ COMPUTED: dict[str, Callable[[ModelConfig, GGUFKeys], Accepted]] = {
     "final_logit_softcapping": lambda config, keys: (config.logit_soft_cap or 0,),
     "full_attention_interval": _interval,
     "logit_scale": _logit_scale,
-    "moe_latent_size": _off,
+    "moe_latent_size": OFF,
     "nextn_predict_layers": _predicting,
     "residual_scale": lambda config, keys: _factor(config.residual_multiplier),
     "rope.dimension_count": _rotary_dim,
     "rope.dimension_count_swa": _sliding_rotary_dim,
     "rope.freq_base": _theta,
     "rope.freq_base_swa": _sliding_theta,
-    "router_logit_softcapping": _off,
-    "ssm.dt_b_c_rms": _off,
-    "swiglu_clamp_exp": _clamp,
-    "swiglu_clamp_shexp": _off,
-    "swin_norm": _off,
+    "router_logit_softcapping": OFF,
+    "ssm.dt_b_c_rms": OFF,
+    "swiglu_clamp_exp": lambda config, keys: ((config.experts and config.experts.limit) or 0,),
+    "swiglu_clamp_shexp": OFF,
+    "swin_norm": OFF,
     "use_parallel_residual": lambda config, keys: (config.is_parallel,),
 }
 ROPE_SCALING = frozenset(
