@@ -105,7 +105,7 @@ class ModelConfig:
     """Bias on the attention output projection (llama ``attention_bias`` sets both)."""
     mlp_bias: bool = False
     layer_kv: tuple[tuple[int, int], ...] = ()
-    """How many heads each layer's keys and values have, and how wide they are: no heads where a
+    """The heads of each layer's keys and values and their width: no heads where a
     layer reads another's. Empty: all have ``num_kv_heads`` of ``head_dim``."""
     qk_norm: bool = False
     """RMS norm of q and k, of each head."""
@@ -118,7 +118,7 @@ class ModelConfig:
     sliding_window: int | None = None
     """The window of ``sliding`` layers, which are all layers where ``mixers`` is empty."""
     chunk_tokens: int | None = None
-    """How many tokens a chunk of ``chunked`` layers has."""
+    """Tokens of a chunk of ``chunked`` layers."""
     mixers: tuple[MixerKind, ...] = ()
     """Each layer's mixer; empty: all attention."""
     latent: LatentConfig | None = None
@@ -149,7 +149,7 @@ class ModelConfig:
     is_gated: bool = True
     """Whether the MLP has gates: ``down(activation(gate) * up)``, else ``down(activation(up))``."""
     rotary_dim: int | None = None
-    """How many features of each head are rotated, the first ones; ``None``: all."""
+    """Features of each head that are rotated, the first ones; ``None``: all."""
     is_rope_interleaved: bool = False
     """Whether neighbours are rotated together, and not halves of a head."""
     sliding_rope_theta: float | None = None
@@ -192,7 +192,7 @@ class ModelConfig:
 
     @property
     def kv_vectors(self) -> int:
-        """How many vectors of a head are kept of a token: a key and a value, or a latent alone."""
+        """Vectors of a head that are kept of a token: a key and a value, or a latent alone."""
         return 2 if self.latent is None else 1
 
     @property
@@ -222,11 +222,11 @@ class ModelConfig:
 
     @property
     def widest_window(self) -> int | None:
-        """How many tokens a row sees at most; ``None`` where a layer sees all, or keeps a state."""
+        """The most tokens that a row sees; ``None`` where a layer sees all, or keeps a state."""
         return self.sliding_window if set(self.mixer_kinds) == {"sliding"} else None
 
     def window_of(self, kind: MixerKind) -> int | None:
-        """How many tokens a row sees at most, its own among them; of ``chunked`` layers it sees
+        """The most tokens that a row sees, its own among them; of ``chunked`` layers it sees
         fewer, as many as its chunk has up to it. ``None``: all before it."""
         return {"sliding": self.sliding_window, "chunked": self.chunk_tokens}.get(kind)
 

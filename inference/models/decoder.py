@@ -77,14 +77,14 @@ class Mixer(Protocol):
     """The part of a layer in which a row sees its sequence's earlier ones."""
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
-        """(num_rows, hidden_size), normed -> what it adds, of the same shape. ``layer_cache`` is
+        """(num_rows, hidden_size), normed -> its output, of the same shape. ``layer_cache`` is
         this layer's part of the cache, of the kind that the mixer wants."""
         ...
 
 
 class Mlp(Protocol):
     def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """(num_rows, hidden_size), normed -> what it adds, of the same shape."""
+        """(num_rows, hidden_size), normed -> its output, of the same shape."""
         ...
 
 

@@ -46,7 +46,7 @@ class EmbeddingConfig:
         return self.hidden_size if self.activation is None else 1
 
     def describe(self) -> str:
-        """Describes what the model returns, for people."""
+        """Describes the model's output, for people."""
         if self.activation is not None:
             return f"one score for a pair ({self.activation})"
         words = f"{self.pooling} pooling"

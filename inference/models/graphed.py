@@ -68,8 +68,8 @@ class DecodeBuffers:
         """The rows that the output head read, of a model that a predictor follows."""
 
     def first_rows(self, num_rows: int) -> DeviceStep:
-        """Whose row is whose is read on the device, as lengths are: what the host knows are as many
-        sequences as rows, with contexts as long as the table is wide."""
+        """The sequences of rows are read on the device, as lengths are: on the host there are as
+        many sequences as rows, with contexts as long as the table is wide."""
         num_columns, block_tokens = self.block_table.shape[1], self._kv.block_tokens
         last = [num_columns * block_tokens - 1] * num_rows
         table = np.zeros((num_rows, num_columns), dtype=np.int32)

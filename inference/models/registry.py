@@ -48,7 +48,7 @@ def build_model(
     context_tokens: int,
     kv_format: KVFormat | None = None,
 ) -> AnyModel:
-    """Builds the model on torch operators. ``kv_format`` ``None``: what it computes in. Raises
+    """Builds the model on torch operators. ``kv_format`` ``None``: the activations' dtype. Raises
     ``UnregisteredArchitectureError`` and ``UnsupportedKVError``."""
     family = find_family(config.architecture)
     if family is None:
@@ -69,7 +69,7 @@ def build_fastest_model(
 ) -> tuple[AnyModel, str]:
     """The native decoder where it can run, else torch, with Triton's attention on a card that runs
     it; and in words which, and why not the other.
-    ``kv_format`` ``None``: what suits the path. Raises ``UnregisteredArchitectureError`` and
+    ``kv_format`` ``None``: the path's own. Raises ``UnregisteredArchitectureError`` and
     ``UnsupportedKVError``."""
     if config.module_config is not None:
         model = build_model(config, weights, context_tokens, kv_format)
@@ -88,7 +88,7 @@ def build_fastest_model(
 
 
 def build_predictor(model: AnyModel, weights: WeightSource) -> AnyPredictor:
-    """The model's own layer of multi-token prediction, on what computes the model.
+    """The model's own layer of multi-token prediction, on the model's backend.
     ``model.config.has_predictor``. Raises ``MissingTensorError``."""
     if isinstance(model, NativeModel):
         return NativePredictor(model, weights)

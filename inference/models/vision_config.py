@@ -75,14 +75,14 @@ class VisionConfig:
     rope_theta: float = 0.0
     """The base of the tower's own rotation, by height and width; 0: it has none."""
     mrope_section: tuple[int, int, int] | None = None
-    """How many of the decoder's rotary frequencies turn with time, height and width; ``None``: all
-    turn with a row's position, as a text's do."""
+    """Numbers of the decoder's rotary frequencies that turn with time, height and width; ``None``:
+    all turn with a row's position, as a text's do."""
     is_mrope_interleaved: bool = True
     """Whether the three take turns, and are not in blocks."""
     image_px: int = 0
     """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
     division: ImageDivision = "none"
-    """How an image is cut into parts, with text between their rows in the prompt."""
+    """The cut of an image into parts, with text between their rows in the prompt."""
     is_bidirectional: bool = False
     """Whether the decoder's rows of an image attend to all of it, also to rows behind them."""
     norm_eps: float = 1e-6

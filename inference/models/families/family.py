@@ -78,7 +78,7 @@ _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 def gguf_layer_names(names: LayerNames) -> dict[str, str]:
     """Hugging Face's names within a layer by GGUF's. Files call the norm before the MLP
-    ``post_attention_norm`` as well, where there is none of what the mixer adds."""
+    ``post_attention_norm`` as well, where there is no norm of the mixer's output."""
     qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) == 3 else ("attn_qkv",)
     gate_up = ("ffn_gate", "ffn_up")[-len(names.gate_up) :]
     named: dict[str, str | None] = {
@@ -117,8 +117,8 @@ class Family:
     gguf_shared: tuple[str, ...] = ()
     """Names that another family's files have too; that family decides between the two."""
     read_config: Callable[[Json, Json], ModelConfig]
-    """Reads config.json and generation_config.json, parsed. Raises ``BadFileError`` for what the
-    family would compute wrongly."""
+    """Reads config.json and generation_config.json, parsed. Raises ``BadFileError`` for
+    anything that the family would compute wrongly."""
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
@@ -139,8 +139,8 @@ class Family:
     gguf_folded: frozenset[str] = frozenset()
     """See ``GGUFNames``."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
-    """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
-    Face name; ``None`` where rows are in their natural order."""
+    """The number of heads whose rows stand in GGUF's interleaved rotary order in the tensor of this
+    Hugging Face name; ``None`` where rows are in their natural order."""
     gguf_projectors: tuple[str, ...] = ()
     """The ``clip.projector_type`` of mmproj files whose towers it computes."""
     features: frozenset[Feature] = frozenset({"prefix_reuse"})

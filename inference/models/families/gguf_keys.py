@@ -146,7 +146,7 @@ def head_dim(keys: GGUFKeys) -> int:
 
 
 def rotary_dim(keys: GGUFKeys) -> int:
-    """How many features of each head are rotated."""
+    """Features of each head that are rotated."""
     return keys.integer("rope.dimension_count", head_dim(keys))
 
 

@@ -102,7 +102,7 @@ def check_whole_rotary(config: Json) -> None:
 
 
 def rotary_dim(config: Json, default: float = 1.0) -> int:
-    """How many features of each head are rotated; ``default``: the share where none is declared."""
+    """Features of each head that are rotated; ``default``: the share where none is declared."""
     heads = positive_integer(config, "num_attention_heads")
     width = int(config.get("head_dim") or positive_integer(config, "hidden_size") // heads)
     return int(width * _rotary_factor(config, default))

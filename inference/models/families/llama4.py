@@ -1,6 +1,6 @@
 """Llama 4, text: most layers attend within chunks of the context, and to rows whose heads are
 rotated and normed; the others see all, rotate nothing, and sharpen their scores as the context
-grows. Its experts are chosen by sigmoids that weigh what they read.
+grows. Its experts are chosen by sigmoids, which weigh their inputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads what the towers of mmproj files share in their metadata. Keys and names:
+"""Reads the metadata that the towers of mmproj files share. Keys and names:
 gguf-py/gguf/constants.py of llama.cpp."""
 
 from __future__ import annotations

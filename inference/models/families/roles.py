@@ -113,13 +113,13 @@ class LayerNames:
     """The whole name of the sinks' tensor, where attention has sinks."""
     output: str = "self_attn.o_proj"
     mixed_norm: str | None = None
-    """The norm of what the mixer adds."""
+    """The norm of the mixer's output."""
     mlp_norm: str | None = "post_attention_layernorm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gates first; only what goes up where an MLP has no gates."""
     down: str = "mlp.down_proj"
     mlp_added_norm: str | None = None
-    """The norm of what the MLP adds."""
+    """The norm of the MLP's output."""
 
     @property
     def norms(self) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def read_siglip_vision(config: Json, text: Json) -> VisionConfig | None:
 
 
 def merge_of(patches_per_side: int, num_tokens: int) -> int:
-    """How many patches each way become one of an image's ``num_tokens``. Raises
+    """The patches each way that become one of an image's ``num_tokens``. Raises
     ``BadFileError``."""
     tokens_per_side = math.isqrt(num_tokens)
     if not 0 < tokens_per_side <= patches_per_side or tokens_per_side**2 != num_tokens:

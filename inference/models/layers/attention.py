@@ -43,7 +43,7 @@ class Attend(Protocol):
 
 class Attention(Protocol):
     copies_context: bool
-    """Whether keys and values are copied out of their blocks, so that what a step takes grows with
+    """Whether keys and values are copied out of their blocks, so that a step's memory grows with
     its rows' contexts."""
 
     def of_step(self, step: DeviceStep) -> Attend:

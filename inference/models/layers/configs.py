@@ -43,7 +43,7 @@ class ExpertsConfig:
     weight_scale: float = 1.0
     """Multiplies the weights of a token's experts."""
     weighs_inputs: bool = False
-    """Whether the weights meet what experts read, and not what they give."""
+    """Whether weights multiply experts' inputs, and not their outputs."""
     has_bias: bool = False
     """Whether the router and each expert's projections have biases."""
     swish_gain: float = 1.0
@@ -136,7 +136,7 @@ class ShortConvConfig:
 
     channels: int
     kernel: int
-    """How many of the last inputs the convolution looks at, the row's own included."""
+    """The number of last inputs of the convolution, the row's own included."""
     has_bias: bool = False
     """Whether the convolution and the projections around it have biases."""
 
@@ -180,7 +180,7 @@ class DeltaConfig:
     key_head_dim: int
     value_head_dim: int
     conv_kernel: int
-    """How many of the last inputs the causal convolution looks at, the row's own included."""
+    """The number of last inputs of the causal convolution, the row's own included."""
     are_value_heads_tiled: bool = False
     """Whether value head ``i`` belongs to key head ``i % num_key_heads``, as some GGUF files have
     it, and not to ``i // (num_value_heads / num_key_heads)``."""
@@ -219,7 +219,7 @@ class MambaConfig:
     state_size: int
     """Features that a head keeps of each of its own."""
     conv_kernel: int
-    """How many of the last inputs the causal convolution looks at, the row's own included."""
+    """The number of last inputs of the causal convolution, the row's own included."""
     has_conv_bias: bool = True
     has_bias: bool = False
     """Whether the projections have biases."""

@@ -3,7 +3,7 @@
     rows ─▶ qkv ─▶ convolution ─▶ q k v ─▶ delta rule ─▶ norm ─▶ · silu(z) ─▶ output
         ─▶ z    ─▶ b, a ─▶ beta, decay ──────┘
 
-Which rows go through which states is ``state_rows``'s.
+``state_rows`` passes the rows through their states.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gated DeltaNet as functions of tensors: what a linear attention layer computes between its
+"""Gated DeltaNet as functions of tensors: the part of a linear attention layer between its
 projections. Yang et al. 2024, arXiv:2412.06464.
 
 For every token and value head the state S (key_dim, value_dim) forgets by a gate and learns by the
@@ -60,8 +60,8 @@ def unit_length(heads: torch.Tensor) -> torch.Tensor:
 
 
 def delta_step(inputs: DeltaInputs, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence. ``states`` (num_rows, value_heads, key_dim, value_dim) -> what
-    the queries read, (num_rows, value_heads, value_dim), and the new states."""
+    """One token of each sequence. ``states`` (num_rows, value_heads, key_dim, value_dim) -> the
+    queries' reads, (num_rows, value_heads, value_dim), and the new states."""
     num_rows, num_heads, key_dim, value_dim = states.shape
     group = num_heads // inputs.keys.shape[1]
     queries = inputs.queries.repeat_interleave(group, dim=1).view(-1, key_dim, 1)
@@ -98,7 +98,7 @@ def torch_chunk_states(
 def delta_chunks(
     inputs: DeltaInputs, state: torch.Tensor, chunk_states: ChunkStates = torch_chunk_states
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one sequence. ``state`` (value_heads, key_dim, value_dim) -> what the queries read,
+    """Tokens of one sequence. ``state`` (value_heads, key_dim, value_dim) -> the queries' reads,
     (num_tokens, value_heads, value_dim), and the new state.
 
     Within a chunk the delta rule is a triangular system (arXiv:2412.06464, section 3.3):

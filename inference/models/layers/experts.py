@@ -5,7 +5,7 @@ chooses, and their outputs are added up by the router's weights.
          ─▶ gate|up ─▶ silu(gate) * up * weight ─▶ down ─▶ each row's k outputs added up
 
 The weight meets the activations before ``down``, which is linear: a row's outputs are then only
-added up. Where ``down`` has a bias, the weight meets what comes out. Knows no files.
+added up. Where ``down`` has a bias, the weight meets its output. Knows no files.
 
 A rank that holds a part of the experts routes rows over all of them, as every rank does, and
 computes its own experts' part of the sum:
@@ -144,7 +144,7 @@ class GatedExpert:
         weighs_inputs: bool = False,
     ) -> None:
         """``has_bias``: whether ``down`` has one, which is weighed as well. ``weighs_inputs``:
-        whether weights are of what it reads."""
+        whether weights are of its input."""
         self.is_phaseless = gate_up.is_phaseless and down.is_phaseless
         self._gate_up = gate_up
         self._down = down
@@ -153,7 +153,7 @@ class GatedExpert:
         self._weighs_inputs = weighs_inputs
 
     def decode(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """``weights`` (num_rows, 1) float32, of what comes out, or of ``x``."""
+        """``weights`` (num_rows, 1) float32, of the output, or of ``x``."""
         return self._output(self._gate_up.decode(x), weights, self._down.decode)
 
     def prefill(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -300,11 +300,11 @@ class SparseMlp:
         self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
 
     def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """(num_rows, hidden_size), normed -> what it adds, of the same shape."""
+        """(num_rows, hidden_size), normed -> its output, of the same shape."""
         return step.product(self, rows)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        """(num_rows, hidden) of normalised single-token rows -> what the layer adds to them."""
+        """(num_rows, hidden) of normalised single-token rows -> the layer's output."""
         added = self.experts.decode(x, self.routes(x))
         if self._shared is not None:
             added = added + self._shared.expert.decode(x, self._shared.weights(x))
@@ -346,7 +346,7 @@ class HeldExperts:
 
 
 class HeldGroupedExperts(GroupedExperts):
-    """Entries beyond the last expert are in no group: what stands in their rows is anything.
+    """Entries beyond the last expert are in no group: their rows hold anything.
     ``biases`` have a row more than there are experts."""
 
     def _outputs(self, x: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:

@@ -9,7 +9,7 @@ to attend to them, with the same result:
     expanded   latents become each head's keys and values first
 
 Rows that decode are absorbed: they read the kept latents alone. Prompts are expanded: a pair of
-tokens then costs what a head's width does, and not what a latent's does.
+tokens then costs as much as a head is wide, not a latent.
 """
 
 from __future__ import annotations

@@ -171,8 +171,8 @@ class LinearFactory:
         """Bytes of the bfloat16 copies made so far."""
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
-        """The projection, and what it runs on. ``prefills=False`` for an output head, which only
-        ever sees the rows whose logits are wanted. Raises ``UnlikeKernelsError``."""
+        """The projection, and its kernel in words. ``prefills=False`` for an output head, which
+        only ever sees the rows whose logits are wanted. Raises ``UnlikeKernelsError``."""
         if isinstance(stored, DenseWeight):
             if self._fp8 and prefills and fp8_reason(stored.shape) is None:
                 return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
@@ -213,9 +213,9 @@ class LinearFactory:
     def grouped(
         self, stored: Callable[[int], ExpertWeight], num_experts: int
     ) -> tuple[GroupedProduct, str]:
-        """One projection of all experts of a layer, and what it runs on. ``stored``: an expert's
-        weight by its number, without a bias; all are stored alike. Experts go to the device one
-        after the other."""
+        """One projection of all experts of a layer, and its kernel in words. ``stored``: an
+        expert's weight by its number, without a bias; all are stored alike. Experts go to the
+        device one after the other."""
         if self._exact:
             packed = stored
 

@@ -160,8 +160,8 @@ class ScanInputs:
 
 
 def scan_step(inputs: ScanInputs, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence. ``states`` (num_rows, heads, head_dim, state_size) -> what the
-    queries read, (num_rows, heads, head_dim), and the new states."""
+    """One token of each sequence. ``states`` (num_rows, heads, head_dim, state_size) -> the
+    queries' reads, (num_rows, heads, head_dim), and the new states."""
     num_rows, num_heads, head_dim, size = states.shape
     per_group = num_heads // inputs.keys.shape[1]
     keys = inputs.keys.repeat_interleave(per_group, dim=1).view(-1, 1, size)
@@ -173,7 +173,7 @@ def scan_step(inputs: ScanInputs, states: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one sequence. ``state`` (heads, head_dim, state_size) -> what the queries read,
+    """Tokens of one sequence. ``state`` (heads, head_dim, state_size) -> the queries' reads,
     (num_tokens, heads, head_dim), and the new state.
 
     Within a chunk what queries read of its own tokens is a product of three, masked (section 6):

@@ -96,7 +96,7 @@ class Pointwise(Protocol):
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """(rows, 2 * features), gates and then what they let through -> (rows, features)
+        """(rows, 2 * features), gates and then the rest -> (rows, features)
         ``silu(gate) * up``."""
         ...
 

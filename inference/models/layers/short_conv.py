@@ -1,7 +1,6 @@
-"""A gated convolution over a few rows as a layer's mixer (LFM2): what a sequence keeps are its last
-rows.
+"""A gated convolution over a few rows as a layer's mixer (LFM2): a sequence keeps its last rows.
 
-    rows ─▶ before, after, values ─▶ before * values ─▶ convolution ─▶ * after ─▶ output
+rows ─▶ before, after, values ─▶ before * values ─▶ convolution ─▶ * after ─▶ output
 """
 
 from __future__ import annotations

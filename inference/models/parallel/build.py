@@ -166,7 +166,7 @@ def build_rank(
     group: RankGroup,
     shares: Sequence[RankShare],
 ) -> tuple[DecoderModel, str]:
-    """Returns this rank's model, and a sentence about what computes it. ``config``: of the whole
+    """Returns this rank's model, and a sentence about its backend. ``config``: of the whole
     model; ``weights``: this rank's part; ``shares``: of all ranks. No steps are captured. Raises
     what ``build_model`` does."""
     own = rank_config(config, shares[group.rank])

@@ -65,7 +65,7 @@ def build_stage(
     native_cache_dir: Path,
     kv_format: KVFormat | None = None,
 ) -> tuple[BuiltStage, str]:
-    """Returns the stage, and a sentence about what computes it. ``config``: of the whole model,
+    """Returns the stage, and a sentence about its backend. ``config``: of the whole model,
     whose ``check_ranges`` has passed; ``weights`` by the whole model's names. The stage of layer 0
     is a ``FirstStage``. No steps are captured. Raises ``UnsupportedKVError``."""
     own, renamed = stage_config(config, layers), StageWeights(weights, layers)

@@ -20,7 +20,7 @@ class Stage(StepBackend[KV], Protocol[KV]):
     counted from their first; ``dtype`` is that of hidden rows."""
 
     def forward_rows(self, step: StepInput, hidden: torch.Tensor | None, kv: KV) -> torch.Tensor:
-        """Writes all rows' keys and values, returns what the last layer gives for
+        """Writes all rows' keys and values, returns the last layer's output for
         ``step.logit_rows``: (num_logits, hidden_size) on the stage's device, in its dtype.
         ``hidden`` (num_rows, hidden_size), there too: the output of the layers before these;
         ``None`` for the first stage, which embeds ``step.token_ids``. Raises ``PositionError``."""
@@ -63,7 +63,7 @@ def step_of_stage(step: StepInput, layers: LayerRange, index: int, *, is_last: b
 
 
 def _images_of(images: StepImages, layers: LayerRange) -> StepImages:
-    """Returns the images with what the tower adds after these layers."""
+    """Returns the images with the tower's rows for these layers."""
     if images.rows is None or (layers.is_first and len(images.rows.deepstack) <= len(layers)):
         return images
     deepstack = images.rows.deepstack[layers.first : layers.last]

@@ -1,4 +1,4 @@
-"""A decoder of transformers that keeps what it has seen in transformers' own cache, over our blocks
+"""A decoder of transformers with transformers' own cache, over our blocks
 and state slots: the ``Model`` of ``registry`` for modules whose layers do not all attend through
 transformers' attention interface.
 
@@ -55,8 +55,8 @@ from inference.models.weights.weight_source import WeightSource
 def sequence_cache(
     detected: DetectedCache, storage: ModuleStorage, rows: SequenceRows, dtype: torch.dtype
 ) -> SequenceCache:
-    """Make the cache for the rows of one sequence in one step. ``dtype``: what the module computes
-    in."""
+    """Make the cache for the rows of one sequence in one step. ``dtype``: of the module's
+    activations."""
     kind: Any = detected.cache_kind
     made: SequenceCache = _cache_kept_here(kind)(detected.layers, storage, rows, dtype)
     return made

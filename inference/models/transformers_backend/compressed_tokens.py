@@ -26,7 +26,7 @@ from inference.models.transformers_backend.storage import (
 KINDS = frozenset({"DeepseekV4CSACache", "DeepseekV4HCACache"})
 """The classes of transformers' cache layers that do so."""
 BEGUN = ("buffer_kv", "buffer_gate")
-"""Tables of what has come of a group that is not whole yet: (1, num_tokens, width) by name."""
+"""Tables of the tokens so far of a group: (1, num_tokens, width) by name."""
 BEFORE = ("overlap_kv", "overlap_gate")
 """Tables of the last whole group's overlap: (1, group, width / 2) by name. Only layers that look
 back at it have them."""

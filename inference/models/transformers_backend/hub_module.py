@@ -117,8 +117,8 @@ def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_module(config: ModelConfig, weights: WeightSource, attention: str | None) -> LoadedModule:
-    """transformers knows what its own files' tensors are called, and which of them it fuses.
-    ``attention``: the name of what attends, ``None`` for transformers' choice. Raises
+    """transformers maps the names of its own files' tensors, and fuses some.
+    ``attention``: the attention function's name, ``None`` for transformers' choice. Raises
     ``MissingWeightsError``."""
     from transformers.utils import logging
 

@@ -181,8 +181,8 @@ def _seen_mask(
     local_size: int | None = None,
     **_: Any,
 ) -> SeenMask:
-    """Stands in for what makes masks. Raises ``UnsupportedModuleError`` for one that is neither
-    causal nor causal within a window, as looked at where they would differ."""
+    """Stands in for transformers' mask function. Raises ``UnsupportedModuleError`` for one that is
+    neither causal nor causal within a window, as inspected where they would differ."""
     size = local_size or NEAR
     near = torch.arange(0, NEAR, device=CPU)
     edges = [size * times + offset for times in (1, 2, 3) for offset in (-2, -1, 0, 1)]

@@ -175,8 +175,8 @@ def state_entry(
 def read_state(
     entry: StateEntry, slots: torch.Tensor, rows: SequenceRows, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Returns (1, *shape), a copy: modules change a state in place. ``dtype``: what the module
-    computes in."""
+    """Returns (1, *shape), a copy: modules change a state in place. ``dtype``: of the module's
+    activations."""
     kept_in = dtype if entry.dtype is None else getattr(torch, entry.dtype)
     return slots[rows.state_read].to(kept_in, copy=True)[None]
 

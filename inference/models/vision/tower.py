@@ -211,7 +211,7 @@ class Block:
     output: Affine
     mlp_norm: Affine
     gate: Affine | None
-    """Of MLPs that have gates."""
+    """``None`` where MLPs have no gates."""
     up: Affine
     down: Affine
     num_heads: int

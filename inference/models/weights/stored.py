@@ -18,7 +18,7 @@ HALF_GROUP_FEATURES = 16
 
 @dataclass(frozen=True, slots=True)
 class Codebook:
-    """``values``: 4, 8 or 16 whole numbers in -127..127; ``unit``: what they are multiplied with, a
+    """``values``: 4, 8 or 16 whole numbers in -127..127; ``unit``: their factor, a
     power of two unless the file has a scale of the whole weight."""
 
     values: tuple[int, ...]

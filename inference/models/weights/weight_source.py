@@ -1,4 +1,4 @@
-"""The seam between weight files and models: what a model asks for, by Hugging Face names."""
+"""The interface between weight files and models, by Hugging Face names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from inference.models.weights.stored import StoredWeight
 class Phased(Protocol):
     """A function of rows, whose phase decides which kernel runs.
 
-    ``decode`` and ``prefill`` compute the same. A row's result never depends on what the other rows
-    hold. How many rows there are may change the order in which it is summed, as cuBLAS does: see
-    "Exactness" in docs/architecture/engine.md.
+    ``decode`` and ``prefill`` compute the same. A row's result never depends on the contents of
+    other rows. How many rows there are may change the order in which it is summed, as cuBLAS does:
+    see "Exactness" in docs/architecture/engine.md.
     """
 
     @property
