@@ -16,9 +16,9 @@ from inference.loading.config.model_type import with_model_type
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
 from inference.models.families.limits import check_counts
-from inference.models.families.processor_sizes import with_pixels
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_architecture, known_model_types
+from inference.models.families.tower import with_pixels
 from inference.protocol.load_errors import BadFileError, MissingFileError
 
 PROCESSOR = "preprocessor_config.json"

@@ -20,7 +20,7 @@ from inference.loading.image_processor import (
 )
 from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
-from inference.models.families.processor_sizes import with_pixels
+from inference.models.families.tower import with_pixels
 from inference.protocol.images import LOW_DETAIL_PIXELS, image_grid, image_layout
 from inference.protocol.load_errors import BadSettingError
 from tests.cases import each_case

@@ -9,7 +9,7 @@ import torch
 
 from inference.engine.load.trial import trial_images
 from inference.loading.config.hub_config import parse_config
-from inference.models.families.processor_sizes import with_pixels
+from inference.models.families.tower import with_pixels
 from inference.protocol.images import image_layout
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.test_image_files import vision_of

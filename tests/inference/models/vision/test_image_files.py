@@ -11,7 +11,7 @@ import pytest
 from inference.loading.config.hub_config import parse_config
 from inference.loading.described import DescribedModel, describe_model
 from inference.loading.sources.sources import path_files
-from inference.models.families.processor_sizes import with_pixels
+from inference.models.families.tower import with_pixels
 from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import (
     BadFileError,

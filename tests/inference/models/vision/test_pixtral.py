@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inference.loading.config.hub_config import parse_config
-from inference.models.families.processor_sizes import with_pixels
+from inference.models.families.tower import with_pixels
 from inference.protocol.images import image_layout
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
