@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicIndexedLayer
 
-from inference.models.adapter import AdapterWeights
-from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.module_cache import ATTENTION, INDEXER, StateEntry
 from inference.models.config import ModelConfig
 from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
-from inference.models.layers.rope import POSITIONS_MULTIPLE
 from inference.models.step_input import EMPTY_STATE, StepInput, check_positions
 from inference.models.to_device import all_on_device
 from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries
@@ -40,7 +37,7 @@ from inference.models.transformers_backend.detection import (
     detect_cache,
     with_detected,
 )
-from inference.models.transformers_backend.hub_module import load_module, no_adapters
+from inference.models.transformers_backend.hub_module import ModuleBackend, load_module
 from inference.models.transformers_backend.storage import (
     ModuleStorage,
     SequenceRows,
@@ -232,17 +229,12 @@ class SlotStates:
             self.is_recurrent_states_initialized[entry.index] = True
 
 
-class CachedModel(PlainBackend):
-    copies_context = True
-
+class CachedModel(ModuleBackend):
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
         """Raises ``UnsupportedModuleError`` and ``MissingWeightsError``."""
-        self.dtype = weights.activation_dtype
-        self.device = weights.device
-        self.kv_format = kv_format
-        self._num_positions = -(-context_tokens // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+        super().__init__(config, weights, context_tokens, kv_format)
         loaded = load_module(config, weights, attention=None)
         self._module, self._passed_over = loaded.module, loaded.passed_over
         found = detect_cache(self._module)
@@ -265,10 +257,6 @@ class CachedModel(PlainBackend):
         return ModuleStorage(
             self.config, num_blocks, block_tokens, self.kv_format, self.device, num_state_slots
         )
-
-    def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
-        """Raises ``UnsupportedAdapterError``."""
-        raise no_adapters(self.config)
 
     @torch.inference_mode()
     def forward(self, step: StepInput, kv: ModuleStorage) -> torch.Tensor:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from inference.models.adapter import AdapterWeights
+from inference.models.backend import PlainBackend
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.errors import (
     MissingWeightsError,
     UnsupportedAdapterError,
     UnsupportedModuleError,
 )
+from inference.models.layers.rope import POSITIONS_MULTIPLE
 from inference.models.weights.weight_source import WeightSource
 
 NUM_NAMED = 3
@@ -83,11 +87,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def no_adapters(config: ModelConfig) -> UnsupportedAdapterError:
-    return UnsupportedAdapterError(
-        f"{config.architecture} is computed by transformers' own module, whose projections take no "
-        "adapters here"
-    )
+class ModuleBackend(PlainBackend):
+    """The part of a backend that all modules of transformers share."""
+
+    copies_context = True
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
+    ) -> None:
+        self.config = config
+        self.dtype = weights.activation_dtype
+        self.device = weights.device
+        self.kv_format = kv_format
+        self._num_positions = -(-context_tokens // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+
+    def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
+        """Raises ``UnsupportedAdapterError``."""
+        raise UnsupportedAdapterError(
+            f"{self.config.architecture} is computed by transformers' own module, whose "
+            "projections take no adapters here"
+        )
 
 
 def class_of(config: ModelConfig) -> Any:

@@ -16,23 +16,20 @@ from __future__ import annotations
 import inspect as signatures
 import math
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from inference.models.adapter import AdapterWeights
-from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.models.layers.attention import Attend, TorchAttention
-from inference.models.layers.rope import POSITIONS_MULTIPLE
 from inference.models.step_input import DeviceStep, StepInput, check_positions
 from inference.models.transformers_backend.hub_module import (
+    ModuleBackend,
     load_module,
-    no_adapters,
     without_weights,
 )
 from inference.models.transformers_backend.inspection import AttentionCall, inspect
@@ -135,18 +132,12 @@ def register() -> None:
     AttentionInterface.register(PAGED, paged_attention)
 
 
-class TransformersModel(PlainBackend):
-    copies_context = True
-
+class TransformersModel(ModuleBackend):
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
         """Raises ``UnsupportedModuleError`` and ``MissingWeightsError``."""
-        self.config = config
-        self.dtype = weights.activation_dtype
-        self.device = weights.device
-        self.kv_format = kv_format
-        self._num_positions = -(-context_tokens // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+        super().__init__(config, weights, context_tokens, kv_format)
         calls = inspect_config(config)
         _check_layout(config, calls)
         register()
@@ -171,10 +162,6 @@ class TransformersModel(PlainBackend):
         return PagedKV(
             self.config, num_blocks, block_tokens, self.kv_format, self.device, num_state_slots
         )
-
-    def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
-        """Raises ``UnsupportedAdapterError``."""
-        raise no_adapters(self.config)
 
     @torch.inference_mode()
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
