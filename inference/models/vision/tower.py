@@ -258,15 +258,34 @@ def _attended(
     return found.transpose(1, 2).flatten(0, 1)[windows.places]
 
 
-class VisionTower:
-    def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
-        """Raises ``MissingTensorError``."""
+class PatchBlocks:
+    """The part that all towers share: embedded patches, and blocks."""
+
+    def __init__(self, config: VisionConfig, weights: WeightSource, *, has_bias: bool) -> None:
+        """``has_bias``: of the patches' embedding. Raises ``MissingTensorError``."""
         self.config = config
         self.device = weights.device
         self.dtype = weights.activation_dtype
-        self._patches = affine(weights, "patch_embed.proj")
-        self._positions = weights.tensor(f"{TOWER}pos_embed.weight")
+        self._patches = affine(weights, "patch_embed.proj", has_bias=has_bias)
         self._blocks = [load_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
+
+    def _embedded(self, patches: torch.Tensor) -> torch.Tensor:
+        """(num_patches, patch_features) -> (num_patches, hidden_size)."""
+        weight = self._patches.weight.flatten(1)
+        return linear(patches.to(self.device, self.dtype), weight, self._patches.bias)
+
+    def _angles(
+        self, places: PatchGrid, *, takes_turns: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        head_dim = self.config.hidden_size // self.config.num_heads
+        return rotary_angles(places, head_dim, self.config.rope_theta, takes_turns=takes_turns)
+
+
+class VisionTower(PatchBlocks):
+    def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
+        """Raises ``MissingTensorError``."""
+        super().__init__(config, weights, has_bias=True)
+        self._positions = weights.tensor(f"{TOWER}pos_embed.weight")
         self._merger = _merger(weights, "merger.", merges_first=False)
         self._deepstack_mergers = {
             layer: _merger(weights, f"deepstack_merger_list.{index}.", merges_first=True)
@@ -280,11 +299,8 @@ class VisionTower:
         time, height, width = grid
         assert time == 1, "an image is one frame"
         places = PatchGrid.of(height, width, self.config.merge, self.device)
-        weight = self._patches.weight.flatten(1)
-        hidden = linear(patches.to(self.device, self.dtype), weight, self._patches.bias)
-        hidden = hidden + interpolated(self._positions, places).to(self.dtype)
-        head_dim = self.config.hidden_size // self.config.num_heads
-        angles = rotary_angles(places, head_dim, self.config.rope_theta)
+        hidden = self._embedded(patches) + interpolated(self._positions, places).to(self.dtype)
+        angles = self._angles(places)
         deepstack = []
         for index, block in enumerate(self._blocks):
             hidden = block(hidden, angles)

@@ -21,26 +21,21 @@ from inference.models.families.tower import TOWER
 from inference.models.vision.tower import (
     EPS,
     ImageEmbeddings,
+    PatchBlocks,
     PatchGrid,
     VisionTower,
     Windows,
     affine,
-    load_block,
-    rotary_angles,
 )
 from inference.models.vision_config import TowerKind, VisionConfig
 from inference.models.weights.weight_source import WeightSource
 
 
-class PixtralTower:
+class PixtralTower(PatchBlocks):
     def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
         """Raises ``MissingTensorError``."""
-        self.config = config
-        self.device = weights.device
-        self.dtype = weights.activation_dtype
-        self._patches = weights.tensor(f"{TOWER}patch_embed.proj.weight")
+        super().__init__(config, weights, has_bias=False)
         self._first_norm = affine(weights, "pre_norm", config.norm_eps, has_bias=False)
-        self._blocks = [load_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
         self._merger = _Merger(config, weights) if config.merge > 1 else None
         self._projections = [
             affine(weights, f"merger.{name}", has_bias=config.has_projector_bias)
@@ -53,12 +48,9 @@ class PixtralTower:
         ``grid``: 1, and the height and width in patches."""
         num_tiles, height, width = grid
         assert num_tiles == 1, "an image is whole"
-        config = self.config
-        places = PatchGrid.of(height, width, config.merge, self.device)
-        hidden = linear(patches.to(self.device, self.dtype), self._patches.flatten(1))
-        hidden = self._first_norm.norm(hidden)
-        head_dim = config.hidden_size // config.num_heads
-        angles = rotary_angles(places, head_dim, config.rope_theta, takes_turns=True)
+        places = PatchGrid.of(height, width, self.config.merge, self.device)
+        hidden = self._first_norm.norm(self._embedded(patches))
+        angles = self._angles(places, takes_turns=True)
         for block in self._blocks:
             hidden = block(hidden, angles)
         if self._merger is not None:
@@ -113,15 +105,11 @@ class JoinedRows:
         return linear(hidden.view(-1, self._features), self._projection)
 
 
-class SiglipTower:
+class SiglipTower(PatchBlocks):
     def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
         """Raises ``MissingTensorError``."""
-        self.config = config
-        self.device = weights.device
-        self.dtype = weights.activation_dtype
-        self._patches = affine(weights, "patch_embed.proj")
+        super().__init__(config, weights, has_bias=True)
         self._positions = weights.tensor(f"{TOWER}pos_embed.weight")
-        self._blocks = [load_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
         self._last_norm = affine(weights, "post_norm", config.norm_eps)
         projector = AveragedRows if config.kind == "gemma3" else JoinedRows
         self._projected = projector(config, weights)
@@ -139,22 +127,16 @@ class SiglipTower:
         """(num_rows, out_hidden_size) of one tile, whose patches attend to each other alone."""
         assert height * width <= len(self._positions), "all tiles are of one size"
         places = PatchGrid.of(height, width, self.config.merge, self.device)
-        weight = self._patches.weight.flatten(1)
-        hidden = linear(patches.to(self.device, self.dtype), weight, self._patches.bias)
-        hidden = hidden + self._positions[places.rows * width + places.columns]
+        hidden = self._embedded(patches) + self._positions[places.rows * width + places.columns]
         for block in self._blocks:
             hidden = block(hidden)
         return self._projected(self._last_norm.norm(hidden))
 
 
-class WindowedTower:
+class WindowedTower(PatchBlocks):
     def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
         """Raises ``MissingTensorError``."""
-        self.config = config
-        self.device = weights.device
-        self.dtype = weights.activation_dtype
-        self._patches = weights.tensor(f"{TOWER}patch_embed.proj.weight")
-        self._blocks = [load_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
+        super().__init__(config, weights, has_bias=False)
         self._merger_norm = affine(weights, "merger.ln_q", has_bias=False)
         self._merger = affine(weights, "merger.mlp.0"), affine(weights, "merger.mlp.2")
 
@@ -168,8 +150,7 @@ class WindowedTower:
         places = PatchGrid.of(height, width, config.merge, self.device)
         unit = config.merge * config.patch_px
         windows = Windows.of(places, config.window_px // unit * config.merge)
-        hidden = linear(patches.to(self.device, self.dtype), self._patches.flatten(1))
-        angles = rotary_angles(places, config.hidden_size // config.num_heads, config.rope_theta)
+        hidden, angles = self._embedded(patches), self._angles(places)
         for index, block in enumerate(self._blocks):
             sees_all = index in config.full_attention_layers
             hidden = block(hidden, angles, None if sees_all else windows)
