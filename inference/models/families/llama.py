@@ -1,5 +1,6 @@
-"""Decoders of llama's layers: llama 1-3.x and smollm, mistral, qwen2 and qwen3, Seed-OSS, ERNIE 4.5
-and SmolLM3; and Idefics3 and SmolVLM, a llama beside a vision tower.
+"""Decoders of llama's layers: llama 1-3.x and smollm, mistral, qwen2 and qwen3, Seed-OSS, ERNIE
+4.5, SmolLM3, Phi-3 and Phi-4 (dense) with fused projections, StarCoder2 with layer norms and
+without gates; and Idefics3 and SmolVLM, a llama beside a vision tower.
 
 A family that differs from llama in nothing but its config needs its readers and a ``Family`` here.
 """
@@ -10,10 +11,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from inference.models.config import MixerKind, ModelConfig
+from inference.models.config import Activation, MixerKind, ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.hub_config import Json, hub_name, read_llama, repeated, text_config
+from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    check_whole_rotary,
+    hub_name,
+    read_decoder,
+    read_llama,
+    repeated,
+    rotary_dim,
+    text_config,
+)
 from inference.models.families.idefics3_tower import (
     IDEFICS3_PROJECTOR,
     idefics3_tower_name,
@@ -25,9 +37,13 @@ from inference.models.families.pixtral_tower import (
     is_rotated,
     pixtral_tower_name,
 )
+from inference.models.families.roles import LayerNames
 from inference.models.families.tower import TOWER
 from inference.protocol.load_errors import BadFileError
 
+PHI3_NAMES = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+STARCODER2_NAMES = LayerNames(gate_up=("mlp.c_fc",), down="mlp.c_proj")
+STARCODER2_LAYERS: dict[str, Any] = {"norm": "layer", "has_norm_bias": True, "is_gated": False}
 SMOLLM3_PERIOD = 4
 """The last of so many layers rotates nothing, where config.json does not list them."""
 IDEFICS3_DEFAULTS: dict[str, Any] = {
@@ -157,6 +173,64 @@ def mistral_name(name: str) -> str:
     return pixtral_tower_name(name) or hub_name(name)
 
 
+def read_phi3(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    window = config.get("sliding_window")
+    found = read_decoder(
+        config, generation, rotary_dim=rotary_dim(config), sliding_window=window or None
+    )
+    scaling = found.rope_scaling
+    if scaling is not None and 2 * len(scaling.long_divisors) != found.rotary_dim:
+        raise BadFileError(
+            f"config.json scales {len(scaling.long_divisors)} frequencies, and heads have "
+            f"{found.rotary_dim} features that are rotated in pairs"
+        )
+    return found
+
+
+def read_phi3_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return read_decoder_gguf(
+        keys,
+        "phi3",
+        rotary_dim=rotary_dim_gguf(keys),
+        sliding_window=keys.find("attention.sliding_window"),
+    )
+
+
+def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "gelu_pytorch_tanh")
+    check_whole_rotary(config)
+    has_bias = bool(config.get("use_bias", True))
+    activation: Activation = "gelu_tanh"
+    return read_decoder(
+        config,
+        generation,
+        **STARCODER2_LAYERS,
+        activation=activation,
+        rms_norm_eps=float(config.get("norm_epsilon") or 1e-5),
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=has_bias,
+        sliding_window=config.get("sliding_window") or None,
+    )
+
+
+def read_starcoder2_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return read_decoder_gguf(
+        keys,
+        "starcoder2",
+        **STARCODER2_LAYERS,
+        activation="gelu_tanh",
+        rms_norm_eps=keys.number("attention.layer_norm_epsilon", 1e-5),
+        sliding_window=keys.find("attention.sliding_window"),
+    )
+
+
 LLAMA = Family(
     name="llama",
     model_types=("llama",),
@@ -224,4 +298,31 @@ SMOLLM3 = Family(
     read_gguf=read_smollm3_gguf,
     interleaved_heads=interleaved_heads,
 )
-FAMILIES = (LLAMA, IDEFICS3, MISTRAL, QWEN2, QWEN3, SEED_OSS, ERNIE4_5, SMOLLM3)
+PHI3 = Family(
+    name="Phi-3",
+    model_types=("phi3",),
+    gguf_architectures=("phi3",),
+    read_config=read_phi3,
+    read_gguf=read_phi3_gguf,
+    layer_names=PHI3_NAMES,
+)
+STARCODER2 = Family(
+    name="StarCoder2",
+    model_types=("starcoder2",),
+    gguf_architectures=("starcoder2",),
+    read_config=read_starcoder2,
+    read_gguf=read_starcoder2_gguf,
+    layer_names=STARCODER2_NAMES,
+)
+FAMILIES = (
+    LLAMA,
+    IDEFICS3,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    SEED_OSS,
+    ERNIE4_5,
+    SMOLLM3,
+    PHI3,
+    STARCODER2,
+)

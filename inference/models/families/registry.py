@@ -23,10 +23,8 @@ from inference.models.families import (
     mixtures,
     nemotron_h,
     olmo2,
-    phi,
     qwen3_5,
     qwen_vl,
-    starcoder2,
 )
 from inference.models.families.family import Family
 from inference.models.families.transformers_modules import (
@@ -49,13 +47,11 @@ FAMILIES: tuple[Family, ...] = (
     *qwen_vl.FAMILIES,
     *qwen3_5.FAMILIES,
     *gemma.FAMILIES,
-    *phi.FAMILIES,
     *glm.FAMILIES,
     *granite.FAMILIES,
     *olmo2.FAMILIES,
     *cohere.FAMILIES,
     *hunyuan.FAMILIES,
-    *starcoder2.FAMILIES,
     *lfm2.FAMILIES,
     *nemotron_h.FAMILIES,
     *deepseek.FAMILIES,
