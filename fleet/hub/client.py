@@ -38,8 +38,10 @@ from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     ModelFiles,
+    choose_files,
     config_files,
     is_safetensors,
+    wanted_files,
 )
 from inference.loading.sources.hub import HuggingFaceHub, text_architecture
 from inference.loading.sources.hub_sources import (
@@ -48,7 +50,6 @@ from inference.loading.sources.hub_sources import (
     hub_schemes,
     hub_source,
 )
-from inference.loading.sources.projectors import choose_files, wanted_files
 from inference.models.families.registry import may_read_images
 from inference.protocol.load_errors import LoadError
 from inference.settings.storage import SOURCES

@@ -16,8 +16,8 @@ from inference.loading.sources.files import (
     GGUFVariant,
     check_shards,
     gguf_variants,
+    projector_beside,
 )
-from inference.loading.sources.projectors import projector_beside
 from inference.protocol.load_errors import LoadError
 from inference.settings.storage import HUGGINGFACE
 

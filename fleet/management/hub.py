@@ -14,7 +14,7 @@ from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.hub.offers import expected_vram_mb
 from fleet.management.rows import Run, Subcommand
 from fleet.management.sizes import size_text
-from inference.loading.sources.projectors import JOINED_BY, WantedFiles, wanted_files
+from inference.loading.sources.files import JOINED_BY, WantedFiles, wanted_files
 from inference.protocol.load import NO_PROJECTOR
 from inference.protocol.load_errors import BadSourceError
 from inference.settings.storage import HUGGINGFACE

@@ -20,11 +20,12 @@ import msgspec
 from inference.loading.order_child import read_order, send
 from inference.loading.sources.files import (
     ModelFiles,
+    WantedFiles,
     gguf_variants,
     is_projector,
     is_safetensors,
+    wanted_files,
 )
-from inference.loading.sources.projectors import WantedFiles, wanted_files
 from inference.loading.sources.sources import fetch_files, parse_source
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError

@@ -150,7 +150,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file: str | None = None
     """The file or GGUF quant inside the source (``Q4_K_M``, ``model.gguf``); ``None``: the only one
     there, else the best that fits. Joined to it by ``+``, or alone: the mmproj file of its vision
-    tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.projectors``."""
+    tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.files``."""
     revision: str | None = None
     sha256: str | None = None
     """The digest of the downloaded archive or file; another one is refused."""

@@ -29,15 +29,16 @@ from inference.loading.sources.files import (
     SAFETENSORS_INDEX,
     TEXT_FILES,
     ModelFiles,
+    choose_files,
     config_files,
     is_safetensors,
+    wanted_files,
 )
 from inference.loading.sources.folders import bytes_under
 from inference.loading.sources.hub import Hub, HuggingFaceHub, RepositoryListing, TransportError
 from inference.loading.sources.hub_cache import repository_dir
 from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource
 from inference.loading.sources.pending import PendingFile, pending_add, pending_remove
-from inference.loading.sources.projectors import choose_files, wanted_files
 from inference.loading.sources.resumed import partial_of
 from inference.loading.sources.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture, may_read_images

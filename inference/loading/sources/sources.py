@@ -16,9 +16,14 @@ from pathlib import Path
 
 from inference.loading.progress import OnProgress
 from inference.loading.sources.checksum import check_sha256
-from inference.loading.sources.files import ModelFiles, is_gguf_name
+from inference.loading.sources.files import (
+    ModelFiles,
+    WantedFiles,
+    choose_files,
+    is_gguf_name,
+    wanted_files,
+)
 from inference.loading.sources.hub_sources import hub_schemes, hub_source
-from inference.loading.sources.projectors import WantedFiles, choose_files, wanted_files
 from inference.loading.sources.wheels import pypi
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.loading.sources.projectors import (
+from inference.loading.sources.files import (
     WantedFiles,
     choose_files,
     projector_beside,
