@@ -1,9 +1,24 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from inference.loading.sources.files import check_shards, choose_weights, gguf_variants
-from inference.protocol.load_errors import MissingFileError, QuantizationNotFoundError
+from inference.loading.sources.files import (
+    WantedFiles,
+    check_shards,
+    choose_files,
+    choose_weights,
+    gguf_variants,
+    projector_beside,
+    wanted_files,
+)
+from inference.loading.sources.sources import directory_files, path_files
+from inference.protocol.load_errors import (
+    BadSourceError,
+    MissingFileError,
+    QuantizationNotFoundError,
+)
 from tests.cases import each_case
 
 GB = 10**9
@@ -94,3 +109,121 @@ def test_a_missing_part_is_named() -> None:
         check_shards([name for name in SHARDS if "00002" not in name])
     with pytest.raises(MissingFileError, match=r"model-00001-of-00002\.safetensors"):
         check_shards(["model-00002-of-00002.safetensors"])
+
+
+TYPES = {
+    "x-Q4_K_M.gguf": 4 * GB,
+    "x-Q8_0.gguf": 8 * GB,
+    "mmproj-F32.gguf": 4 * GB,
+    "mmproj-F16.gguf": 2 * GB,
+    "mmproj-BF16.gguf": 2 * GB,
+    "mmproj-Q8_0.gguf": GB,
+}
+
+
+@each_case(
+    ("file", "weights", "projector"),
+    [
+        (None, None, None),
+        ("Q4_K_M", "Q4_K_M", None),
+        ("Q4_K_M+mmproj-F16.gguf", "Q4_K_M", "mmproj-F16.gguf"),
+        ("mmproj-F16.gguf+Q4_K_M", "Q4_K_M", "mmproj-F16.gguf"),
+        ("mmproj-F16.gguf", None, "mmproj-F16.gguf"),
+        ("none", None, "none"),
+        ("a+b-Q4_0.gguf+none", "a+b-Q4_0.gguf", "none"),
+        ("/models/a+b/mmproj-F16.gguf", None, "/models/a+b/mmproj-F16.gguf"),
+    ],
+)
+def test_what_a_load_s_file_names(
+    file: str | None, weights: str | None, projector: str | None
+) -> None:
+    assert wanted_files(file) == WantedFiles(weights, projector)
+
+
+def test_two_mmproj_files_are_refused() -> None:
+    with pytest.raises(BadSourceError, match="names 2 mmproj files"):
+        wanted_files("Q4_K_M+none+mmproj-F16.gguf")
+
+
+@each_case(
+    ("without", "found"),
+    [
+        ((), "mmproj-BF16.gguf"),
+        (("BF16",), "mmproj-F16.gguf"),
+        (("BF16", "F16"), "mmproj-Q8_0.gguf"),
+        (("BF16", "F16", "Q8_0"), "mmproj-F32.gguf"),
+        (("BF16", "F16", "Q8_0", "F32"), None),
+    ],
+)
+def test_the_preferred_type(without: tuple[str, ...], found: str | None) -> None:
+    sizes = {
+        name: size
+        for name, size in TYPES.items()
+        if name not in {f"mmproj-{quant}.gguf" for quant in without}
+    }
+    chosen = choose_files(sizes, wanted_files("Q4_K_M"), 0)
+    assert (chosen.weights, chosen.projector) == (("x-Q4_K_M.gguf",), found)
+    assert chosen.names == ("x-Q4_K_M.gguf", *([] if found is None else [found]))
+    assert projector_beside(sizes | {"model.safetensors": GB}, ["model.safetensors"]) is None
+
+
+@each_case(
+    ("weights", "found"),
+    [
+        ("Qwen3-VL-2B-Q4_K_M.gguf", "mmproj-Qwen3-VL-2B-F16.gguf"),
+        ("Qwen3-VL-2B-Instruct-Q8_0-00001-of-00002.gguf", "mmproj-Qwen3-VL-2B-Instruct-f16.gguf"),
+        ("Other-4B.Q4_0.gguf", "Other-4B.mmproj-f16.gguf"),
+        ("strange-Q4_0.gguf", "mmproj-model-f16.gguf"),
+    ],
+)
+def test_the_one_that_is_named_like_the_weights(weights: str, found: str) -> None:
+    names = (
+        "mmproj-Qwen3-VL-2B-F16.gguf",
+        "mmproj-Qwen3-VL-2B-Instruct-f16.gguf",
+        "Other-4B.mmproj-f16.gguf",
+        "mmproj-model-f16.gguf",
+        "another-model-Q4_0.gguf",
+    )
+    sizes = dict.fromkeys((*names, weights), GB)
+    assert projector_beside(sizes, [weights]) == found
+
+
+def test_one_of_another_name_where_there_is_one_model_alone() -> None:
+    sizes = {"gemma-Q4_0.gguf": GB, "gemma-Q8_0.gguf": GB, "mmproj-model-f16-4B.gguf": GB}
+    assert projector_beside(sizes, ["gemma-Q4_0.gguf"]) == "mmproj-model-f16-4B.gguf"
+    sizes["llama-Q4_0.gguf"] = GB
+    assert projector_beside(sizes, ["gemma-Q4_0.gguf"]) is None
+
+
+def test_beside_the_weights_or_in_a_folder_above() -> None:
+    sizes = {"Q4/x-Q4_0.gguf": GB, "mmproj-F16.gguf": GB, "other/mmproj-BF16.gguf": GB}
+    assert projector_beside(sizes, ["Q4/x-Q4_0.gguf"]) == "mmproj-F16.gguf"
+    sizes["Q4/mmproj-F32.gguf"] = GB
+    assert projector_beside(sizes, ["Q4/x-Q4_0.gguf"]) == "Q4/mmproj-F32.gguf"
+
+
+def test_it_counts_where_weights_are_chosen_by_their_size() -> None:
+    assert choose_files(TYPES, wanted_files(None), 10 * GB).weights == ("x-Q4_K_M.gguf",)
+    assert choose_files(TYPES, wanted_files("none"), 10 * GB).weights == ("x-Q8_0.gguf",)
+    text = choose_files(TYPES, wanted_files(None), 10 * GB, reads_images=False)
+    assert (text.weights, text.projector, text.is_text_only) == (("x-Q8_0.gguf",), None, False)
+
+
+def test_one_that_is_named(tmp_path: Path) -> None:
+    chosen = choose_files(TYPES, wanted_files("Q4_K_M+mmproj-F16.gguf"), 0)
+    assert (chosen.projector, chosen.is_projector_named) == ("mmproj-F16.gguf", True)
+    with pytest.raises(QuantizationNotFoundError, match=r"it holds mmproj-BF16.gguf, mmproj-F16"):
+        choose_files(TYPES, wanted_files("mmproj-Q2_K.gguf"), 0)
+    with pytest.raises(BadSourceError, match="these are safetensors"):
+        choose_files(TYPES | {"model.safetensors": 1}, wanted_files("mmproj-F16.gguf"), 0)
+    for name in TYPES:
+        (tmp_path / name).write_bytes(b"GGUF")
+    model = tmp_path / "x-Q8_0.gguf"
+    found = path_files(model, "mmproj-F16.gguf", 0)
+    assert found.all_weights == (model, tmp_path / "mmproj-F16.gguf")
+    assert path_files(model, "none", 0).all_weights == (model,)
+    assert directory_files(tmp_path, "Q8_0", 0).projector == tmp_path / "mmproj-BF16.gguf"
+    elsewhere = str(tmp_path / "mmproj-Q8_0.gguf")
+    assert path_files(model, elsewhere, 0).projector == Path(elsewhere)
+    with pytest.raises(BadSourceError, match="leave out 'Q4_K_M'"):
+        path_files(model, "Q4_K_M+none", 0)
