@@ -17,14 +17,16 @@ from pathlib import Path
 from inference.loading.sources.folders import bytes_under, files_under
 from inference.loading.sources.hub_cache import REPOSITORY_PREFIX, repository_dir
 from inference.loading.sources.hub_sources import hub_directories
-from inference.loading.sources.pending import (
+from inference.loading.sources.resumed import (
+    INCOMPLETE,
     Pending,
+    is_being_written,
+    partial_of,
     pending_blobs,
     pending_commits,
     pending_of,
     pending_remove,
 )
-from inference.loading.sources.resumed import INCOMPLETE, is_being_written, partial_of
 from inference.loading.sources.wheels.pypi import PARTIAL_PREFIX, remove_abandoned
 from inference.loading.sources.wheels.unfinished import PREFIX as UNFINISHED_PREFIX
 from inference.loading.sources.wheels.unfinished import (

@@ -1,19 +1,27 @@
-"""Downloads a file by HTTP so that a transfer that was broken off continues where it ended.
+"""Downloads a file by HTTP so that a transfer that was broken off continues where it ended, and
+lists the files that a download still lacks.
 
     <target>.incomplete ─▶ GET, Range: bytes=<its size>- ─▶ checked ─▶ <target>, by one rename
+    <repository>/pending/<commit>.json     {file name: {"num_bytes": …, "etag": …}}
 
 The target's name has to stand for its bytes, as the hub's etags do: a partial file of that name is
 then the beginning of the same file. One process at a time writes it. A file beyond what the hub's
 network serves in one answer comes in pieces, each by a ``Range`` of its own.
+
+Pending files make a cached model partial. They are listed before the first byte, and removed as
+they become complete. Files of other quants of the same commit are pending only where they were
+asked for. Imports no torch.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 from inference.loading.sources.checksum import check_sha256
 from inference.protocol.load_errors import HashMismatchError
@@ -95,3 +103,63 @@ def _alone(file: BinaryIO) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class PendingFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    num_bytes: int
+    etag: str = ""
+    """Names its blob; empty where the hub's listing has none."""
+
+
+Pending = Mapping[str, PendingFile]
+_decode = msgspec.json.Decoder(dict[str, PendingFile]).decode
+
+
+def pending_add(repository: Path, commit: str, files: Pending) -> None:
+    _write_pending(repository, commit, {**pending_of(repository, commit), **files})
+
+
+def pending_remove(repository: Path, commit: str, names: Collection[str]) -> None:
+    left = {
+        name: file for name, file in pending_of(repository, commit).items() if name not in names
+    }
+    _write_pending(repository, commit, left)
+
+
+def pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
+    """Those that are not there yet; empty where nothing is known of a download."""
+    try:
+        files = _decode(_pending_path(repository, commit).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    snapshot = repository / "snapshots" / commit
+    return {name: file for name, file in files.items() if not (snapshot / name).exists()}
+
+
+def pending_commits(repository: Path) -> list[str]:
+    return sorted(path.stem for path in (repository / "pending").glob("*.json"))
+
+
+def pending_blobs(repository: Path) -> set[str]:
+    """Names of the partial files that the next download of something pending continues."""
+    return {
+        file.etag + INCOMPLETE
+        for commit in pending_commits(repository)
+        for file in pending_of(repository, commit).values()
+        if file.etag
+    }
+
+
+def _write_pending(repository: Path, commit: str, files: Pending) -> None:
+    path = _pending_path(repository, commit)
+    if not files:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(files))
+    written.replace(path)
+
+
+def _pending_path(repository: Path, commit: str) -> Path:
+    return repository / "pending" / f"{commit}.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inference.loading.sources.cached import delete_cached, list_cached, sweep_orphans
-from inference.loading.sources.pending import PendingFile, pending_add
+from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.protocol.load_errors import BadSourceError
 
 SOURCE = "huggingface:org/tiny"
