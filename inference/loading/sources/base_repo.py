@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.sources.hub_cache import REPOSITORY_PREFIX
+from inference.loading.sources.hub_sources import REPOSITORY_PREFIX
 from inference.protocol.load_errors import BadFileError, DownloadFailedError, LoadError
 from inference.settings.storage import HUGGINGFACE
 

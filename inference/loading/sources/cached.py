@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from inference.loading.sources.folders import bytes_under, files_under
-from inference.loading.sources.hub_cache import REPOSITORY_PREFIX, repository_dir
-from inference.loading.sources.hub_sources import hub_directories
+from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
 from inference.loading.sources.resumed import (
     INCOMPLETE,
     Pending,

@@ -26,8 +26,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from inference.loading.sources.deadline import DeadlineError, within
-from inference.loading.sources.hub_cache import repository_dir
 from inference.loading.sources.hub_http import open_client
+from inference.loading.sources.hub_sources import repository_dir
 from inference.loading.sources.resumed import transfer
 from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHITECTURE
 

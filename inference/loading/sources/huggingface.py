@@ -36,8 +36,7 @@ from inference.loading.sources.files import (
 )
 from inference.loading.sources.folders import bytes_under
 from inference.loading.sources.hub import Hub, HuggingFaceHub, RepositoryListing, TransportError
-from inference.loading.sources.hub_cache import repository_dir
-from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource
+from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource, repository_dir
 from inference.loading.sources.resumed import PendingFile, partial_of, pending_add, pending_remove
 from inference.loading.sources.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture, may_read_images

@@ -27,8 +27,7 @@ from inference.loading.sources.cached import (
     sweep_orphans,
 )
 from inference.loading.sources.disk import free_disk_bytes
-from inference.loading.sources.hub_cache import hub_cache_dir
-from inference.loading.sources.hub_sources import is_downloaded
+from inference.loading.sources.hub_sources import hub_cache_dir, is_downloaded
 from inference.loading.sources.sources import parse_source
 from inference.logs.throttled import ThrottledLog
 from inference.neuron.errors import LoadRefusedError

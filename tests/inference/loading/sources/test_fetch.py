@@ -11,7 +11,7 @@ import pytest
 
 from inference.loading.sources import fetch
 from inference.loading.sources.fetch import Fetched, FetchFailed, FetchOrder
-from inference.loading.sources.hub_cache import hub_cache_dir, repository_dir
+from inference.loading.sources.hub_sources import hub_cache_dir, repository_dir
 from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec

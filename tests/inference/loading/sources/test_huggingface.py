@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from inference.loading.sources import disk, huggingface
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub import HuggingFaceHub
-from inference.loading.sources.hub_cache import hub_cache_dir
+from inference.loading.sources.hub_sources import hub_cache_dir
 from inference.protocol.load_errors import (
     BadSourceError,
     DiskFullError,

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from inference.loading.sources import resumed
 from inference.loading.sources.cached import list_cached
-from inference.loading.sources.hub_cache import hub_cache_dir, repository_dir
+from inference.loading.sources.hub_sources import hub_cache_dir, repository_dir
 from inference.loading.sources.resumed import is_being_written, partial_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
