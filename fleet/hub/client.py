@@ -34,7 +34,6 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from fleet.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
 from fleet.hub.offers import HubRepository
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     ModelFiles,
@@ -43,7 +42,7 @@ from inference.loading.sources.files import (
     is_safetensors,
     wanted_files,
 )
-from inference.loading.sources.hub import HuggingFaceHub, text_architecture
+from inference.loading.sources.hub import DeadlineError, HuggingFaceHub, text_architecture, within
 from inference.loading.sources.hub_sources import (
     HubSource,
     default_scheme,

@@ -1,17 +1,21 @@
 """A hub of Hugging Face's protocol: what a repository holds, and its files by way of the cache.
 
 With HF_HUB_OFFLINE nothing is asked. huggingface_hub never resumes a file, so blobs are transferred
-by ``resumed`` and linked by huggingface_hub.
+by ``resumed`` and linked by huggingface_hub, whose HTTP client asks the proxy that the environment
+names for a URL.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import httpx2
 from huggingface_hub import (
     HfApi,
     constants,
@@ -19,17 +23,17 @@ from huggingface_hub import (
     get_hf_file_metadata,
     hf_hub_download,
     hf_hub_url,
+    is_offline_mode,
     set_client_factory,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from inference.loading.sources.deadline import DeadlineError, within
-from inference.loading.sources.hub_http import open_client
 from inference.loading.sources.hub_sources import repository_dir
 from inference.loading.sources.resumed import transfer
 from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHITECTURE
+from inference.proxies import UnsupportedProxyError, proxy_for
 
 ANSWER_LIMIT_S = 10.0
 """The time limit of each read."""
@@ -39,6 +43,70 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+HUB_THREADS = threading.BoundedSemaphore(8)
+"""Threads that are free for questions to the hub."""
+
+Result = TypeVar("Result")
+
+
+class DeadlineError(Exception):
+    """There was no answer in time, or earlier questions have no answer yet."""
+
+
+def within(
+    limit_s: float, ask: Callable[[], Result], *, threads: threading.BoundedSemaphore = HUB_THREADS
+) -> Result:
+    """A total deadline for a question to the hub, whose client's time limits are for each read. One
+    without an answer is left to a daemon thread, which holds up no page and no shutdown. Raises
+    ``DeadlineError``, and what ``ask`` raises."""
+    if not threads.acquire(timeout=limit_s):
+        raise DeadlineError
+    answer: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked
+            answer.set_exception(error)
+        finally:
+            threads.release()
+
+    threading.Thread(target=run, name="deadline", daemon=True).start()
+    try:
+        return answer.result(timeout=limit_s)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise DeadlineError from None
+
+
+def open_client() -> httpx2.Client:
+    """With the redirects and timeouts of huggingface_hub's own, which sets them by request."""
+    return httpx2.Client(transport=ProxyingTransport(), follow_redirects=True, timeout=None)
+
+
+class ProxyingTransport(httpx2.BaseTransport):
+    """Chooses the proxy of each request: a hub redirects to other hosts. With HF_HUB_OFFLINE
+    nothing is asked. For many threads."""
+
+    def __init__(self) -> None:
+        self._by_proxy: dict[str | None, httpx2.HTTPTransport] = {}
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        if is_offline_mode():
+            raise OfflineModeIsEnabled(f"{request.url}: HF_HUB_OFFLINE is set")
+        try:
+            proxy = proxy_for(str(request.url))
+        except UnsupportedProxyError as error:
+            raise httpx2.ProxyError(str(error), request=request) from error
+        if proxy not in self._by_proxy:
+            self._by_proxy.setdefault(proxy, httpx2.HTTPTransport(proxy=proxy))
+        return self._by_proxy[proxy].handle_request(request)
+
+    def close(self) -> None:
+        for transport in self._by_proxy.values():
+            transport.close()
+
 
 set_client_factory(open_client)
 

@@ -18,9 +18,8 @@ from fleet.hub.client import HubClient
 from fleet.hub.offers import offers_of
 from inference.loading.costs.read_costs import read_costs
 from inference.loading.sources import hub
-from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.files import ModelFiles
-from inference.loading.sources.hub import HuggingFaceHub
+from inference.loading.sources.hub import DeadlineError, HuggingFaceHub, within
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
