@@ -18,7 +18,7 @@ from pathlib import Path
 from inference.loading.adapters.adapter_config import AdapterConfig, read_adapter_config
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.sources.checksum import check_sha256
+from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.hub_sources import hub_source
 from inference.loading.sources.sources import parse_source
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from inference.loading.sources.folders import bytes_under, files_under
+from inference.loading.sources.disk import bytes_under, files_under
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
 from inference.loading.sources.resumed import (
     INCOMPLETE,

@@ -1,15 +1,30 @@
-"""Is there room on the disk for a download? Asked before it starts, and while it runs."""
+"""Downloaded files on the disk: whether there is room for them, what lies under a folder, and
+whether a file is what the load spec pinned. Room is checked before a download starts, and while it
+runs."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from inference.protocol.load_errors import DiskFullError, DownloadFailedError, LoadError
+from inference.loading.progress import OnProgress
+from inference.protocol.load_errors import (
+    DiskFullError,
+    DownloadFailedError,
+    HashMismatchError,
+    LoadError,
+)
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 RESERVE_BYTES = 64 * 1024**2
 """Left for everybody else on that disk: logs, the database."""
+CHUNK_BYTES = 256 * 1024 * 1024
+"""Read between two messages of progress."""
+BUFFER_BYTES = 1024 * 1024
 
 
 def free_disk_bytes(directory: Path) -> int:
@@ -39,3 +54,40 @@ def unwritten(error: OSError, directory: Path) -> LoadError:
     if is_disk_full(error):
         return DiskFullError(f"the disk of {directory} was full: {error}")
     return DownloadFailedError(f"{directory} cannot be written: {error}")
+
+
+def bytes_under(directory: Path) -> int:
+    """What all files there take now, links left out."""
+    return sum(stats.st_size for path, stats in files_under(directory) if not path.is_symlink())
+
+
+def files_under(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Sorted within each folder. Files and folders that vanish meanwhile are left out."""
+    for folder, _, names in os.walk(directory):
+        for name in sorted(names):
+            path = Path(folder, name)
+            try:
+                yield path, path.stat()
+            except FileNotFoundError:
+                continue
+
+
+def check_sha256(path: Path, expected: str, on_progress: OnProgress = lambda _: None) -> None:
+    """Reads the whole file, which takes minutes for a large one. Raises ``HashMismatchError``."""
+    digest, done, total = hashlib.sha256(), 0, path.stat().st_size
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while num_bytes := file.readinto(buffer):
+            digest.update(buffer[:num_bytes])
+            done += num_bytes
+            if done % CHUNK_BYTES < num_bytes:
+                on_progress(
+                    LoadProgress(
+                        stage=LoadStage.PREFLIGHT, done=done, total=total, detail="its sha256"
+                    )
+                )
+    found = digest.hexdigest()
+    if found != expected.lower():
+        raise HashMismatchError(
+            f"{path.name} has the sha256 {found}, the spec pins {expected.lower()}"
+        )

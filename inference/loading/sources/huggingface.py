@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.progress import OnProgress
-from inference.loading.sources.disk import check_disk, is_disk_full
+from inference.loading.sources.disk import bytes_under, check_disk, is_disk_full
 from inference.loading.sources.files import (
     SAFETENSORS_INDEX,
     TEXT_FILES,
@@ -34,7 +34,6 @@ from inference.loading.sources.files import (
     is_safetensors,
     wanted_files,
 )
-from inference.loading.sources.folders import bytes_under
 from inference.loading.sources.hub import Hub, HuggingFaceHub, RepositoryListing, TransportError
 from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource, repository_dir
 from inference.loading.sources.resumed import PendingFile, partial_of, pending_add, pending_remove

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from inference.loading.sources.checksum import check_sha256
+from inference.loading.sources.disk import check_sha256
 from inference.protocol.load_errors import HashMismatchError
 
 INCOMPLETE = ".incomplete"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.loading.sources.folders import files_under
+from inference.loading.sources.disk import files_under
 from inference.loading.sources.hub_sources import HubSource, hub_source
 from inference.loading.sources.sources import Source, parse_source
 from inference.protocol.load import LoadSpec, draft_spec

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.loading.progress import OnProgress
-from inference.loading.sources.checksum import check_sha256
+from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.files import (
     ModelFiles,
     WantedFiles,
