@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
 )
 
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.loading.progress import OnProgress
+from inference.loading.progress import OnProgress, run_watched
 from inference.loading.sources.disk import bytes_under, check_disk, is_disk_full
 from inference.loading.sources.files import (
     SAFETENSORS_INDEX,
@@ -37,7 +37,6 @@ from inference.loading.sources.files import (
 from inference.loading.sources.hub import Hub, HuggingFaceHub, RepositoryListing, TransportError
 from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource, repository_dir
 from inference.loading.sources.resumed import PendingFile, partial_of, pending_add, pending_remove
-from inference.loading.sources.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture, may_read_images
 from inference.protocol.load_errors import (
     BadSourceError,

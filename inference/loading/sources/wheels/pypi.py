@@ -21,10 +21,9 @@ from pathlib import Path
 import psutil
 
 from inference.environment import Role, environment_for
-from inference.loading.progress import OnProgress
+from inference.loading.progress import OnProgress, run_watched
 from inference.loading.sources.disk import bytes_under, check_disk, check_sha256, is_disk_full
 from inference.loading.sources.files import is_gguf_name
-from inference.loading.sources.watched import run_watched
 from inference.loading.sources.wheels.unfinished import (
     alone_in,
     unfinished_directory,
