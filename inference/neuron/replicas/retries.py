@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from inference.backoff import Backoff
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_sources import hub_cache_dir
-from inference.loading.sources.source_identity import hub_identity, local_identity, weights_identity
+from inference.loading.sources.sources import hub_identity, local_identity, weights_identity
 from inference.neuron.loads.load import Load
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure

@@ -12,8 +12,12 @@ from inference.loading.sources.base_repo import original_of
 from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import hub_directories, hub_schemes
-from inference.loading.sources.source_identity import hub_identity
-from inference.loading.sources.sources import fetch_files, fetch_tokenizer, parse_source
+from inference.loading.sources.sources import (
+    fetch_files,
+    fetch_tokenizer,
+    hub_identity,
+    parse_source,
+)
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
     BadSourceError,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from inference.backoff import Backoff
-from inference.loading.sources.source_identity import hub_identity, local_identity
+from inference.loading.sources.sources import hub_identity, local_identity
 from inference.neuron.loads.load import Load
 from inference.neuron.replicas import retries
 from inference.neuron.replicas.retries import (
