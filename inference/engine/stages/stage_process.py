@@ -26,7 +26,7 @@ from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
 from inference.engine.stages.stage_building import build_runner, open_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
-from inference.loading.sources.wheels.pip_child import die_with_parent
+from inference.loading.sources.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
 
 

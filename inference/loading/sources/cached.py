@@ -16,6 +16,15 @@ from pathlib import Path
 
 from inference.loading.sources.disk import bytes_under, files_under
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
+from inference.loading.sources.pypi import (
+    PARTIAL_PREFIX,
+    UNFINISHED_PREFIX,
+    is_being_downloaded,
+    remove_abandoned,
+    unfinished_directory,
+    unfinished_wheel,
+    unfinished_wheel_bytes,
+)
 from inference.loading.sources.resumed import (
     INCOMPLETE,
     Pending,
@@ -25,14 +34,6 @@ from inference.loading.sources.resumed import (
     pending_commits,
     pending_of,
     pending_remove,
-)
-from inference.loading.sources.wheels.pypi import PARTIAL_PREFIX, remove_abandoned
-from inference.loading.sources.wheels.unfinished import PREFIX as UNFINISHED_PREFIX
-from inference.loading.sources.wheels.unfinished import (
-    is_being_downloaded,
-    unfinished_directory,
-    unfinished_wheel,
-    unfinished_wheel_bytes,
 )
 from inference.protocol.downloads import CachedFile, CachedModel
 from inference.protocol.load_errors import BadSourceError

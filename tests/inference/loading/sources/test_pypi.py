@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from inference.loading.sources.cached import delete_cached, list_cached
+from inference.loading.sources.pip_child import CHUNK_BYTES
+from inference.loading.sources.pypi import download, model_directory
 from inference.loading.sources.sources import fetch_files
-from inference.loading.sources.wheels.pip_child import CHUNK_BYTES
-from inference.loading.sources.wheels.pypi import download, model_directory
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
@@ -216,7 +216,7 @@ def test_pip_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_index:
         url = f"http://127.0.0.1:{silent_index.getsockname()[1]}/"
         code = (
-            "from pathlib import Path; from inference.loading.sources.wheels.pypi import download; "
+            "from pathlib import Path; from inference.loading.sources.pypi import download; "
             f"download('tiny-model', None, Path({str(tmp_path)!r}), lambda _: None)"
         )
         environment = os.environ | {"PIP_INDEX_URL": url, "PYTHONPATH": str(REPOSITORY_DIR)}

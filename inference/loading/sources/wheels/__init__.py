@@ -1,1 +1,0 @@
-"""Models inside wheels: fetched by pip's means, extracted once."""
