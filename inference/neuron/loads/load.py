@@ -257,7 +257,7 @@ class Load:
     """Files that were downloaded for it alone: as in ``inference.loading.sources.fetch``."""
     file_identity: str | None = None
     """The identity of its files on this disk, as they were when the load began
-    (``sources.weights_identity``)."""
+    (``sources.local_identity``)."""
     used: dict[str, int] = field(default_factory=dict)
     """Bytes that it had taken of each of its devices when it was loaded; empty: not measured."""
     asleep: AsleepBytes | None = None

@@ -33,7 +33,7 @@ from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY_DIR = Path(__file__).resolve().parents[5]
+REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 GGUF = b"GGUF" + bytes(50_000)
 
 
