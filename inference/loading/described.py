@@ -9,9 +9,11 @@ from pathlib import Path
 
 from inference.loading.config.checked_config import check_tower
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.config.hub_config import read_directory_config
-from inference.loading.config.learnt_config import learnt_config
-from inference.loading.config.malformed import refuses_malformed
+from inference.loading.config.hub_config import (
+    learnt_config,
+    read_directory_config,
+    refuses_malformed,
+)
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.gguf.tower import read_gguf_model

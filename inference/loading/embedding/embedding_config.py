@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.config.hub_config import read_directory_config, read_json
-from inference.loading.config.learnt_config import learnt_config
-from inference.loading.config.malformed import refuses_malformed
-from inference.loading.config.model_type import with_model_type
+from inference.loading.config.hub_config import (
+    learnt_config,
+    read_directory_config,
+    read_json,
+    refuses_malformed,
+    with_model_type,
+)
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 from inference.models.families.limits import check_counts

@@ -9,8 +9,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from inference.loading.config.checked_config import check_config
-from inference.loading.config.learnt_config import learnt_config
-from inference.loading.config.malformed import refuses_malformed
+from inference.loading.config.hub_config import learnt_config, refuses_malformed
 from inference.loading.gguf.header import GGUFHeader
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts

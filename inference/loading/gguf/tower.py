@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.loading.config.checked_config import check_tower
-from inference.loading.config.malformed import refuses_malformed
+from inference.loading.config.hub_config import refuses_malformed
 from inference.loading.gguf.config import gguf_keys, read_gguf_config
 from inference.loading.gguf.header import GGUFHeader, read_header, read_headers
 from inference.loading.sources.files import ModelFiles

@@ -13,8 +13,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.engine.load.load_report import sampling_warnings
-from inference.loading.config.hub_config import parse_config, read_directory_config
-from inference.loading.config.model_type import with_model_type
+from inference.loading.config.hub_config import parse_config, read_directory_config, with_model_type
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import MetadataValue, read_header
 from inference.models.config import RopeScaling

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from transformers import GPTNeoXConfig, MambaConfig, PreTrainedConfig
 
-from inference.loading.config.hub_config import parse_config
-from inference.loading.config.learnt_config import learnt_config
+from inference.loading.config.hub_config import learnt_config, parse_config
 from inference.protocol.load_errors import LoadError
 from tests.cases import each_case
 
