@@ -10,8 +10,7 @@ from django.db import models
 
 from fleet.catalogue import CatalogueEntry
 from fleet.models.columns import EMPTY_LIST, CatalogueColumns, setting_constraints
-from inference.loading.costs.model_costs import ModelCosts
-from inference.loading.costs.packed_costs import unpacked
+from inference.loading.costs.model_costs import ModelCosts, unpacked
 from inference.protocol.load_progress import PackedCosts
 
 

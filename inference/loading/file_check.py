@@ -73,7 +73,7 @@ def check(order: FileCheckOrder) -> FileCheckResult:
 
 def _costs(order: FileCheckOrder) -> PackedCosts:
     """Raises ``LoadError``."""
-    from inference.loading.costs.packed_costs import packed
+    from inference.loading.costs.model_costs import packed
     from inference.loading.costs.read_costs import read_costs
 
     paths = [Path(path) for path in order.weights]

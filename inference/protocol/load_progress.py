@@ -1,5 +1,5 @@
 """Progress and failures of loads, and the costs of the layers of a model that did not fit:
-``inference.loading.costs.packed_costs`` converts plans' costs."""
+``inference.loading.costs.model_costs`` converts plans' costs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ from fleet.services.jobs.load_jobs import load_job_start
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reloads import reload_job_start
 from fleet.services.jobs.steps import job_create, send_sleep
-from inference.loading.costs.packed_costs import packed
+from inference.loading.costs.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from metering.actor import Actor
 

@@ -16,7 +16,7 @@ from fleet.placement import Load, place_on
 from fleet.services.jobs.load_measurements import load_need_record
 from fleet.services.jobs.model_loads import placed_load_start
 from fleet.services.jobs.steps import spec_of
-from inference.loading.costs.packed_costs import packed, unpacked
+from inference.loading.costs.model_costs import packed, unpacked
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, PackedCosts

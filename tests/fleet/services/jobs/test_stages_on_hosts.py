@@ -20,7 +20,7 @@ from fleet.placement import Route, Wait
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.stage_orders import stage_load_call_off
-from inference.loading.costs.packed_costs import packed
+from inference.loading.costs.model_costs import packed
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
 from tests.fleet.placement.fleets import dense

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from inference.loading.config.hub_config import parse_config
-from inference.loading.costs.layer_costs import model_costs
 from inference.loading.costs.model_costs import ModelCosts
-from inference.loading.costs.stored_tensors import config_tensors
+from inference.loading.costs.read_costs import config_tensors, model_costs
 from inference.loading.preflight import CARD_BYTES_PER_WEIGHT, NATIVE_BYTES_PER_WEIGHT
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.protocol.load_errors import BadSourceError
