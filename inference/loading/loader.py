@@ -23,6 +23,7 @@ from inference.loading.devices import (
     ranks_on_one_device,
     use_device,
 )
+from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding.embedding_config import read_embedding_config
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.embedding.embedding_loader import open_embedding_model
@@ -42,7 +43,6 @@ from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
-from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
 from inference.loading.triton_needs import triton_problem
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization

@@ -43,8 +43,6 @@ IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 DENSE = "dense"
 BITS = {4: "INT4", 8: "INT8"}
 FP8_CODES = "F8_E4M3"
-
-
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 

@@ -9,6 +9,7 @@ import torch
 
 from inference.loading.config.checked_shapes import check_module_tensors
 from inference.loading.devices import choose_dtype, earlier_loads_on
+from inference.loading.directory_tokenizer import directory_tokenizer, separator_of_pairs
 from inference.loading.embedding.embedding_files import (
     OpenedEmbeddingModel,
     check_embedding_fits,
@@ -16,8 +17,6 @@ from inference.loading.embedding.embedding_files import (
 )
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
-from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
-from inference.loading.tokenizers.pair_tokens import separator_of_pairs
 from inference.models.embedding import declared_shapes
 from inference.models.embedding_config import EmbeddingConfig
 from inference.models.errors import UnsupportedModuleError

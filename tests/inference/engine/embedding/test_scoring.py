@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
+from inference.loading.directory_tokenizer import separator_of_pairs
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import open_model
-from inference.loading.tokenizers.pair_tokens import separator_of_pairs
 from inference.models.embedding import second_text
 from inference.neuron.text.embeddings import prepare_scoring
 from inference.neuron.text.model_text import ModelText

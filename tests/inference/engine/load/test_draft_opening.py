@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.loading.tokenizers.shared_vocabulary import check_shared_vocabulary
+from inference.loading.draft_check import check_shared_vocabulary
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import tokenizers
+
 from inference.protocol.load_errors import BadFileError, MissingFileError
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
@@ -62,3 +64,14 @@ def _fingerprint(paths: list[Path]) -> str:
     for path in paths:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def separator_of_pairs(directory: Path) -> int | None:
+    """The last token of the first text, where tokens of the second are of another type; ``None``:
+    the tokenizer has no types."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    encoded = tokenizer.encode("a", "b")
+    if 1 not in encoded.type_ids:
+        return None
+    first = encoded.type_ids.index(1)
+    return int(encoded.ids[first - 1]) if first else None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
+from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.protocol.load_errors import BadFileError, MissingFileError
 from inference.text.templates.template_sources import find_templates
 from tests.cases import each_case

@@ -1,1 +1,0 @@
-"""Tokenizers of directories, and vocabularies compared."""
