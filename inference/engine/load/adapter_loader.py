@@ -11,7 +11,7 @@ from inference.engine.adapters import LoadedAdapter
 from inference.engine.errors import AdapterError
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import OutOfMemoryFault
-from inference.loading.adapters.adapter_files import open_adapter
+from inference.loading.adapter_files import open_adapter
 from inference.models.backend import AnyModel
 from inference.models.errors import UnsupportedAdapterError
 from inference.protocol.load import AdapterSpec

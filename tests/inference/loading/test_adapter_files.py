@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.loading.adapters.adapter_config import read_adapter_config
-from inference.loading.adapters.adapter_files import open_adapter
+from inference.loading.adapter_files import open_adapter, read_adapter_config
 from inference.models.config import ModelConfig
 from inference.models.layers.configs import ExpertsConfig
 from inference.protocol.load import AdapterSpec

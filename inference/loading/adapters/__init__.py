@@ -1,1 +1,0 @@
-"""An adapter's files, checked against its base model."""
