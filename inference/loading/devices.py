@@ -1,10 +1,14 @@
-"""Which device and dtype a load spec means on this host, and how much memory is free there."""
+"""Which device, dtype and KV format a load spec means on this host, and how much memory is free
+there."""
 
 from __future__ import annotations
 
 import torch
 
 from inference.loading.host_memory import host_memory
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import kv_format_on
+from inference.models.errors import UnsupportedKVError
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_errors import BadSourceError
 
@@ -72,3 +76,18 @@ def free_memory_bytes(device: torch.device) -> int:
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes)
     return host_memory().free_bytes
+
+
+def wanted_kv_format(spec: LoadSpec) -> KVFormat | None:
+    """``None``: automatic."""
+    return None if spec.kv_dtype == "auto" else spec.kv_dtype
+
+
+def planned_kv_format(spec: LoadSpec, device: torch.device, is_native: bool) -> KVFormat:
+    """Raises ``BadSourceError`` for a format that the path or the card has not."""
+    try:
+        return kv_format_on(
+            device, wanted_kv_format(spec), choose_dtype(spec, device), is_native=is_native
+        )
+    except UnsupportedKVError as error:
+        raise BadSourceError(str(error)) from None

@@ -20,6 +20,7 @@ from inference.loading.devices import (
     choose_dtype,
     earlier_loads_on,
     free_memory_bytes,
+    planned_kv_format,
     ranks_on_one_device,
     use_device,
 )
@@ -28,7 +29,6 @@ from inference.loading.embedding.embedding_config import read_embedding_config
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.embedding.embedding_loader import open_embedding_model
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
-from inference.loading.kv_choice import planned_kv_format
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
     PREFILL_TOKENS_PER_STEP,

@@ -27,7 +27,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.stages.built_stages import BuiltStages, build_stages
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import spec_of_stage
-from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
 from inference.loading.progress import OnProgress

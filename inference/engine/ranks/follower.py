@@ -48,8 +48,7 @@ from inference.engine.ranks.messages import (
 from inference.engine.serving.channel import Channel
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap, release_freed_memory
-from inference.loading.devices import free_memory_bytes
-from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.sources.pip_child import die_with_parent
 from inference.logs.setup import configure_logging

@@ -14,7 +14,7 @@ import torch
 from inference.engine.load.memory.memory_use import MemoryGauge
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import LaterStage, StagedModel
-from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.weights.stage_files import stage_ranges
 from inference.models.backend import AnyDevice, RemoteDevice

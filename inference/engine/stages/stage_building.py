@@ -24,7 +24,7 @@ from inference.engine.stages.replies import Replies
 from inference.engine.stages.row_link import UNREAD_ARRIVALS, RowLink, RowReader
 from inference.engine.stages.stage_runner import OnEvent, StageRunner, report_lost_link
 from inference.garbage import release_freed_memory
-from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.models.errors import UnsupportedKVError

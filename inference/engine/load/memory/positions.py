@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.engine.load.memory.kv_memory import cpu_kv_share, positions_that_fit
-from inference.loading.devices import free_memory_bytes, ranks_on_one_device
-from inference.loading.kv_choice import planned_kv_format
+from inference.loading.devices import free_memory_bytes, planned_kv_format, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.stages.layer_range import stage_config
 from inference.protocol.load import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.loading import loader
-from inference.loading.kv_choice import planned_kv_format
+from inference.loading.devices import planned_kv_format
 from inference.loading.loader import open_model
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native import build
