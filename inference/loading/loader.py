@@ -26,8 +26,7 @@ from inference.loading.devices import (
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding.embedding_config import read_embedding_config
-from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
-from inference.loading.embedding.embedding_loader import open_embedding_model
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, open_embedding_model
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,

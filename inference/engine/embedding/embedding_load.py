@@ -8,7 +8,7 @@ from inference.engine.embedding.embedding_engine import EmbeddingBounds, Embeddi
 from inference.engine.embedding.embedding_queue import EmbeddingLimits
 from inference.engine.embedding.embedding_runner import EmbeddingRunner
 from inference.engine.errors import DoesNotFitError, WarmupError
-from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import EmbedSequences, SequenceFailed

@@ -11,7 +11,7 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.speculation import drafts_problem
 from inference.loading.devices import wanted_kv_format
 from inference.loading.draft_check import check_draft_config, check_shared_vocabulary
-from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel

@@ -60,7 +60,7 @@ from inference.engine.stages.stage_specs import (
     stage_progress,
 )
 from inference.garbage import release_freed_memory
-from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.image_processor import open_image_processor
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress

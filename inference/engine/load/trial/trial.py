@@ -18,7 +18,7 @@ from inference.engine.load.trial.trial_steps import measure_prefill, run_largest
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
-from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.models.backend import AnyDevice, AnyModel
 from inference.models.step_input import NUM_LONE_STATES
 from inference.protocol.load import (

@@ -22,7 +22,7 @@ import torch
 
 from inference.garbage import release_freed_memory
 from inference.loading.adapter_files import open_adapter
-from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.models import registry
 from inference.models.embedding import EmbeddingModel
