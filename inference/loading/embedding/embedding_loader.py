@@ -1,5 +1,4 @@
-"""Opens an embedding model's files, as the loader does a decoder's: complete, counted, and sure to
-fit.
+"""Opens an embedding model's files: they are complete, counted, and sure to fit.
 
 Headers alone are read here. transformers reads the weights itself (``inference.models.embedding``).
 """

@@ -3,24 +3,32 @@
 A model may be split over several files. Tensors are returned as copies, and a tensor's pages leave
 memory as soon as it was read, so a load never holds the file beside the model. Several threads may
 read at once.
+
+Files of NVFP4 hold scales of whole tensors beside the weights, because blocks are scaled by eight
+bits, whose range is small:
+
+    blk.0.ffn_up.weight        blocks
+    blk.0.ffn_up.scale         one float32, or one for each expert of a stack
+    blk.0.ffn_up.input_scale   of activations of four bits, which nothing computes with
 """
 
 from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from inference.loading.gguf import quants as gguf_quants
+from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS
 from inference.loading.gguf.fields import Blocks
-from inference.loading.gguf.header import GGUFHeader, TensorInfo
-from inference.loading.gguf.scales import INPUT_SCALE, Scales, is_scale, read_scales, scaled
-from inference.loading.gguf.types import unreadable_reason
+from inference.loading.gguf.header import GGUFHeader, TensorInfo, unreadable_reason
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
@@ -32,7 +40,7 @@ from inference.models.weights.lazy import (
     Rows,
     row_range,
 )
-from inference.models.weights.stored import StoredWeight, written_out
+from inference.models.weights.stored import CodebookWeight, StoredWeight, written_out
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -40,6 +48,8 @@ MAPPED_AROUND = 2**20
 """The bytes on either side of a page that is read: more than a kernel maps unasked."""
 READ_AHEAD_BYTES = 64 * 2**20
 """How far behind a tensor its disk is read while the tensor is unpacked."""
+WEIGHT, SCALE, INPUT_SCALE = ".weight", ".scale", ".input_scale"
+Scales = npt.NDArray[np.float32]
 
 
 class GGUFTensorFiles:
@@ -221,3 +231,44 @@ def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
     """
     paired = np.arange(num_rows, dtype=np.int64).reshape(num_heads, -1, 2)
     return paired.swapaxes(1, 2).flatten()
+
+
+def is_scale(name: str, names: Collection[str]) -> bool:
+    """Whether the tensor ``name`` is a scale of another one. ``names``: of all."""
+    stem, dot, kind = name.rpartition(".")
+    return f"{dot}{kind}" in (SCALE, INPUT_SCALE) and stem + WEIGHT in names
+
+
+def read_scales(tensors: Mapping[str, TensorInfo]) -> dict[str, Scales]:
+    """Reads the scales by the names of their weights. Raises ``BadFileError``."""
+    found: dict[str, Scales] = {}
+    for name, info in tensors.items():
+        if name.endswith(SCALE) and is_scale(name, tensors):
+            weight = tensors[name.removesuffix(SCALE) + WEIGHT]
+            _check_scale(info, weight)
+            found[weight.name] = np.fromfile(
+                info.path, np.float32, info.num_elements, offset=info.offset
+            )
+    return found
+
+
+def scaled(weight: StoredWeight, scale: float) -> StoredWeight:
+    """``weight``: of a type with a table, whose unit takes the scale in."""
+    assert isinstance(weight, CodebookWeight)
+    book = weight.codebook
+    return replace(weight, codebook=replace(book, unit=book.unit * scale))
+
+
+def _check_scale(info: TensorInfo, weight: TensorInfo) -> None:
+    name = f"{info.path.name}: {info.name}"
+    num_experts = weight.shape[0] if len(weight.shape) == 3 else 1
+    if info.type != GGMLQuantizationType.F32 or info.num_elements not in (1, num_experts):
+        raise BadFileError(
+            f"{name} is {shape_in_words(info.shape)} in {info.type.name}; one F32 is read, or one "
+            f"for each of {num_experts} experts"
+        )
+    if weight.type not in CODEBOOK_UNPACKERS:
+        known = ", ".join(sorted(type.name for type in CODEBOOK_UNPACKERS))
+        raise BadFileError(
+            f"{name} is the scale of a weight of {weight.type.name}; scales are read of: {known}"
+        )

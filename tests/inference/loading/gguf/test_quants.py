@@ -14,8 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf import quants as gguf_quants
-from inference.loading.gguf.header import read_header
-from inference.loading.gguf.types import READABLE_TYPES
+from inference.loading.gguf.header import READABLE_TYPES, read_header
 from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
 from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.weights.stored import (
