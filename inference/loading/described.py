@@ -14,10 +14,9 @@ from inference.loading.config.hub_config import (
     read_directory_config,
     refuses_malformed,
 )
+from inference.loading.gguf.config import check_vocabulary, read_gguf_model
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tensors import GGUFTensorFiles
-from inference.loading.gguf.tower import read_gguf_model
-from inference.loading.gguf.vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.safetensors.model import open_safetensors
 from inference.loading.sources.files import ModelFiles

@@ -64,8 +64,8 @@ def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
     the load would quantise, and what it bounds. Raises ``LoadError``."""
     if files.is_gguf:
         # Hosts without neurons may lack the package gguf.
+        from inference.loading.gguf.config import read_gguf_model
         from inference.loading.gguf.header import read_header
-        from inference.loading.gguf.tower import read_gguf_model
 
         # A module of transformers would have to be imported, with torch.
         metadata = read_header(files.weights[0]).metadata

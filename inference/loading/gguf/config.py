@@ -1,23 +1,39 @@
-"""``ModelConfig`` from a GGUF file's header, read by the family that the file names. Imports no
-torch, but for a file of one of transformers' own modules."""
+"""``ModelConfig`` from GGUF headers, read by the family that the file names, with the vision tower
+of an mmproj file; and whether the file's vocabulary is whole. Imports no torch, but for a file of
+one of transformers' own modules.
+
+    model.gguf ─▶ header ─┐
+    mmproj.gguf ─▶ header ┴─▶ GGUFModel: the text model with images, or in words why without
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from inference.loading.config.checked_config import check_config
+from inference.loading.config.checked_config import check_config, check_tower
 from inference.loading.config.hub_config import learnt_config, refuses_malformed
-from inference.loading.gguf.header import GGUFHeader
+from inference.loading.gguf.header import GGUFHeader, read_header, read_headers
+from inference.loading.sources.files import ModelFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
 from inference.models.families.gguf_numbers import read_gguf
 from inference.models.families.limits import check_counts
-from inference.models.families.registry import check_gguf_architecture
+from inference.models.families.projector_keys import SECTION
+from inference.models.families.registry import check_gguf_architecture, family_of
+from inference.models.families.tower_gguf import UNUSED_TENSORS, projector_problem, read_projector
 from inference.models.families.transformers_modules import MODULES, check_module_keys
-from inference.protocol.load_errors import BadFileError
+from inference.models.vision_config import VisionConfig
+from inference.protocol.load_errors import BadFileError, BadSourceError
+
+TABLE = "token_embd.weight"
+SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
+"""The tokens whose ids are read."""
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:
@@ -57,3 +73,96 @@ def _rope_divisors(header: GGUFHeader) -> list[float] | None:
         raise BadFileError(f"{ROPE_FREQUENCIES} is stored as {info.type.name}; F32 is read")
     stored = np.fromfile(info.path, np.float32, info.num_elements, offset=info.offset)
     return [float(divisor) for divisor in stored]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFModel:
+    config: ModelConfig
+    header: GGUFHeader
+    """The text model's metadata, and the tensors of all files."""
+    projector: Path | None = None
+    """The mmproj file whose tensors are among them."""
+    no_images: str = ""
+    """A sentence for people: why the tower of an mmproj file beside the weights is not computed."""
+
+
+def read_gguf_model(files: ModelFiles, bounded: Callable[[ModelConfig], ModelConfig]) -> GGUFModel:
+    """``bounded``: the config with the size of images that its device takes, or without a tower.
+    Raises ``UnknownArchitectureError``, ``BadFileError``, ``MissingFileError``, and
+    ``BadSourceError`` for an mmproj file that was named and cannot be used."""
+    header = read_headers(files.weights)
+    config = read_gguf_config(header)
+    path = files.projector
+    if path is None:
+        return GGUFModel(config=config, header=header)
+    tower = read_header(path)
+    text = gguf_keys(header)
+    if problem := projector_problem(tower.metadata, text, family_of(config)):
+        problem = f"{path.name} is not used: {problem}"
+        if files.is_projector_named:
+            raise BadSourceError(problem)
+        return GGUFModel(config=config, header=header, no_images=f"no images: {problem}")
+    vision = _read_vision(tower, text)
+    config = bounded(check_tower(replace(config, vision=vision)))
+    if config.vision is None:
+        return GGUFModel(config=config, header=header)
+    return GGUFModel(config=config, header=_joined(header, tower), projector=path)
+
+
+def _read_vision(tower: GGUFHeader, text: GGUFKeys) -> VisionConfig:
+    """Raises ``BadFileError``."""
+    with refuses_malformed(f"the metadata of {tower.path.name}"):
+        check_counts(tower.metadata)
+        return read_projector(gguf_keys(tower, SECTION), text)
+
+
+def _joined(header: GGUFHeader, tower: GGUFHeader) -> GGUFHeader:
+    """Raises ``BadFileError`` where both hold a tensor of one name."""
+    of_tower = {name: info for name, info in tower.tensors.items() if name not in UNUSED_TENSORS}
+    if both := header.tensors.keys() & of_tower.keys():
+        raise BadFileError(
+            f"{header.path.name} and {tower.path.name} both hold the tensor {min(both)}"
+        )
+    return replace(header, tensors={**header.tensors, **of_tower})
+
+
+def check_vocabulary(header: GGUFHeader) -> None:
+    """Checks that there are as many tokens as the embedding has rows, a type or score for each
+    where the file has any, and that special tokens are among them. A file without a vocabulary
+    passes: its tokenizer comes from elsewhere. Raises ``BadFileError``."""
+    metadata = header.metadata
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return
+    _check_list(metadata, "tokens", str)
+    num_tokens = len(tokens) if isinstance(tokens, list) else 0
+    table = header.tensors.get(TABLE)
+    if table is not None and table.shape[0] != num_tokens:
+        raise BadFileError(
+            f"the vocabulary has {num_tokens} tokens, and the embedding {TABLE} has "
+            f"{table.shape[0]} rows"
+        )
+    _check_list(metadata, "merges", str)
+    for key, kind in (("token_type", int), ("scores", float)):
+        listed = _check_list(metadata, key, kind)
+        if listed is not None and len(listed) != num_tokens:
+            raise BadFileError(
+                f"tokenizer.ggml.{key} has {len(listed)} entries for {num_tokens} tokens"
+            )
+    for special in SPECIAL:
+        key = f"tokenizer.ggml.{special}_token_id"
+        token_id = metadata.get(key, 0)
+        if not isinstance(token_id, int) or not 0 <= token_id < num_tokens:
+            raise BadFileError(
+                f"{key} is {token_id!r}, which is outside the vocabulary of {num_tokens} tokens"
+            )
+
+
+def _check_list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any] | None:
+    """``None`` where the file has none. Raises ``BadFileError``."""
+    listed = metadata.get(f"tokenizer.ggml.{name}")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not all(isinstance(item, kind) for item in listed):
+        raise BadFileError(f"tokenizer.ggml.{name} is no list of {kind.__name__} values")
+    return listed
