@@ -3,18 +3,24 @@
     <cache>/tokenizers/<hash of the metadata>/ tokenizer.json, tokenizer_config.json
 
     metadata ─▶ convert ─▶ directory
-                   └ unknown rule, or no chat template ─▶ the base repository's files (base_repo.py)
+                   └ unknown rule, or no chat template ─▶ the base repository's files
+
+    general.source / base_model … repo_url ─▶ org/name ─▶ its tokenizer.json, its chat template
 
 Where the rule that splits text is not known, the tokenizer of the repository that the file was made
-from is used, and where the file names none it is refused. Imports no torch.
+from is used, and where the file names none it is refused. A repository's tokenizer is taken only
+where it gives every token of the file the same id: a file may name the model that it was fine-tuned
+from, with a vocabulary of its own. Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +31,28 @@ from inference.loading.gguf.tokenizer import (
     convert_tokenizer,
     own_config,
 )
-from inference.loading.sources.base_repo import (
-    FetchTokenizer,
-    base_chat_template,
-    base_repositories,
-    base_tokenizer,
-    no_repository,
-    original_of,
+from inference.loading.sources.hub_sources import REPOSITORY_PREFIX
+from inference.protocol.load_errors import (
+    BadFileError,
+    DownloadFailedError,
+    LoadError,
+    UnknownTokenizerError,
 )
-from inference.protocol.load_errors import UnknownTokenizerError
 from inference.settings.storage import HUGGINGFACE
 
 CONVERTER_VERSION = b"3"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
+log = logging.getLogger(__name__)
+HUB_URL = re.compile(r"^(?:https?://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)/?$")
+UNUSED_TYPE = 5
+"""The tokenizer.ggml.token_type of rows that only fill the embedding up, no token elsewhere."""
+FetchTokenizer = Callable[[str], Path]
+"""Repository (of a named source with its scheme) to a folder with its tokenizer files. Raises
+``LoadError``."""
+
+
+def no_repository(repo: str) -> Path:
+    raise DownloadFailedError(f"{repo} is not fetched here")
 
 
 def tokenizer_directory(
@@ -109,3 +124,110 @@ def tokenizer_warnings(directory: Path) -> list[str]:
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return [config[WARNING]] if isinstance(config, dict) and WARNING in config else []
+
+
+def base_repositories(metadata: Metadata) -> list[str]:
+    """``org/name``, the file's own source first, then the models that it was made from."""
+    found = []
+    for url in _urls(metadata):
+        if isinstance(url, str) and (match := HUB_URL.match(url.strip())):
+            found.append(match.group(1))
+    return list(dict.fromkeys(found))
+
+
+def _urls(metadata: Metadata) -> Iterator[Any]:
+    yield metadata.get("general.source.huggingface.repository")
+    yield metadata.get("general.source.repo_url")
+    yield metadata.get("general.source.url")
+    yield metadata.get("general.repo_url")
+    yield metadata.get("general.url")
+    num_models = metadata.get("general.base_model.count", 0)
+    for index in range(min(num_models, len(metadata)) if isinstance(num_models, int) else 0):
+        yield metadata.get(f"general.base_model.{index}.repo_url")
+
+
+def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
+    """The repository whose name that of a downloaded GGUF repository is without ``-GGUF``, of the
+    same source: another one must neither learn the name nor answer for it."""
+    for part in directory.parts:
+        if part.startswith(REPOSITORY_PREFIX) and part.lower().endswith("-gguf"):
+            name = part.removeprefix(REPOSITORY_PREFIX)[: -len("-gguf")].replace("--", "/")
+            return [name if scheme == HUGGINGFACE else f"{scheme}:{name}"]
+    return []
+
+
+def base_tokenizer(
+    metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, also: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
+    whose vocabulary is the file's. ``also``: repositories to try after those that it names. Raises
+    ``BadFileError``, which lists the repositories that were tried."""
+    tried = []
+    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
+        try:
+            directory = fetch(repo)
+            definition = (directory / "tokenizer.json").read_text(encoding="utf-8")
+            _check_same_vocabulary(repo, json.loads(definition), metadata)
+            return definition, _read_config(directory)
+        except (LoadError, OSError, ValueError) as error:
+            tried.append(str(error))
+    because = "; ".join(tried) or "its metadata names no repository to take the tokenizer from"
+    raise BadFileError(
+        f"{cause}, and {because}; put the original model's tokenizer.json and "
+        "tokenizer_config.json beside the file"
+    ) from cause
+
+
+def base_chat_template(metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str] = ()) -> Any:
+    """A template's text, a list of named ones, or ``None`` where none can be had."""
+    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
+        try:
+            directory = fetch(repo)
+        except LoadError as error:
+            log.warning("no chat template from %s: %s", repo, error)
+            continue
+        jinja_file = directory / "chat_template.jinja"
+        if jinja_file.is_file():
+            return jinja_file.read_text(encoding="utf-8")
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if template := _read_json(directory / name).get("chat_template"):
+                return template
+    return None
+
+
+def _check_same_vocabulary(repo: str, definition: Mapping[str, Any], metadata: Metadata) -> None:
+    """Raises ``BadFileError`` naming the first token that differs."""
+    ids = _token_ids(definition)
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+        if kind != UNUSED_TYPE and ids.get(token) != token_id:
+            raise BadFileError(
+                f"{repo} has another vocabulary: the file's token {token_id} is {token!r}, which "
+                f"there is {ids.get(token, 'no token')}"
+            )
+
+
+def _token_ids(definition: Mapping[str, Any]) -> dict[str, int]:
+    vocabulary = definition["model"]["vocab"]
+    if isinstance(vocabulary, list):  # unigram: (piece, score) pairs
+        vocabulary = {piece: token_id for token_id, (piece, _) in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
+    return {**vocabulary, **added}
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    config = _read_json(directory / "tokenizer_config.json")
+    jinja_file = directory / "chat_template.jinja"
+    if jinja_file.is_file():
+        config["chat_template"] = jinja_file.read_text(encoding="utf-8")
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise BadFileError(f"{path.name} does not hold a JSON object")
+    return value

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.loading.sources.base_repo import original_of
+from inference.loading.gguf.tokenizer_files import original_of
 from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import hub_directories, hub_schemes

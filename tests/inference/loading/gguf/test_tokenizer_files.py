@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import convert_tokenizer
-from inference.loading.gguf.tokenizer_files import tokenizer_directory
-from inference.loading.sources.base_repo import base_repositories
+from inference.loading.gguf.tokenizer_files import base_repositories, tokenizer_directory
 from inference.protocol.load_errors import BadFileError, DownloadFailedError
 from tests.cases import each_case
 
