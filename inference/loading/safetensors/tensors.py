@@ -1,16 +1,23 @@
-"""Tensors of a safetensors model (one file or shards), memory-mapped: as the files hold them."""
+"""Tensors of a safetensors model (one file or shards), memory-mapped: as the files hold them.
+
+The library checks that tensors lie in the file, and apart; it leaves unchecked that no tensor is
+named twice, and reads the last, so that is checked here.
+
+    8 bytes: the header's length | header, JSON | tensors' bytes
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 
-from inference.loading.safetensors.header import open_checked
 from inference.models.weights.stored import DenseWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
@@ -22,6 +29,9 @@ INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 """What ``interleaved_experts`` unpacks."""
+LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 100_000_000
+"""The library refuses longer ones."""
 
 
 class SafetensorsFiles:
@@ -105,3 +115,39 @@ class SafetensorsFiles:
             return self._files[name]
         except KeyError:
             raise MissingTensorError(f"the safetensors files have no tensor {name}") from None
+
+
+def open_checked(path: Path) -> Any:
+    """The library's handle, whose tensors are torch's. Reads the header alone. Raises
+    ``BadFileError``."""
+    check_names_once(path)
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def check_names_once(path: Path) -> None:
+    """Raises ``BadFileError``."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if length > min(MOST_HEADER_BYTES, path.stat().st_size - LENGTH_BYTES):
+                raise BadFileError(f"{path} ends inside its header; download or copy it again")
+            json.loads(file.read(length), object_pairs_hook=_once)
+    except _TwiceError as error:
+        raise BadFileError(f"{path.name} holds {error} twice") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+class _TwiceError(Exception):
+    """The message is the key."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+    return found
