@@ -1,5 +1,11 @@
 """A model as its configs and file headers describe it, checked to be one that can be built: its
-architecture first, then that every tensor is there, in its shape. Reads no weights."""
+architecture first, then that every tensor is there, in its shape. Reads no weights.
+
+    safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
+                   packed_files         stacked_experts          named_files           │
+    GGUF ─▶ the family's names ─▶ parts joined                                         │
+            gguf/tensors          named_files ─▶ each expert alone, expert_files ◀─────┘
+"""
 
 from __future__ import annotations
 
@@ -12,19 +18,29 @@ from inference.loading.config.checked_shapes import check_module_tensors, check_
 from inference.loading.config.hub_config import (
     learnt_config,
     read_directory_config,
+    read_json,
     refuses_malformed,
 )
 from inference.loading.gguf.config import check_vocabulary, read_gguf_model
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.image_processor import with_bounded_pixels
-from inference.loading.safetensors.model import open_safetensors
+from inference.loading.safetensors.packed_files import PackedFiles
+from inference.loading.safetensors.stacked_experts import cut_interleaved, cut_transposed
+from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
 from inference.loading.weights.expert_files import by_expert
-from inference.loading.weights.joined_tensors import with_joined_tensors
+from inference.loading.weights.named_files import (
+    NamedFiles,
+    with_joined_tensors,
+    with_predictor,
+    without_absent_tower,
+)
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
+from inference.models.families.family import Family
 from inference.models.families.predictor import has_gguf_predictor
+from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
 
 
@@ -68,8 +84,37 @@ def _described_safetensors(
     config = read_directory_config(files.directory)
     config = learnt_config(_bounded(config, files, device_type))
     with refuses_malformed("a header of the safetensors files"):
-        model = open_safetensors(files, config, wants_predictor=wants_predictor)
-    return DescribedModel(model.config, model.tensors, model.left_out, gguf_header=None)
+        return _opened_safetensors(files, config, wants_predictor=wants_predictor)
+
+
+def _opened_safetensors(
+    files: ModelFiles, config: ModelConfig, *, wants_predictor: bool
+) -> DescribedModel:
+    opened = _opened(files, has_integers=family_of(config).uses_transformers)
+    family = family_of(config)
+    config = without_absent_tower(config, opened.names)
+    if wants_predictor:
+        config = with_predictor(config, family, opened.names)
+    if isinstance(opened, SafetensorsFiles) and not family.uses_transformers:
+        opened = _cut(opened, family, config)
+    named = NamedFiles(opened, family, config)
+    # Only transformers knows what its own modules make of experts.
+    tensors = named if family.uses_transformers else by_expert(with_joined_tensors(named))
+    return DescribedModel(config, tensors, named.left_out, gguf_header=None)
+
+
+def _opened(files: ModelFiles, *, has_integers: bool) -> TensorFiles:
+    quantization = read_quantization(read_json(files.directory / "config.json"))
+    opened = SafetensorsFiles(
+        files.weights, is_quantized=quantization is not None, has_integers=has_integers
+    )
+    return opened if quantization is None else PackedFiles(opened, quantization)
+
+
+def _cut(files: SafetensorsFiles, family: Family, config: ModelConfig) -> TensorFiles:
+    if family.has_transposed_experts:
+        return cut_transposed(files, config.hidden_size)
+    return cut_interleaved(files)
 
 
 def _described_gguf(

@@ -12,8 +12,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from inference.loading.safetensors.stacked_experts import cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.safetensors.transposed_experts import cut_transposed
 from inference.loading.weights.expert_files import by_expert
 from tests.inference.loading.conftest import SIZES, save_gguf
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from inference.loading.gguf import quants as gguf_quants
-from inference.loading.safetensors.interleaved_experts import MXFP4, cut_interleaved, unpacked
+from inference.loading.safetensors.stacked_experts import MXFP4, cut_interleaved, unpacked
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.registry import find_family
 from inference.models.layers.attention import attend_with_sinks

@@ -1,12 +1,20 @@
-"""Experts as gpt-oss's files hold them, each as a matrix of its own: over ``SafetensorsFiles``.
+"""Stacks of experts, each expert as a matrix of its own: over ``SafetensorsFiles``.
 
-    file, as published                                        comes out as
+    gpt-oss's files, as published                             comes out as
     mlp.experts.gate_up_proj_blocks  (E, 2 out, in/32, 16)    mlp.experts.0.gate_proj.weight, rows
     mlp.experts.gate_up_proj_scales  (E, 2 out, in/32)        0, 2, 4 ... and mlp.experts.0.up_proj
     mlp.experts.gate_up_proj_bias    (E, 2 out)               .weight, rows 1, 3, 5 ...; biases too
     mlp.experts.down_proj_blocks     (E, out, in/32, 16)      mlp.experts.0.down_proj.weight
 
-Dense files have ``gate_up_proj`` (E, in, 2 out) and ``down_proj`` (E, in, out) instead.
+    Qwen3-VL's mixtures, inputs first                         comes out as
+    mlp.experts.gate_up_proj         (E, in, 2 inner)         mlp.experts.0.gate_proj.weight, first
+                                                              columns transposed, and .up_proj, its
+                                                              last
+    mlp.experts.down_proj            (E, inner, out)          mlp.experts.0.down_proj.weight
+
+Dense files of gpt-oss have ``gate_up_proj`` (E, in, 2 out) and ``down_proj`` (E, in, out) instead.
+Some files of Qwen3-VL's families have their outputs first, as others do; the model's width shows
+which.
 
 MXFP4 (OCP Microscaling Formats 1.0): 32 numbers of four bits share a power of two. Twice such a
 number is whole, so that a code of eight bits and half the scale hold it exactly.
@@ -14,6 +22,7 @@ number is whole, so that a code of eight bits and half the scale hold it exactly
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -44,7 +53,8 @@ BYTES_PER_GROUP = GROUP_FEATURES // 2 + 1
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
 Kind = Literal["weight", "bias"]
 
-_STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
+_INTERLEAVED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
+_TRANSPOSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +213,94 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
 def _ending(name: str) -> str | None:
     """The suffix of a stack's name: ``_blocks``, ``_scales``, ``_bias`` or empty; ``None`` for a
     name of no stack."""
-    match = _STACK.fullmatch(name)
+    match = _INTERLEAVED.fullmatch(name)
     return None if match is None else match[3] or ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns [first, last) of an expert in ``stack``."""
+
+    stack: str
+    expert: int
+    first: int
+    last: int
+
+
+def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
+    """``files`` themselves where they hold no such stacks."""
+    stacks = [
+        name for name in files.names if _is_transposed(name, files.shape_of(name), hidden_size)
+    ]
+    return TransposedExperts(files, stacks) if stacks else files
+
+
+def _is_transposed(name: str, shape: tuple[int, ...], hidden_size: int) -> bool:
+    match = _TRANSPOSED.fullmatch(name)
+    if match is None or len(shape) != 3 or shape[1] == shape[2]:
+        return False
+    inputs_first = (
+        (hidden_size, shape[2]) if match[2] == "gate_up_proj" else (shape[1], hidden_size)
+    )
+    return shape[1:] == inputs_first
+
+
+class TransposedExperts:
+    def __init__(self, files: SafetensorsFiles, stacks: Collection[str]) -> None:
+        self._files = files
+        self._others = set(files.names) - set(stacks)
+        self._parts = {
+            name: part for stack in stacks for name, part in self._parts_of(stack).items()
+        }
+
+    def _parts_of(self, stack: str) -> dict[str, _Columns]:
+        prefix, _, inner = stack.rpartition(".")
+        num_experts, _, num_columns = self._files.shape_of(stack)
+        names = ("gate_proj", "up_proj") if inner == "gate_up_proj" else ("down_proj",)
+        width = num_columns // len(names)
+        return {
+            f"{prefix}.{expert}.{name}.weight": _Columns(stack, expert, i * width, (i + 1) * width)
+            for expert in range(num_experts)
+            for i, name in enumerate(names)
+        }
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._parts.keys() | self._others
+
+    def dense(self, name: str) -> torch.Tensor:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.dense(self._other(name))
+        return self._files.columns(part.stack, part.expert, part.first, part.last).T.contiguous()
+
+    def stored(self, name: str) -> StoredWeight:
+        return DenseWeight(weight=self.dense(name))
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        """Never called: these experts are split already."""
+        return self._files.stored_rows(self._other(name), first, last)
+
+    def format_of(self, name: str) -> str:
+        part = self._parts.get(name)
+        return self._files.format_of(self._other(name) if part is None else part.stack)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.shape_of(self._other(name))
+        return part.last - part.first, self._files.shape_of(part.stack)[1]
+
+    def bytes_of(self, name: str) -> int:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.bytes_of(self._other(name))
+        return math.prod(self.shape_of(name)) * self._files.element_bytes(part.stack)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _other(self, name: str) -> str:
+        if name not in self._others:
+            raise MissingTensorError(f"the safetensors files have no tensor {name}")
+        return name
