@@ -43,12 +43,10 @@ from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.triton_needs import triton_problem
-from inference.loading.weights.opened_weights import OpenedWeights
+from inference.loading.weights.opened_weights import OpenedWeights, Unquantized, open_unquantized
+from inference.loading.weights.part_files import RankFiles, StageFiles, layers_of_stage, rank_shares
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
-from inference.loading.weights.rank_files import RankFiles, rank_shares
-from inference.loading.weights.stage_files import StageFiles, layers_of_stage
 from inference.loading.weights.tensor_files import TensorFiles, has_fp8
-from inference.loading.weights.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.cuda.expert_trial import has_expert_kernel
 from inference.models.families.registry import family_of

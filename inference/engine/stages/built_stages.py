@@ -16,7 +16,7 @@ from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import LaterStage, StagedModel
 from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel
-from inference.loading.weights.stage_files import stage_ranges
+from inference.loading.weights.part_files import stage_ranges
 from inference.models.backend import AnyDevice, RemoteDevice
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig

@@ -28,7 +28,7 @@ INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 """Tables and masks that files of transformers' own modules hold beside weights."""
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
-"""What ``interleaved_experts`` unpacks."""
+"""What ``stacked_experts`` unpacks."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
 """The library refuses longer ones."""

@@ -1,11 +1,15 @@
-"""The ``WeightSource`` over weight files: what models ask for, stacked, packed, accounted for."""
+"""The ``WeightSource`` over weight files: what models ask for, stacked, packed, accounted for. And
+the dense weights of a model that is quantised while it loads, which its quality is measured
+against."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
@@ -14,7 +18,10 @@ import torch
 from inference.loading.progress import OnProgress
 from inference.loading.weights.quantized_files import DENSE_FORMATS
 from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, row_reader
+from inference.models.config import ModelConfig
 from inference.models.families.predictor import PREDICTOR_HEAD
+from inference.models.families.registry import family_of
+from inference.models.families.roles import MATRIX_ROLES
 from inference.models.layers.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
 from inference.models.weights.lazy import LazyWeight, bias_or_zeros, lazy, stack_lazy
@@ -28,7 +35,7 @@ from inference.models.weights.stored import (
     stack,
     stack_fp8,
 )
-from inference.models.weights.weight_source import Embedding, Linear
+from inference.models.weights.weight_source import Embedding, Linear, WeightSource
 from inference.protocol.load_progress import LoadProgress, LoadStage
 
 OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})
@@ -224,3 +231,55 @@ def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
     if any(weight.bias is not None for weight in weights):
         weights = [replace(weight, bias=bias_or_zeros(weight)) for weight in weights]
     return stack(weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unquantized:
+    weights: WeightSource
+    format: str
+    """The format's name for people: BF16 …"""
+    fingerprint: str
+    """Stands for the files: it is another one where a file was written since, or is another."""
+
+
+def open_unquantized(
+    files: TensorFiles,
+    config: ModelConfig,
+    paths: Sequence[Path],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Unquantized:
+    """Nothing is read yet. On a CPU the products are in float32, whatever ``dtype``."""
+    exact = LinearFactory(
+        device,
+        torch.float32 if device.type == "cpu" else dtype,
+        prefill_copies=False,
+        exact=True,
+    )
+    return Unquantized(
+        weights=OpenedWeights(files, exact, lambda _: None),
+        format=files.format_of(_first_projection(files, config)),
+        fingerprint=_fingerprint(paths),
+    )
+
+
+def _first_projection(files: TensorFiles, config: ModelConfig) -> str:
+    """Whatever a family calls it: one weight of those that are quantised."""
+    names = set(files.names)
+    projections = (
+        name
+        for tensor in family_of(config).tensors(config)
+        if tensor.role in MATRIX_ROLES
+        for name in tensor.parts or (tensor.name,)
+    )
+    return next(name for name in projections if name in names)
+
+
+def _fingerprint(paths: Sequence[Path]) -> str:
+    """Names, sizes and times of writing: reading gigabytes again would take as long as measuring
+    does."""
+    digest = hashlib.sha256()
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()

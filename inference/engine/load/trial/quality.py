@@ -25,7 +25,7 @@ from inference.engine.load.trial.quality_text import QUALITY_TEXT
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
-from inference.loading.weights.unquantized import Unquantized
+from inference.loading.weights.opened_weights import Unquantized
 from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits

@@ -26,7 +26,7 @@ from inference.engine.ranks.messages import (
 )
 from inference.engine.ranks.ranked_model import RankedModel, meeting
 from inference.engine.serving.channel import Channel
-from inference.loading.weights.rank_files import RankFiles
+from inference.loading.weights.part_files import RankFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank

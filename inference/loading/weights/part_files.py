@@ -1,4 +1,5 @@
-"""``TensorFiles`` of which one rank reads its part: what ranks share out is cut as it is read."""
+"""``TensorFiles`` of which one rank or one stage reads its part: what ranks share out is cut as it
+is read, and a stage reads its layers' tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from inference.loading.preflight import FP8
 from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
 from inference.models.parallel.shares import (
@@ -22,13 +23,21 @@ from inference.models.parallel.shares import (
     input_groups,
     rank_share,
 )
+from inference.models.stages.layer_range import LayerRange, check_ranges
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
+    Fp8Weight,
     StoredWeight,
     with_tensors,
 )
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
+
+_UNGROUPED = DENSE_FORMATS | {FP8}
+_BLOCK_FEATURES: dict[str, int] = {
+    type.name: features for type, (features, _) in GGML_QUANT_SIZES.items()
+}
 
 
 class RankFiles:
@@ -119,15 +128,65 @@ def packing_groups(files: TensorFiles) -> Mapping[str, int]:
     return {name: _group(format) for name, format in formats if format not in _UNGROUPED}
 
 
-_UNGROUPED = DENSE_FORMATS | {FP8}
-
-
 def _group(format: str) -> int:
     """Safetensors' formats have groups, and so have GGUF's that are smaller than a block of theirs
     here."""
     return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
 
 
-_BLOCK_FEATURES: dict[str, int] = {
-    type.name: features for type, (features, _) in GGML_QUANT_SIZES.items()
-}
+class StageFiles:
+    """The tensors of a range of layers, by the whole model's names."""
+
+    def __init__(self, files: TensorFiles, layers: LayerRange) -> None:
+        self._files = files
+        self._names = [name for name in files.names if layers.has_tensor(name)]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._names
+
+    def dense(self, name: str) -> torch.Tensor:
+        return self._files.dense(name)
+
+    def stored(self, name: str) -> StoredWeight:
+        return self._files.stored(name)
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        return self._files.stored_rows(name, first, last)
+
+    def has_fp8(self, name: str) -> bool:
+        return has_fp8(self._files, name)
+
+    def fp8(self, name: str) -> Fp8Weight:
+        found = fp8_weight(self._files, name)
+        assert found is not None, "has_fp8 answers first"
+        return found
+
+    def format_of(self, name: str) -> str:
+        return self._files.format_of(name)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._files.shape_of(name)
+
+    def bytes_of(self, name: str) -> int:
+        return self._files.bytes_of(name)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def stage_ranges(spec: LoadSpec) -> list[LayerRange]:
+    return [LayerRange(*stage.layers) for stage in spec.stages]
+
+
+def layers_of_stage(spec: LoadSpec, config: ModelConfig, stage: int) -> LayerRange | None:
+    """``None``: the model is not divided into stages. Raises ``BadSourceError`` where the stages
+    are not the model's layers."""
+    if not spec.stages:
+        return None
+    ranges = stage_ranges(spec)
+    try:
+        check_ranges(config, ranges)
+    except UnsplittableError as error:
+        raise BadSourceError(str(error)) from None
+    return ranges[stage]
