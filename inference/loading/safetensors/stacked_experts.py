@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     TWICE_THE_MXFP4_VALUES,
@@ -41,7 +41,6 @@ from inference.models.weights.stored import (
 )
 from inference.protocol.load_errors import (
     BadFileError,
-    MissingTensorError,
     WrongShapeError,
     shape_in_words,
 )
@@ -72,10 +71,12 @@ def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
     return InterleavedExperts(files, biases) if biases else files
 
 
-class InterleavedExperts:
+class InterleavedExperts(WrappedFiles):
+    _files: SafetensorsFiles
+
     def __init__(self, files: SafetensorsFiles, biases: list[str]) -> None:
         """``biases``: names of the stacked ones. Raises ``BadFileError``."""
-        self._files = files
+        super().__init__(files)
         self._parts = {
             part_name: part
             for name in biases
@@ -129,7 +130,7 @@ class InterleavedExperts:
     def dense(self, name: str) -> torch.Tensor:
         part = self._parts.get(name)
         if part is None:
-            return self._files.dense(self._other(name))
+            return super().dense(name)
         if part.kind == "bias":
             return self._rows(self._files.part(f"{part.stack}_bias", part.expert), part)
         stored = self.stored(name)
@@ -138,7 +139,7 @@ class InterleavedExperts:
     def stored(self, name: str) -> StoredWeight:
         part = self._parts.get(name)
         if part is None:
-            return self._files.stored(self._other(name))
+            return super().stored(name)
         if not self._is_packed(part.stack):
             stacked = self._files.part(part.stack, part.expert).T
             return DenseWeight(weight=self._rows(stacked, part).contiguous())
@@ -152,14 +153,10 @@ class InterleavedExperts:
             return stacked
         return stacked[0 if part.projection == "gate_proj" else 1 :: 2]
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        """Never called: these experts are split already."""
-        return self._files.stored_rows(self._other(name), first, last)
-
     def format_of(self, name: str) -> str:
         part = self._parts.get(name)
         if part is None:
-            return self._files.format_of(self._other(name))
+            return super().format_of(name)
         if part.kind == "bias":
             return self._files.format_of(f"{part.stack}_bias")
         return MXFP4 if self._is_packed(part.stack) else self._files.format_of(part.stack)
@@ -167,7 +164,7 @@ class InterleavedExperts:
     def shape_of(self, name: str) -> tuple[int, ...]:
         part = self._parts.get(name)
         if part is None:
-            return self._files.shape_of(self._other(name))
+            return super().shape_of(name)
         _, features = self._files.shape_of(f"{part.stack}_bias")
         rows = features if part.projection == "down_proj" else features // 2
         if part.kind == "bias":
@@ -179,7 +176,7 @@ class InterleavedExperts:
     def bytes_of(self, name: str) -> int:
         part = self._parts.get(name)
         if part is None:
-            return self._files.bytes_of(self._other(name))
+            return super().bytes_of(name)
         num_elements = 1
         for size in self.shape_of(name):
             num_elements *= size
@@ -187,14 +184,6 @@ class InterleavedExperts:
             return num_elements // GROUP_FEATURES * BYTES_PER_GROUP
         source = f"{part.stack}_bias" if part.kind == "bias" else part.stack
         return num_elements * self._files.element_bytes(source)
-
-    def close(self) -> None:
-        self._files.close()
-
-    def _other(self, name: str) -> str:
-        if name not in self._others:
-            raise MissingTensorError(f"the safetensors files have no tensor {name}")
-        return name
 
 
 def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight") -> GroupedWeight:
@@ -245,9 +234,11 @@ def _is_transposed(name: str, shape: tuple[int, ...], hidden_size: int) -> bool:
     return shape[1:] == inputs_first
 
 
-class TransposedExperts:
+class TransposedExperts(WrappedFiles):
+    _files: SafetensorsFiles
+
     def __init__(self, files: SafetensorsFiles, stacks: Collection[str]) -> None:
-        self._files = files
+        super().__init__(files)
         self._others = set(files.names) - set(stacks)
         self._parts = {
             name: part for stack in stacks for name, part in self._parts_of(stack).items()
@@ -271,36 +262,24 @@ class TransposedExperts:
     def dense(self, name: str) -> torch.Tensor:
         part = self._parts.get(name)
         if part is None:
-            return self._files.dense(self._other(name))
+            return super().dense(name)
         return self._files.columns(part.stack, part.expert, part.first, part.last).T.contiguous()
 
     def stored(self, name: str) -> StoredWeight:
         return DenseWeight(weight=self.dense(name))
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        """Never called: these experts are split already."""
-        return self._files.stored_rows(self._other(name), first, last)
-
     def format_of(self, name: str) -> str:
         part = self._parts.get(name)
-        return self._files.format_of(self._other(name) if part is None else part.stack)
+        return super().format_of(name) if part is None else self._files.format_of(part.stack)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         part = self._parts.get(name)
         if part is None:
-            return self._files.shape_of(self._other(name))
+            return super().shape_of(name)
         return part.last - part.first, self._files.shape_of(part.stack)[1]
 
     def bytes_of(self, name: str) -> int:
         part = self._parts.get(name)
         if part is None:
-            return self._files.bytes_of(self._other(name))
+            return super().bytes_of(name)
         return math.prod(self.shape_of(name)) * self._files.element_bytes(part.stack)
-
-    def close(self) -> None:
-        self._files.close()
-
-    def _other(self, name: str) -> str:
-        if name not in self._others:
-            raise MissingTensorError(f"the safetensors files have no tensor {name}")
-        return name

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8, row_reader
+from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
 from inference.models.weights.lazy import RowReader
-from inference.models.weights.stored import Fp8Weight, StoredWeight, written_out
+from inference.models.weights.stored import StoredWeight, written_out
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
@@ -54,27 +54,29 @@ def by_expert(files: TensorFiles) -> TensorFiles:
     return files if parts.keys() == set(files.names) else ExpertFiles(files, parts)
 
 
-class ExpertFiles:
+class ExpertFiles(WrappedFiles):
     def __init__(self, files: TensorFiles, parts: dict[str, _Part]) -> None:
-        self._files = files
+        super().__init__(files)
         self._parts = parts
 
     @property
     def names(self) -> Collection[str]:
         return self._parts.keys()
 
+    def source(self, name: str) -> str:
+        return self._find(name).name
+
     def dense(self, name: str) -> torch.Tensor:
         part = self._find(name)
         if part.last is None:
-            return self._files.dense(part.name)
-        stored = self._files.stored_rows(part.name, part.first, part.last)
-        dense = written_out(stored)
+            return super().dense(name)
+        dense = written_out(self._files.stored_rows(part.name, part.first, part.last))
         return dense.view(-1) if part.is_bias else dense
 
     def stored(self, name: str) -> StoredWeight:
         part = self._find(name)
         if part.last is None:
-            return self._files.stored(part.name)
+            return super().stored(name)
         return self._files.stored_rows(part.name, part.first, part.last)
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
@@ -84,21 +86,11 @@ class ExpertFiles:
     def reader(self, name: str) -> RowReader | None:
         """Returns a reader of rows; ``None`` for an expert in a stack, which is small enough to be
         read whole."""
-        part = self._find(name)
-        return row_reader(self._files, part.name) if part.last is None else None
+        return super().reader(name) if self._find(name).last is None else None
 
     def has_fp8(self, name: str) -> bool:
         """A matrix of a stack is multiplied out."""
-        part = self._find(name)
-        return part.last is None and has_fp8(self._files, part.name)
-
-    def fp8(self, name: str) -> Fp8Weight:
-        found = fp8_weight(self._files, self._find(name).name)
-        assert found is not None, "has_fp8 answers first"
-        return found
-
-    def format_of(self, name: str) -> str:
-        return self._files.format_of(self._find(name).name)
+        return self._find(name).last is None and super().has_fp8(name)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         part = self._find(name)
@@ -113,9 +105,6 @@ class ExpertFiles:
         if part.num_rows is None:
             return num_bytes
         return num_bytes * part.num_rows // math.prod(self._files.shape_of(part.name)[:-1])
-
-    def close(self) -> None:
-        self._files.close()
 
     def _find(self, name: str) -> _Part:
         try:

@@ -17,12 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from inference.loading.weights.tensor_files import (
-    TensorFiles,
-    fp8_weight,
-    has_fp8,
-    row_reader,
-)
+from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
@@ -30,7 +25,7 @@ from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
 from inference.models.families.tower_gguf import FRAME_AXIS, PATCH_KERNEL
 from inference.models.weights.lazy import RowReader
-from inference.models.weights.stored import DenseWeight, Fp8Weight, StoredWeight
+from inference.models.weights.stored import DenseWeight, StoredWeight
 from inference.protocol.load_errors import MissingTensorError, WrongShapeError
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -39,9 +34,9 @@ NUM_PARTS = {PATCH_KERNEL: 2}
 """The number of parts of a tensor; any other has three."""
 
 
-class NamedFiles:
+class NamedFiles(WrappedFiles):
     def __init__(self, files: TensorFiles, family: Family, config: ModelConfig) -> None:
-        self._files = files
+        super().__init__(files)
         self._own_names: dict[str, str] = {}
         """Name that the model asks for -> name in the files."""
         self._num_left_out: Counter[str] = Counter()
@@ -67,36 +62,7 @@ class NamedFiles:
     def names(self) -> Collection[str]:
         return self._own_names.keys()
 
-    def dense(self, name: str) -> torch.Tensor:
-        return self._files.dense(self._find(name))
-
-    def stored(self, name: str) -> StoredWeight:
-        return self._files.stored(self._find(name))
-
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return self._files.stored_rows(self._find(name), first, last)
-
-    def has_fp8(self, name: str) -> bool:
-        return has_fp8(self._files, self._find(name))
-
-    def fp8(self, name: str) -> Fp8Weight:
-        found = fp8_weight(self._files, self._find(name))
-        assert found is not None, "has_fp8 answers first"
-        return found
-
-    def format_of(self, name: str) -> str:
-        return self._files.format_of(self._find(name))
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._files.shape_of(self._find(name))
-
-    def bytes_of(self, name: str) -> int:
-        return self._files.bytes_of(self._find(name))
-
-    def close(self) -> None:
-        self._files.close()
-
-    def _find(self, name: str) -> str:
+    def source(self, name: str) -> str:
         try:
             return self._own_names[name]
         except KeyError:
@@ -164,10 +130,10 @@ def _check(files: TensorFiles, whole: str, parts: Mapping[int, str]) -> None:
             raise WrongShapeError(name, first, shape)
 
 
-class JoinedFiles:
+class JoinedFiles(WrappedFiles):
     def __init__(self, files: TensorFiles, joined: Mapping[str, tuple[str, ...]]) -> None:
         """``joined``: the names of a tensor's parts, by its own."""
-        self._files = files
+        super().__init__(files)
         self._joined = joined
         parts = {part for names in joined.values() for part in names}
         self._names = (set(files.names) - parts) | joined.keys()
@@ -178,37 +144,32 @@ class JoinedFiles:
 
     def dense(self, name: str) -> torch.Tensor:
         if name not in self._joined:
-            return self._files.dense(name)
+            return super().dense(name)
         parts = [self._files.dense(part) for part in self._joined[name]]
         return torch.stack(parts, dim=FRAME_AXIS) if name == PATCH_KERNEL else torch.cat(parts)
 
     def stored(self, name: str) -> StoredWeight:
         if name in self._joined:
             return DenseWeight(weight=self.dense(name))
-        return self._files.stored(name)
+        return super().stored(name)
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
         if name in self._joined:
             return DenseWeight(weight=self.dense(name).flatten(0, -2)[first:last])
-        return self._files.stored_rows(name, first, last)
+        return super().stored_rows(name, first, last)
 
     def reader(self, name: str) -> RowReader | None:
-        return None if name in self._joined else row_reader(self._files, name)
+        return None if name in self._joined else super().reader(name)
 
     def has_fp8(self, name: str) -> bool:
-        return name not in self._joined and has_fp8(self._files, name)
-
-    def fp8(self, name: str) -> Fp8Weight:
-        found = fp8_weight(self._files, name)
-        assert found is not None, "has_fp8 answers first"
-        return found
+        return name not in self._joined and super().has_fp8(name)
 
     def format_of(self, name: str) -> str:
         return self._files.format_of(self._joined[name][0] if name in self._joined else name)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         if name not in self._joined:
-            return self._files.shape_of(name)
+            return super().shape_of(name)
         parts = self._joined[name]
         first = self._files.shape_of(parts[0])
         if name == PATCH_KERNEL:
@@ -217,6 +178,3 @@ class JoinedFiles:
 
     def bytes_of(self, name: str) -> int:
         return sum(self._files.bytes_of(part) for part in self._joined.get(name, (name,)))
-
-    def close(self) -> None:
-        self._files.close()

@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from inference.loading.preflight import FP8
 from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8
+from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
 from inference.models.parallel.shares import (
@@ -27,7 +27,6 @@ from inference.models.stages.layer_range import LayerRange, check_ranges
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
-    Fp8Weight,
     StoredWeight,
     with_tensors,
 )
@@ -40,9 +39,9 @@ _BLOCK_FEATURES: dict[str, int] = {
 }
 
 
-class RankFiles:
+class RankFiles(WrappedFiles):
     def __init__(self, files: TensorFiles, cuts: RankCuts) -> None:
-        self._files = files
+        super().__init__(files)
         self._zeroed = cuts.zeroed
         self._cuts = dict(cuts.cuts)
         self._names = [name for name in files.names if name not in cuts.absent]
@@ -66,8 +65,12 @@ class RankFiles:
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
         return with_tensors(self.stored(name), lambda tensor: tensor[first:last])
 
-    def format_of(self, name: str) -> str:
-        return self._files.format_of(name)
+    def reader(self, name: str) -> None:
+        """A part is cut from the whole."""
+
+    def has_fp8(self, name: str) -> bool:
+        """Blocks of scales are not cut: a part of fp8 is multiplied out."""
+        return False
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         shape = self._files.shape_of(name)
@@ -79,9 +82,6 @@ class RankFiles:
     def bytes_of(self, name: str) -> int:
         whole = math.prod(self._files.shape_of(name))
         return self._files.bytes_of(name) * math.prod(self.shape_of(name)) // whole
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
@@ -134,45 +134,16 @@ def _group(format: str) -> int:
     return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
 
 
-class StageFiles:
+class StageFiles(WrappedFiles):
     """The tensors of a range of layers, by the whole model's names."""
 
     def __init__(self, files: TensorFiles, layers: LayerRange) -> None:
-        self._files = files
+        super().__init__(files)
         self._names = [name for name in files.names if layers.has_tensor(name)]
 
     @property
     def names(self) -> Collection[str]:
         return self._names
-
-    def dense(self, name: str) -> torch.Tensor:
-        return self._files.dense(name)
-
-    def stored(self, name: str) -> StoredWeight:
-        return self._files.stored(name)
-
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return self._files.stored_rows(name, first, last)
-
-    def has_fp8(self, name: str) -> bool:
-        return has_fp8(self._files, name)
-
-    def fp8(self, name: str) -> Fp8Weight:
-        found = fp8_weight(self._files, name)
-        assert found is not None, "has_fp8 answers first"
-        return found
-
-    def format_of(self, name: str) -> str:
-        return self._files.format_of(name)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._files.shape_of(name)
-
-    def bytes_of(self, name: str) -> int:
-        return self._files.bytes_of(name)
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def stage_ranges(spec: LoadSpec) -> list[LayerRange]:

@@ -12,14 +12,14 @@ Norms, biases, routers of experts, and matrices whose sides fit no kernel stay d
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 
 from inference.loading.safetensors.tensors import INTEGER_BYTES
 from inference.loading.weights.quantize import Bits, quantize
-from inference.loading.weights.tensor_files import TensorFiles, row_reader
+from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
 from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
@@ -52,27 +52,20 @@ BYTES_PER_GROUP: dict[InSitu, int] = {
 }
 
 
-class QuantizedFiles:
+class QuantizedFiles(WrappedFiles):
     def __init__(
         self, files: TensorFiles, config: ModelConfig, wanted: InSitu, num_threads: int
     ) -> None:
+        super().__init__(files)
         self.wanted = wanted
-        self._files = files
         self._roles = roles_of(config)
         self._threads = SupervisedPool(num_threads, thread_name_prefix="quantise")
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._files.names
-
-    def dense(self, name: str) -> torch.Tensor:
-        return self._files.dense(name)
 
     def stored(self, name: str) -> StoredWeight:
         """Raises ``BadFileError`` for values that no group can hold."""
         becomes = self._becomes(name)
         if becomes is None or becomes == "fp8":
-            return self._files.stored(name)
+            return super().stored(name)
         try:
             return quantize(self._files.dense(name), BITS[becomes], self._threads)
         except ValueError as error:
@@ -80,24 +73,21 @@ class QuantizedFiles:
                 f"{name} cannot be quantised: {error}; load it with quantization none"
             ) from None
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        """The rows as stored in the file: a matrix is split before it is quantised."""
-        return self._files.stored_rows(name, first, last)
-
     def reader(self, name: str) -> RowReader | None:
-        return row_reader(self._files, name) if self._becomes(name) is None else None
+        return super().reader(name) if self._becomes(name) is None else None
+
+    def has_fp8(self, name: str) -> bool:
+        """Weights of fp8 are dense here, and are quantised."""
+        return False
 
     def format_of(self, name: str) -> str:
-        return self._becomes(name) or self._files.format_of(name)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._files.shape_of(name)
+        return self._becomes(name) or super().format_of(name)
 
     def bytes_of(self, name: str) -> int:
         """Returns the tensor's bytes once it is quantised."""
         becomes = self._becomes(name)
         if becomes is None:
-            return self._files.bytes_of(name)
+            return super().bytes_of(name)
         return math.prod(self.shape_of(name)) * BYTES_PER_GROUP[becomes] // GROUP_FEATURES
 
     def close(self) -> None:

@@ -75,3 +75,50 @@ def has_fp8(files: TensorFiles, name: str) -> bool:
 
 def fp8_weight(files: TensorFiles, name: str) -> Fp8Weight | None:
     return files.fp8(name) if isinstance(files, Fp8Files) and files.has_fp8(name) else None
+
+
+class WrappedFiles:
+    """``TensorFiles`` over others. A class derived from it overrides what it changes."""
+
+    def __init__(self, files: TensorFiles) -> None:
+        self._files = files
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.names
+
+    def source(self, name: str) -> str:
+        """The tensor's name in the files underneath. Raises ``MissingTensorError``."""
+        return name
+
+    def dense(self, name: str) -> torch.Tensor:
+        return self._files.dense(self.source(name))
+
+    def stored(self, name: str) -> StoredWeight:
+        return self._files.stored(self.source(name))
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        return self._files.stored_rows(self.source(name), first, last)
+
+    def reader(self, name: str) -> RowReader | None:
+        return row_reader(self._files, self.source(name))
+
+    def has_fp8(self, name: str) -> bool:
+        return has_fp8(self._files, self.source(name))
+
+    def fp8(self, name: str) -> Fp8Weight:
+        found = fp8_weight(self._files, self.source(name))
+        assert found is not None, "has_fp8 answers first"
+        return found
+
+    def format_of(self, name: str) -> str:
+        return self._files.format_of(self.source(name))
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._files.shape_of(self.source(name))
+
+    def bytes_of(self, name: str) -> int:
+        return self._files.bytes_of(self.source(name))
+
+    def close(self) -> None:
+        self._files.close()
