@@ -89,7 +89,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(document: object) -> AdapterConfig:
-    """Reads parsed JSON. Raises ``BadAdapterError``."""
+    """Raises ``BadAdapterError``."""
     if not isinstance(document, dict):
         raise BadAdapterError("adapter_config.json is not an object")
     _refuse_unsupported(document)
@@ -225,15 +225,13 @@ def read_adapter(path: Path, adapter: AdapterConfig, config: ModelConfig) -> Ada
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Names of an adapted weight's two tensors, and of the weight in the base model's files."""
-
     down: str
     up: str
     file_name: str
 
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
-    """The adapter's pairs of matrices, by the model's names of the weights."""
+    """By the model's names of the weights."""
     halves: dict[str, dict[str, str]] = {}
     for name in files.names:
         match = _TENSOR.fullmatch(name)
@@ -259,7 +257,6 @@ def _check(
     adapter: AdapterConfig,
     config: ModelConfig,
 ) -> None:
-    """Raises ``BadAdapterError``, naming the first that is wrong."""
     shapes = adaptable_shapes(config)
     for name, pair in pairs.items():
         if name not in shapes:

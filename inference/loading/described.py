@@ -142,15 +142,14 @@ def _described_gguf(
 
 
 def _bounded(config: ModelConfig, files: ModelFiles, device_type: str) -> ModelConfig:
-    """Returns the config with images bounded to what the device takes; without vision where the
-    files are to be a text model."""
+    """Bounds images to what the device takes, and leaves vision out where the files are to be a
+    text model."""
     if files.is_text_only:
         return replace(config, vision=None)
     return with_bounded_pixels(config, device_type, os.environ)
 
 
 def _check_tensors(described: DescribedModel) -> None:
-    """Raises ``MissingTensorError``, ``WrongShapeError``."""
     config = check_tower(described.config)
     check_tensors(config, described.files)
     if family_of(config).uses_transformers:

@@ -40,7 +40,6 @@ def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: s
 
 
 def _by_id(directory: Path) -> dict[int, str]:
-    """Returns the vocabulary by token id; never empty."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     return {token_id: text for text, token_id in tokenizer.get_vocab().items()} or {-1: ""}
 

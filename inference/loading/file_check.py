@@ -72,7 +72,6 @@ def check(order: FileCheckOrder) -> FileCheckResult:
 
 
 def _costs(order: FileCheckOrder) -> PackedCosts:
-    """Raises ``LoadError``."""
     from inference.loading.costs.model_costs import packed
     from inference.loading.costs.read_costs import read_costs
 
@@ -81,7 +80,6 @@ def _costs(order: FileCheckOrder) -> PackedCosts:
 
 
 def _check_files(order: FileCheckOrder) -> None:
-    """Raises ``LoadError``: that of the load."""
     # The neuron imports this module for its messages: readers are imported where they are used.
     from inference.loading.draft_check import check_draft_config, takes_draft_model
 
@@ -100,7 +98,7 @@ def _check_files(order: FileCheckOrder) -> None:
 
 
 def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
-    """``None``: a model that makes embeddings. Raises ``LoadError``."""
+    """``None``: a model that makes embeddings."""
     from inference.loading.described import describe_model
     from inference.loading.embedding.embedding_config import read_embedding_config
     from inference.loading.embedding.embedding_loader import check_embedding_tensors
@@ -119,7 +117,7 @@ def _is_local(spec: LoadSpec) -> bool:
 
 
 def _model_files(spec: LoadSpec, paths: Sequence[Path], free_memory_bytes: int) -> ModelFiles:
-    """``paths``: downloaded weights, the model's own first. Raises ``LoadError``."""
+    """``paths``: downloaded weights, the model's own first."""
     if _is_local(spec):
         # A hash would read the weights.
         spec = msgspec.structs.replace(spec, sha256=None)

@@ -102,7 +102,6 @@ class ImageFileProcessor:
     by their Exif orientation, the first frame of animations, without transparency."""
 
     def __init__(self, directory: Path, vision: VisionConfig) -> None:
-        """Raises ``LoadError``."""
         self._vision = vision
         make = MAKERS[vision.kind]
         self._patches: PatchMaker = make(vision, _declared(directory, vision))
@@ -117,7 +116,8 @@ class ImageFileProcessor:
         return np.ascontiguousarray(found, dtype=np.float32)
 
     def _decoded(self, data: bytes, grid: tuple[int, int, int]) -> Any:
-        """Looked at before its pixels are: no more of them than the request was counted by."""
+        """The size is checked before any pixel is decoded: there may be no more pixels than the
+        request was counted by."""
         from PIL import Image, ImageOps
 
         try:
@@ -266,7 +266,6 @@ def merged_patches(
 
 
 def _declared(directory: Path, vision: VisionConfig) -> dict[str, Any]:
-    """Raises ``LoadError``."""
     if vision.image_mean:
         return {"image_mean": list(vision.image_mean), "image_std": list(vision.image_std)}
     declared = read_json(directory / PROCESSOR)
@@ -274,7 +273,6 @@ def _declared(directory: Path, vision: VisionConfig) -> dict[str, Any]:
 
 
 def vision_input(config: ModelConfig) -> VisionInput | None:
-    """What the prompts of a model that is given images are rendered and counted by."""
     if (vision := config.vision) is None:
         return None
     return VisionInput(

@@ -168,8 +168,8 @@ def open_model(
 
 
 def _free_for_files(spec: LoadSpec, free_bytes: int) -> int:
-    """What the chosen files may take: stages add up their devices, those of other neurons by what
-    the plan allots to them. ``free_bytes``: of the one."""
+    """The memory that the chosen files may take: stages add up their devices, those of other
+    neurons by what the plan allots to them. ``free_bytes``: of the one device."""
     if not spec.stages:
         return free_bytes
     own = "" if spec.stage_of is None else spec.stages[spec.stage_of.index].neuron
@@ -179,7 +179,7 @@ def _free_for_files(spec: LoadSpec, free_bytes: int) -> int:
 
 
 def _quantized(described: DescribedModel, spec: LoadSpec, device: torch.device) -> TensorFiles:
-    """The same files where nothing changes. Raises ``BadSourceError``."""
+    """The same files where nothing changes."""
     files, config = described.files, described.config
     wanted = check_quantization(files, config, spec, device)
     if wanted is None:
@@ -198,7 +198,6 @@ def _tokenizer_dir(
     cache_dir: Path,
     on_progress: OnProgress,
 ) -> Path:
-    """Returns the directory of the tokenizer's files. Raises ``LoadError``."""
     if described.gguf_header is not None:
         return tokenizer_directory(
             described.gguf_header,
@@ -212,8 +211,8 @@ def _tokenizer_dir(
 def _config_of_part(
     config: ModelConfig, share: RankShare | None, layers: LayerRange | None
 ) -> ModelConfig:
-    """Returns the config of what a rank or a stage takes memory for. Later stages have no logits
-    and no images."""
+    """The config that a rank or a stage takes memory for. Later stages have no logits and no
+    images."""
     if share is not None:
         return rank_config(config, share)
     if layers is None:
@@ -225,7 +224,7 @@ def _config_of_part(
 def _memory_need(
     spec: LoadSpec, described: DescribedModel, device: torch.device, config: ModelConfig
 ) -> MemoryNeed:
-    """``config``: of what the device gets of the model."""
+    """``config``: of the device's part of the model."""
     files, earlier = described.files, earlier_loads_on(spec, device)
     dtype = choose_dtype(spec, device)
     is_native = _is_native(spec, device)
@@ -258,8 +257,8 @@ def _memory_need(
 
 
 def _quantized_tables(described: DescribedModel, device: torch.device) -> list[str]:
-    """Tables of tokens whose rows a card looks up in codes. Where the output head is tied to
-    one, the head is packed beside it."""
+    """Tables of tokens that stay in codes on a card, which looks rows up. An output head that is
+    tied to one is packed beside it."""
     files = described.files
     if device.type == "cpu" or family_of(described.config).uses_transformers:
         return []
@@ -272,7 +271,7 @@ def _quantized_tables(described: DescribedModel, device: torch.device) -> list[s
 
 
 def _has_packed_kernels(spec: LoadSpec, described: DescribedModel, device: torch.device) -> bool:
-    """Whether packed kernels run here, as far as that can be answered before one is tried."""
+    """As far as that can be answered before a kernel is tried."""
     is_exact = spec.dtype == "float32" or family_of(described.config).uses_transformers
     return device.type == "cuda" and not is_exact and triton_problem() is None
 
@@ -289,7 +288,7 @@ def _kept_format(described: DescribedModel, name: str, device: torch.device) -> 
 def _packed_experts(
     spec: LoadSpec, described: DescribedModel, device: torch.device
 ) -> dict[str, str]:
-    """The formats of experts that stay packed on a card, by name."""
+    """Formats of the experts that stay packed on a card, by name."""
     files = described.files
     is_packed = spec.dtype != "float32" and not family_of(described.config).uses_transformers
     if not is_packed or not has_expert_kernel(device):
@@ -303,7 +302,7 @@ def _packed_experts(
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:
-    """Whether the native kernels will run, as far as is known before the model is built."""
+    """Whether the native kernels will run, as far as that is known before the model is built."""
     is_cpu_float = device.type == "cpu" and choose_dtype(spec, device) == torch.float32
     return is_cpu_float and spec.tensor_parallel == 1 and find_compiler() is not None
 

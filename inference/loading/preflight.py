@@ -141,15 +141,15 @@ def memory_need(
 
 
 def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
-    """What one sequence of that length takes. Its state, where layers have one, is read in one slot
-    and written in another, beside the empty one."""
+    """Of one sequence. Its state, where layers have one, is read in one slot and written in
+    another, beside the empty one."""
     state_bytes = 3 * cache_layout(config).state_bytes_per_slot
     return kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS + state_bytes
 
 
 def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
-    """What one layer holds at once of each row, and twice the logits of rows that get a token:
-    adjusting them takes a copy. The vision tower runs first, on one image at a time."""
+    """The numbers of each row that one layer holds at once, and twice the logits of rows that get a
+    token: adjusting them takes a copy. The vision tower runs first, on one image at a time."""
     per_row = 3 * config.hidden_size + _mixer_numbers(config) + _mlp_numbers(config)
     rows = step.prompt_rows + step.decode_rows
     logit_rows = max(1, step.decode_rows) if rows else 0
@@ -159,7 +159,7 @@ def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -
 
 
 def _mixer_numbers(config: ModelConfig) -> int:
-    """How many numbers the widest of the layers' mixers projects a row to."""
+    """Numbers per row that the widest of the layers' mixers projects to."""
     heads = config.num_heads + 2 * config.num_kv_heads
     conv = 0 if config.short_conv is None else 3 * config.short_conv.channels
     mamba = 0 if config.mamba is None else 2 * config.mamba.projected_features
@@ -186,8 +186,8 @@ def _bytes_per_weight(format: str, dense_bytes: int) -> float:
 
 
 def _card_bytes_per_weight(format: str) -> float | None:
-    """The more of torch's kernel and the card's own, where there are both: the faster one is chosen
-    once both are there. ``None``: neither keeps it packed."""
+    """The larger of torch's kernel and the card's own, where both exist: the faster one is chosen
+    once both are built. ``None``: neither keeps it packed."""
     own = CARD_BYTES_PER_WEIGHT.get(format)
     if own is None or format in (MXFP4, FP8_FILES):
         return None

@@ -36,8 +36,7 @@ def triton_problem(
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:
-    """Finds the compiler that Triton chooses: what ``CC`` names, and nothing else where that is
-    set."""
+    """Triton's own choice: the compiler that ``CC`` names, and nothing else where that is set."""
     path = environment.get("PATH")
     named = environment.get("CC")
     candidates = COMPILERS if named is None else (named,)

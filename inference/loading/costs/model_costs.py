@@ -72,7 +72,6 @@ class ModelCosts:
 
     @property
     def weight_bytes(self) -> KindBytes:
-        """The weight bytes of the whole model."""
         total = self.outer_bytes
         for layer in self.layers:
             total = total + layer.weight_bytes + layer.expert_bytes

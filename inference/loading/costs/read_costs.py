@@ -248,7 +248,6 @@ def _family(config: ModelConfig) -> Family:
 
 
 def _format_of(hub: Json, quantization: str) -> Callable[[TensorRole], str]:
-    """The format of a tensor, by its role."""
     stored = _stored_format(hub)
     if stored is not None:
         return lambda tensor: stored if tensor.role in MATRIX_ROLES else DENSE
@@ -280,7 +279,7 @@ def _stored_format(hub: Json) -> str | None:
 
 
 def _compressed_weights(hub: Json) -> dict[str, Any]:
-    """How the first group of compressed-tensors has its weights."""
+    """The first group's weights, as compressed-tensors declares them."""
     declared = hub.get("quantization_config") or hub.get("compression_config")
     if not declared:
         declared = (hub.get("text_config") or {}).get("quantization_config") or {}

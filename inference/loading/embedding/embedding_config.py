@@ -96,7 +96,6 @@ def _read(directory: Path, config: Json) -> EmbeddingConfig | None:
 
 
 def _check_numbers(config: EmbeddingConfig) -> None:
-    """Raises ``BadFileError``."""
     if config.max_input_tokens < 1:
         raise BadFileError(f"the model reads {config.max_input_tokens} tokens at most")
     if not 0 <= config.pad_token_id < config.vocab_size:
@@ -121,7 +120,7 @@ def _classifies(config: Json) -> bool:
 
 
 def _activation(config: Json) -> Activation:
-    """What sentence-transformers would do: a sigmoid, unless the model declares none."""
+    """As sentence-transformers does: a sigmoid, unless the model declares none."""
     declared = config.get("sentence_transformers") or {}
     name = declared.get("activation_fn", config.get("sbert_ce_default_activation_function"))
     match str(name or "Sigmoid").rpartition(".")[2]:
@@ -161,8 +160,8 @@ def _bare_pooling(config: Json) -> Pooling:
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
-    """The pooling among the modules that sentence-transformers would run one after the other, and
-    whether a normalisation is among them."""
+    """From the modules that sentence-transformers would run one after the other; and whether a
+    normalisation is among them."""
     modules = _modules(directory)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):

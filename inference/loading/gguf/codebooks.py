@@ -102,7 +102,7 @@ def _super(
 def _grouped(
     codebook: Codebook, codes: Bytes, scales: npt.NDArray[np.float16], times: int = 1
 ) -> CodebookWeight:
-    """Each scale is that of ``times`` groups."""
+    """Each scale counts for ``times`` groups."""
     num_rows = codes.shape[0]
     return CodebookWeight(
         codebook=codebook,

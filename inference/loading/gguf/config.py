@@ -65,7 +65,6 @@ def gguf_keys(header: GGUFHeader, section: str | None = None) -> GGUFKeys:
 
 
 def _rope_divisors(header: GGUFHeader) -> list[float] | None:
-    """Raises ``BadFileError``."""
     info = header.tensors.get(ROPE_FREQUENCIES)
     if info is None:
         return None
@@ -110,14 +109,12 @@ def read_gguf_model(files: ModelFiles, bounded: Callable[[ModelConfig], ModelCon
 
 
 def _read_vision(tower: GGUFHeader, text: GGUFKeys) -> VisionConfig:
-    """Raises ``BadFileError``."""
     with refuses_malformed(f"the metadata of {tower.path.name}"):
         check_counts(tower.metadata)
         return read_projector(gguf_keys(tower, SECTION), text)
 
 
 def _joined(header: GGUFHeader, tower: GGUFHeader) -> GGUFHeader:
-    """Raises ``BadFileError`` where both hold a tensor of one name."""
     of_tower = {name: info for name, info in tower.tensors.items() if name not in UNUSED_TENSORS}
     if both := header.tensors.keys() & of_tower.keys():
         raise BadFileError(
@@ -159,7 +156,7 @@ def check_vocabulary(header: GGUFHeader) -> None:
 
 
 def _check_list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any] | None:
-    """``None`` where the file has none. Raises ``BadFileError``."""
+    """``None`` where the file has none."""
     listed = metadata.get(f"tokenizer.ggml.{name}")
     if listed is None:
         return None

@@ -142,8 +142,6 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 class _Cursor:
-    """Reads forward through the header."""
-
     def __init__(self, path: Path, view: mmap.mmap) -> None:
         self._path = path
         self._view = view
@@ -179,8 +177,6 @@ class _Cursor:
     def _named(
         self, what: str, count: int, read: Callable[[], tuple[str, Item]]
     ) -> dict[str, Item]:
-        """Reads ``count`` items by their names. Raises ``BadFileError`` for a name that comes
-        twice."""
         found: dict[str, Item] = {}
         for _ in range(count):
             name, item = read()
@@ -190,7 +186,7 @@ class _Cursor:
         return found
 
     def _check_room(self, count: int, least_bytes: int, what: str) -> None:
-        """Checks a declared count before anything is allocated for it. Raises ``BadFileError``."""
+        """Checks a declared count before anything is allocated for it."""
         room = (min(len(self._view), MOST_HEADER_BYTES) - self._at) // least_bytes
         if count > room:
             raise BadFileError(
@@ -208,7 +204,6 @@ class _Cursor:
         return placed
 
     def _check_apart(self, tensors: Iterable[TensorInfo]) -> None:
-        """Raises ``BadFileError`` where two tensors share bytes."""
         by_offset = sorted(tensors, key=lambda info: info.offset)
         for before, after in pairwise(by_offset):
             if before.offset + before.num_bytes > after.offset:
@@ -236,15 +231,14 @@ class _Cursor:
         return name, info
 
     def _type(self, name: str) -> GGMLQuantizationType:
-        """Raises ``BadFileError``."""
         try:
             return tensor_type(self._scalar("I"))
         except ValueError as error:
             raise BadFileError(f"{self._path}: {name} is {error}") from None
 
     def _check_blocks(self, info: TensorInfo) -> None:
-        """Raises ``BadFileError`` for a tensor without elements, or with a row that ends inside a
-        block of its format."""
+        """Refuses a tensor without elements, or with a row that ends inside a block of its
+        format."""
         block_elements, _ = GGML_QUANT_SIZES[info.type]
         if 0 in info.shape or info.shape[-1] % block_elements:
             raise BadFileError(

@@ -99,7 +99,7 @@ class DequantisedTensors:
 
 
 def _read(header: GGUFHeader, tensors_of: Any) -> dict[str, Any]:
-    """Reads the file by transformers' reader, without its progress bar. Raises ``BadFileError``."""
+    """Reads the file by transformers' reader, without its progress bar."""
     path = _only_file(header)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -114,7 +114,6 @@ def _read(header: GGUFHeader, tensors_of: Any) -> dict[str, Any]:
 
 
 def _only_file(header: GGUFHeader) -> Path:
-    """Raises ``BadFileError``."""
     paths = {info.path for info in header.tensors.values()} or {header.path}
     if len(paths) > 1:
         raise BadFileError(

@@ -75,9 +75,8 @@ class GGUFTensorFiles:
         self._asked_for: set[str] = set()
 
     def _is_predicting(self, name: str) -> bool:
-        """Whether the tensor is left out because it is of a layer behind the model's own, which
-        predicts further tokens: files that have such layers count them among the blocks. The first
-        is all that is ever computed."""
+        """Layers behind the model's own predict further tokens, and files that have some count them
+        among the blocks. The first is all that is ever computed."""
         layer = LAYER_NUMBER.match(name) if self._has_predicting_layers else None
         num_computed = self._config.num_layers + self._config.has_predictor
         return layer is not None and int(layer[1]) >= num_computed
@@ -104,7 +103,6 @@ class GGUFTensorFiles:
         return name
 
     def _folded(self, info: TensorInfo) -> TensorInfo:
-        """Raises ``BadFileError``."""
         if not self._family.gguf_names.is_folded(info.name):
             return info
         if len(info.shape) != 3:
@@ -199,8 +197,8 @@ class GGUFTensorFiles:
         pages.madvise(mmap.MADV_WILLNEED, first, last - first)
 
     def _forget_pages(self, info: TensorInfo, begin: int, end: int) -> None:
-        """Drop the pages of the tensor's bytes [begin, end) from memory; another read comes from
-        the file again."""
+        """Drops the pages of bytes [begin, end) from memory; another read comes from the file
+        again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             pages = self._maps[info.path]
             first = max(0, info.offset + begin - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -209,8 +207,7 @@ class GGUFTensorFiles:
 
 
 def _scale_of(scales: Scales, info: TensorInfo, first: int, last: int) -> float:
-    """Returns the scale of rows [first, last), which are of one expert where there are several
-    scales."""
+    """Rows [first, last) are of one expert where there are several scales."""
     expert_rows = info.shape[-2] if len(scales) > 1 else last
     assert first // expert_rows == (last - 1) // expert_rows
     return float(scales[first // expert_rows])

@@ -82,7 +82,6 @@ def tokenizer_directory(
 def _tokenizer_of(
     metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """tokenizer.json and tokenizer_config.json, out of the metadata or the base repository."""
     try:
         tokenizer, config = convert_tokenizer(metadata)
         return tokenizer.to_str(), config
@@ -102,7 +101,7 @@ def _write(directory: Path, definition: str, config: Mapping[str, Any]) -> None:
 
 
 def _fingerprint(header: GGUFHeader, scheme: str) -> str:
-    """A source's own: what its repositories lack is not taken from another one's."""
+    """Includes the source: what its repositories lack is not taken from another one's."""
     digest = hashlib.sha256(CONVERTER_VERSION)
     if scheme != HUGGINGFACE:
         digest.update(scheme.encode())
@@ -147,8 +146,8 @@ def _urls(metadata: Metadata) -> Iterator[Any]:
 
 
 def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
-    """The repository whose name that of a downloaded GGUF repository is without ``-GGUF``, of the
-    same source: another one must neither learn the name nor answer for it."""
+    """The repository that a downloaded ``…-GGUF`` repository is named after, of the same source:
+    another source must neither learn the name nor answer for it."""
     for part in directory.parts:
         if part.startswith(REPOSITORY_PREFIX) and part.lower().endswith("-gguf"):
             name = part.removeprefix(REPOSITORY_PREFIX)[: -len("-gguf")].replace("--", "/")
@@ -196,7 +195,6 @@ def base_chat_template(metadata: Metadata, fetch: FetchTokenizer, also: Sequence
 
 
 def _check_same_vocabulary(repo: str, definition: Mapping[str, Any], metadata: Metadata) -> None:
-    """Raises ``BadFileError`` naming the first token that differs."""
     ids = _token_ids(definition)
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)

@@ -83,14 +83,12 @@ class PackedFiles:
             check_scaled(files, name, scale, quantization.block)
 
     def _check_module(self, module: str) -> None:
-        """Raises ``BadFileError``."""
         if f"{module}.weight_packed" in self._files.names:
             check_packed(self._files, module, self.shape_of(f"{module}.weight"))
         else:
             check_words(self._files, module, self._quantization)
 
     def _scale_of(self, name: str) -> str | None:
-        """Raises ``BadFileError``."""
         if self._files.format_of(name) not in ("F8_E4M3", "I8"):
             return None
         found = next((name + end for end in SCALES if name + end in self._files.names), None)
@@ -174,8 +172,7 @@ class PackedFiles:
         return matrices.stored(codes, self._groups_of(module))
 
     def _groups_of(self, module: str) -> torch.Tensor | None:
-        """The group of each input feature; ``None`` where equal groups follow each other. Raises
-        ``BadFileError``."""
+        """The group of each input feature; ``None`` where equal groups follow each other."""
         is_packed = f"{module}.weight_packed" in self._files.names
         name = f"{module}.{'weight_g_idx' if is_packed else 'g_idx'}"
         groups = self._optional(name)
@@ -318,7 +315,6 @@ def _matrix(files: SafetensorsFiles, name: str, formats: Collection[str]) -> tup
 
 
 def _columns(files: SafetensorsFiles, name: str, rows: int) -> int:
-    """Returns how many scales each row has, at least one."""
     _check_format(files, name, FLOATS)
     shape = files.shape_of(name)
     if shape[:1] != (rows,) or len(shape) > 2:
@@ -340,7 +336,6 @@ def _check_optional(
 
 
 def _check_format(files: SafetensorsFiles, name: str, formats: Collection[str]) -> None:
-    """Raises ``MissingTensorError`` as well."""
     if (format := files.format_of(name)) not in formats:
         raise BadFileError(f"{name} is stored as {format}; {', '.join(sorted(formats))} is read")
 

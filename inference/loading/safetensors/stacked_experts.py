@@ -101,7 +101,7 @@ class InterleavedExperts(WrappedFiles):
         ]
 
     def _check_stack(self, stack: str) -> int:
-        """How many experts it has. Raises ``BadFileError``."""
+        """How many experts it has."""
         bias = self._files.shape_of(f"{stack}_bias")
         if len(bias) != 2:
             raise BadFileError(f"{stack}_bias is {shape_in_words(bias)}, and no stack of vectors")
@@ -115,7 +115,6 @@ class InterleavedExperts(WrappedFiles):
         return bias[0]
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        """Raises ``WrongShapeError``."""
         if (found := self._files.shape_of(name)) != expected:
             raise WrongShapeError(name, expected, found)
 
@@ -148,7 +147,6 @@ class InterleavedExperts(WrappedFiles):
         return unpacked(self._rows(blocks, part), self._rows(scales, part), name)
 
     def _rows(self, stacked: torch.Tensor, part: _Part) -> torch.Tensor:
-        """The rows of one projection among all of an expert's (rows, ...)."""
         if part.projection == "down_proj":
             return stacked
         return stacked[0 if part.projection == "gate_proj" else 1 :: 2]
@@ -200,15 +198,14 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
 
 
 def _ending(name: str) -> str | None:
-    """The suffix of a stack's name: ``_blocks``, ``_scales``, ``_bias`` or empty; ``None`` for a
-    name of no stack."""
+    """``_blocks``, ``_scales``, ``_bias`` or empty; ``None``: no stack's name."""
     match = _INTERLEAVED.fullmatch(name)
     return None if match is None else match[3] or ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Columns [first, last) of an expert in ``stack``."""
+    """Columns [first, last) of an expert."""
 
     stack: str
     expert: int

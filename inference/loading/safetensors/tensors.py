@@ -49,7 +49,6 @@ class SafetensorsFiles:
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        """Raises ``BadFileError``."""
         file = open_checked(path)
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
             if name in self._files:
@@ -94,7 +93,6 @@ class SafetensorsFiles:
         return found
 
     def element_bytes(self, name: str) -> int:
-        """How many bytes each element of a tensor of floats takes."""
         return DTYPE_BYTES[self.format_of(name)]
 
     def format_of(self, name: str) -> str:

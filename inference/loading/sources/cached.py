@@ -69,7 +69,6 @@ def delete_cached(cache_dir: Path, source: str, revision: str, names: Collection
 
 
 def cached_directory(cache_dir: Path, source: str, revision: str) -> Path:
-    """Returns the directory of the files of a ``CachedModel``."""
     scheme, _, location = source.partition(":")
     if (hub_dir := hub_directories(cache_dir).get(scheme)) is not None:
         return _repository_dir(hub_dir, location) / "snapshots" / revision
@@ -79,8 +78,7 @@ def cached_directory(cache_dir: Path, source: str, revision: str) -> Path:
 def sweep_orphans(
     cache_dir: Path, now_unix_s: float | None = None, *, only_source: str | None = None
 ) -> dict[str, int]:
-    """Deletes what downloads left that no download will continue. Source -> the bytes that were
-    freed."""
+    """Deletes partial files that no download will continue. Returns the freed bytes by source."""
     now_unix_s = time.time() if now_unix_s is None else now_unix_s
     freed: dict[str, int] = {}
     for scheme, hub_dir in hub_directories(cache_dir).items():
@@ -193,8 +191,8 @@ def _file_bytes(repository: Path) -> int:
 
 
 def _delete_unused_blobs(repository: Path) -> None:
-    """Delete blobs that no revision uses, partial ones included, unless a download of another
-    revision continues or writes them."""
+    """Keeps blobs, partial ones too, that another revision uses or a download continues or
+    writes."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
     continued = pending_blobs(repository)
     for blob in (repository / "blobs").glob("*"):
@@ -205,7 +203,7 @@ def _delete_unused_blobs(repository: Path) -> None:
 
 
 def _delete_packages(packages_dir: Path, name: str, revision: str) -> int:
-    """Delete the package's wheels, partial ones included, unless a download continues them now."""
+    """Keeps what a download is writing now."""
     package = _inside(packages_dir, f"{name}-{revision}" if revision else name)
     freed = bytes_under(package)
     shutil.rmtree(package, ignore_errors=True)
@@ -221,7 +219,7 @@ def _repository_dir(hub_dir: Path, repo: str) -> Path:
 
 
 def _inside(parent: Path, name: str) -> Path:
-    """Names come over the wire. Raises ``BadSourceError``."""
+    """Names come over the wire."""
     if not name or "/" in name or name in (".", ".."):
         raise BadSourceError(f"{name!r} is not the name of anything in the cache")
     return parent / name

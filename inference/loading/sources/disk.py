@@ -28,7 +28,7 @@ BUFFER_BYTES = 1024 * 1024
 
 
 def free_disk_bytes(directory: Path) -> int:
-    """Free bytes on the disk that ``directory`` is on or will be."""
+    """The directory need not exist yet."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free
@@ -50,14 +50,14 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def unwritten(error: OSError, directory: Path) -> LoadError:
-    """What the system refused while files were written there, in words for operators."""
+    """Words for operators: what the system refused while files were written there."""
     if is_disk_full(error):
         return DiskFullError(f"the disk of {directory} was full: {error}")
     return DownloadFailedError(f"{directory} cannot be written: {error}")
 
 
 def bytes_under(directory: Path) -> int:
-    """What all files there take now, links left out."""
+    """Without links."""
     return sum(stats.st_size for path, stats in files_under(directory) if not path.is_symlink())
 
 

@@ -108,13 +108,12 @@ class GGUFVariant:
 
     @property
     def quant(self) -> str | None:
-        """The quantization that the name ends with, like ``Q4_K_M``; ``None`` for a name without
-        one."""
+        """Like ``Q4_K_M``; ``None`` for a name without one."""
         return quant_of(self.stem)
 
 
 def quant_of(stem: str) -> str | None:
-    """Returns the quant in a file's name without its suffix; ``None`` where it names none."""
+    """``None``: the name, without its suffix, ends with no quant."""
     match = _QUANT.search(stem.upper())
     return match and match[1]
 
@@ -161,7 +160,6 @@ def gguf_variants(sizes: Mapping[str, int]) -> list[GGUFVariant]:
 
 
 def is_gguf_name(name: str) -> bool:
-    """Whether a file is a GGUF by its name, in small letters or capitals."""
     return PurePosixPath(name).suffix.lower() == GGUF_SUFFIX
 
 
@@ -170,12 +168,10 @@ def is_safetensors(name: str) -> bool:
 
 
 def gguf_stem(name: str) -> str:
-    """The name, of a GGUF without its suffix."""
     return name[: -len(GGUF_SUFFIX)] if is_gguf_name(name) else name
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file's name is that of an mmproj file."""
     return is_gguf_name(name) and PROJECTOR_MARK in PurePosixPath(name).name.lower()
 
 
@@ -207,8 +203,8 @@ def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant])
 
 
 def _of_quant(wanted: str, variants: Sequence[GGUFVariant]) -> list[GGUFVariant]:
-    """Returns the variants of the wanted quant. ``q4k`` means Q4_K_M, as llama.cpp reads Q4_K.
-    Where no quant has that name, part of the file's name is matched, as the original did."""
+    """``q4k`` means Q4_K_M, as llama.cpp reads Q4_K. Where no quant has that name, part of the
+    file's name is matched, as the original did."""
     squeezed = wanted.upper().replace("_", "")
     for name in (squeezed, f"{squeezed}M"):
         found = [v for v in variants if v.quant and v.quant.replace("_", "") == name]
@@ -337,7 +333,7 @@ def _of_model(there: Sequence[str], weights: str, sizes: Mapping[str, int]) -> l
 
 
 def _subject(name: str) -> str:
-    """The model that a file is named after, in small letters and digits alone: empty for
+    """The model that a file is named after, in small letters and digits: empty for
     ``mmproj-model-f16.gguf``."""
     stem = SHARD.sub("", gguf_stem(PurePosixPath(name).name))
     if quant := quant_of(stem):
@@ -352,7 +348,6 @@ def _rank(name: str) -> int:
 
 
 def _named_projector(sizes: Mapping[str, int], weights: Sequence[str], wanted: str) -> str:
-    """Raises ``BadSourceError``, ``QuantizationNotFoundError``."""
     if is_safetensors(weights[0]):
         raise BadSourceError(f"{wanted} goes with GGUF weights, and these are safetensors")
     there = sorted(name for name in sizes if is_projector(name))

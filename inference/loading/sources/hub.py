@@ -188,7 +188,7 @@ class HuggingFaceHub:
         return Path(path)
 
     def _transfer(self, repo: str, revision: str, name: str, cache_dir: Path) -> None:
-        """Leaves the file's blob in the cache, continuing what came of it before."""
+        """Leaves the file's blob in the cache, continuing a partial one."""
         url = hf_hub_url(repo, name, revision=revision, endpoint=self._endpoint)
         headers = build_hf_headers(token=self._token)
         found = get_hf_file_metadata(

@@ -33,8 +33,7 @@ def hub_cache_dir(cache_dir: Path) -> Path:
 
 
 def repository_dir(hub_dir: Path, repo: str) -> Path:
-    """Returns the directory in which the cache keeps a repository: ``blobs``, ``snapshots``,
-    ``refs``; and ``pending``, which is ours."""
+    """Holds ``blobs``, ``snapshots`` and ``refs``; and ``pending``, which is ours."""
     return hub_dir / (REPOSITORY_PREFIX + repo.replace("/", "--"))
 
 
@@ -55,27 +54,25 @@ class HubSource:
 
     @property
     def token(self) -> str | bool | None:
-        """The token that huggingface_hub takes: ``None`` means its own token, ``False`` none at
-        all."""
+        """As huggingface_hub takes it: ``None`` means its own token, ``False`` none at all."""
         if self.named is None:
             return None
         return (os.environ.get(self.named.token_variable or "") or "").strip() or False
 
     @property
     def token_words(self) -> str:
-        """What an operator sets, to be read in "set … on this host"."""
+        """To be read in "set … on this host"."""
         if self.named is None:
             return "HF_TOKEN"
         return self.named.token_variable or f"token=VARIABLE for {self.scheme} in {SOURCES.name}"
 
     @property
     def owner(self) -> str:
-        """Who answers, as the subject of a sentence."""
+        """The subject of a sentence."""
         return "the hub" if self.named is None else f"the source {self.scheme}"
 
     def directory(self, cache_dir: Path) -> Path:
-        """Returns the folder of its repositories. ``cache_dir``: the neuron's cache of all
-        models."""
+        """``cache_dir``: the neuron's cache of all models."""
         if self.named is None:
             return hub_cache_dir(cache_dir)
         return (self.named.cache or cache_dir / NAMED_SOURCES) / self.scheme

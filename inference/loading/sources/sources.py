@@ -125,8 +125,7 @@ def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
 
 
 def _unnamed_gguf(path: Path, named: WantedFiles) -> ModelFiles:
-    """A GGUF by its first bytes: Ollama's blobs have no suffix. Its mmproj file has to be named.
-    Raises ``MissingFileError``, ``BadSourceError``."""
+    """A GGUF by its first bytes: Ollama's blobs have no suffix. Its mmproj file has to be named."""
     try:
         with path.open("rb") as file:
             is_gguf = file.read(len(MAGIC)) == MAGIC
@@ -157,8 +156,8 @@ def check_local_path(spec: LoadSpec) -> None:
 
 
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
-    """Total bytes of the weight files of a ``path:`` source; ``None``: another kind of source, or
-    they cannot be read, for which the load reports the reason."""
+    """Total of a ``path:`` source's weight files; ``None``: another kind of source, or unreadable
+    files, for which the load reports the reason."""
     try:
         source = parse_source(spec.source)
         if source.scheme != "path":
@@ -211,8 +210,7 @@ def _check_file_hash(files: ModelFiles, expected: str | None, on_progress: OnPro
 
 
 def local_identity(spec: LoadSpec) -> str | None:
-    """Returns the identity of the files on this disk, those of its draft model too; ``None``: it
-    has none here."""
+    """The identity of the files on this disk, the draft model's too; ``None``: it has none here."""
     found = [
         _files_identity(Path(source.location).expanduser())
         for one in (spec, draft_spec(spec))
@@ -236,7 +234,7 @@ def hub_identity(spec: LoadSpec) -> str | None:
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
-    """Returns the identity of downloaded files; ``None``: there are none, or some are missing."""
+    """The identity of downloaded files; ``None``: there are none, or some are missing."""
     try:
         found = [path.stat() for path in paths]
     except OSError:

@@ -84,8 +84,7 @@ class ExpertFiles(WrappedFiles):
         return self._files.stored_rows(part.name, part.first + first, part.first + last)
 
     def reader(self, name: str) -> RowReader | None:
-        """Returns a reader of rows; ``None`` for an expert in a stack, which is small enough to be
-        read whole."""
+        """``None`` for an expert in a stack: it is small enough to be read whole."""
         return super().reader(name) if self._find(name).last is None else None
 
     def has_fp8(self, name: str) -> bool:
@@ -114,7 +113,6 @@ class ExpertFiles(WrappedFiles):
 
 
 def _parts(files: TensorFiles, source: str) -> Iterator[tuple[str, _Part]]:
-    """What the file's tensor ``source`` comes out as."""
     name = _renamed(source)
     match = _STACK.fullmatch(name)
     if match is None:
@@ -137,7 +135,6 @@ def _parts(files: TensorFiles, source: str) -> Iterator[tuple[str, _Part]]:
 
 
 def _axes(files: TensorFiles, source: str, count: int) -> tuple[int, ...]:
-    """Raises ``BadFileError``."""
     shape = files.shape_of(source)
     if len(shape) != count:
         raise BadFileError(f"{source} is {shape_in_words(shape)}, and no stack of experts")

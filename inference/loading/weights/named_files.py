@@ -53,8 +53,7 @@ class NamedFiles(WrappedFiles):
 
     @property
     def left_out(self) -> str:
-        """Describes for people which tensors are left out; empty where everything is computed
-        with."""
+        """A sentence for people; empty where everything is computed with."""
         counts = sorted(self._num_left_out.items())
         return ", ".join(f"{count} tensors of {purpose} left out" for purpose, count in counts)
 
@@ -81,8 +80,8 @@ def _purpose_left_out(name: str, left_out: Mapping[str, str]) -> str | None:
 
 
 def _predicting(name: str, config: ModelConfig) -> str | None:
-    """Why it is left out, of layers behind the model's own, which predict further tokens: the first
-    is all that is ever computed."""
+    """The first of the layers behind the model's own, which predict further tokens, is all that is
+    ever computed."""
     layer, num_computed = _LAYER.match(name), config.num_layers + config.has_predictor
     return "multi-token prediction" if layer and int(layer[1]) >= num_computed else None
 

@@ -82,7 +82,6 @@ class OpenedWeights:
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        """Weights of different formats keep each its own kernel, side by side."""
         first = [self._of_expert(name) for name in experts[0]]
         ends = [i for i, one in enumerate(first, 1) if _layout(one) != _layout_at(first, i)]
         parts = []
@@ -205,7 +204,7 @@ def _megabytes(num_bytes: int) -> str:
 
 
 def _layout(stored: ExpertWeight) -> tuple[object, ...]:
-    """What must agree for weights to be stacked."""
+    """Weights that agree in it can be stacked."""
     if isinstance(stored, DenseWeight | Fp8Weight):
         return (type(stored),)
     if isinstance(stored, CodebookWeight):
@@ -264,7 +263,6 @@ def open_unquantized(
 
 
 def _first_projection(files: TensorFiles, config: ModelConfig) -> str:
-    """Whatever a family calls it: one weight of those that are quantised."""
     names = set(files.names)
     projections = (
         name

@@ -129,14 +129,12 @@ def packing_groups(files: TensorFiles) -> Mapping[str, int]:
 
 
 def _group(format: str) -> int:
-    """Safetensors' formats have groups, and so have GGUF's that are smaller than a block of theirs
-    here."""
+    """Formats of safetensors have groups, and so have GGUF's that are smaller than a block of
+    theirs."""
     return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
 
 
 class StageFiles(WrappedFiles):
-    """The tensors of a range of layers, by the whole model's names."""
-
     def __init__(self, files: TensorFiles, layers: LayerRange) -> None:
         super().__init__(files)
         self._names = [name for name in files.names if layers.has_tensor(name)]

@@ -140,7 +140,6 @@ def _fit_signed(values: Floats, bits: Bits) -> _Fit:
 
 
 def _better(values: Floats, best: _Fit, best_error: Floats, fit: _Fit) -> tuple[_Fit, Floats]:
-    """Returns for each group the fit that is less off, and its squared error."""
     error = _squared_error(values, fit)
     better = error < best_error
     fits = (np.where(better, ours, old) for ours, old in zip(fit, best, strict=True))
@@ -148,7 +147,6 @@ def _better(values: Floats, best: _Fit, best_error: Floats, fit: _Fit) -> tuple[
 
 
 def _with_signed_codes(values: Floats, scales: Floats, lowest: int) -> _Fit:
-    """Codes for what float16 makes of the scales."""
     scales = scales.astype(np.float16).astype(np.float32)
     return _Fit(scales, np.zeros_like(scales), _signed_codes(values, scales, lowest))
 
@@ -159,15 +157,13 @@ def _signed_codes(values: Floats, scales: Floats, lowest: int) -> Floats:
 
 
 def _slope(values: Floats, codes: Floats) -> Floats:
-    """Returns the slope of the line through each group's (code, value) pairs and zero; 0 where all
-    codes are 0."""
+    """Of the line through each group's (code, value) pairs and zero; 0 where all codes are 0."""
     squares = (codes * codes).sum(axis=0)
     slope: Floats = (codes * values).sum(axis=0) / np.where(squares > 0, squares, 1)
     return slope
 
 
 def _with_codes(values: Floats, scales: Floats, minimums: Floats) -> _Fit:
-    """Codes for what float16 makes of the scales and minimums."""
     scales = scales.astype(np.float16).astype(np.float32)
     minimums = minimums.astype(np.float16).astype(np.float32)
     return _Fit(scales, minimums, _codes(values, scales, minimums))

@@ -84,7 +84,7 @@ class QuantizedFiles(WrappedFiles):
         return self._becomes(name) or super().format_of(name)
 
     def bytes_of(self, name: str) -> int:
-        """Returns the tensor's bytes once it is quantised."""
+        """Once it is quantised."""
         becomes = self._becomes(name)
         if becomes is None:
             return super().bytes_of(name)
@@ -106,8 +106,7 @@ class QuantizedFiles(WrappedFiles):
 
 
 def roles_of(config: ModelConfig) -> dict[str, Role]:
-    """The role of each tensor by its name, and by the name of each part that files may hold it
-    in."""
+    """By each tensor's name, and by the name of each part that files may hold it in."""
     return {
         name: tensor.role
         for tensor in family_of(config).tensors(config)
@@ -139,8 +138,7 @@ def check_quantization(
 def _refuse_other_formats(
     files: TensorFiles, roles: Mapping[str, Role], wanted: InSitu | None
 ) -> None:
-    """Refuse files that are quantised in another format: quantising again would silently add
-    errors."""
+    """Quantising again would silently add errors."""
     others = {
         files.format_of(name)
         for name in files.names
@@ -188,8 +186,7 @@ def _refuse_transformers_backend(config: ModelConfig, wanted: InSitu) -> None:
 
 
 def _refuse_float32(spec: LoadSpec, device: torch.device) -> None:
-    """Raises ``BadSourceError`` for dtype float32, except on a CPU: there the native decoder
-    computes in float32 from packed weights."""
+    """On a CPU the native decoder computes in float32 from packed weights."""
     if spec.dtype == "float32" and device.type != "cpu":
         raise BadSourceError(
             f"quantization {spec.quantization} and dtype float32 exclude each other on {device}: "

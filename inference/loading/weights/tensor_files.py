@@ -19,8 +19,7 @@ class TensorFiles(Protocol):
     def names(self) -> Collection[str]: ...
 
     def dense(self, name: str) -> torch.Tensor:
-        """Returns a tensor on the CPU, in the file's float dtype, or float32 where it was
-        quantised."""
+        """On the CPU, in the file's float dtype, or float32 where it was quantised."""
         ...
 
     def stored(self, name: str) -> StoredWeight:
@@ -33,13 +32,13 @@ class TensorFiles(Protocol):
         ...
 
     def format_of(self, name: str) -> str:
-        """Returns the format's name for people: Q4_1, BF16 …"""
+        """For people: Q4_1, BF16 …"""
         ...
 
     def shape_of(self, name: str) -> tuple[int, ...]: ...
 
     def bytes_of(self, name: str) -> int:
-        """Returns the bytes as stored."""
+        """As stored."""
         ...
 
     def close(self) -> None: ...
@@ -52,7 +51,7 @@ class Fp8Files(Protocol):
     def has_fp8(self, name: str) -> bool: ...
 
     def fp8(self, name: str) -> Fp8Weight:
-        """Returns the weight of a name that has fp8."""
+        """Only of a name that has it."""
         ...
 
 
@@ -61,7 +60,7 @@ class LazyFiles(Protocol):
     """Files some of whose weights need not be read whole."""
 
     def reader(self, name: str) -> RowReader | None:
-        """Returns a reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
+        """A reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
         ...
 
 
