@@ -110,21 +110,6 @@ def _check_runs_here(
     check_directory_config(configs["config.json"].parent)
 
 
-def download_tokenizer(
-    repo: str,
-    cache_dir: Path,
-    on_progress: OnProgress,
-    hub: Hub | None = None,
-    source: HubSource = HUGGINGFACE_SOURCE,
-) -> Path:
-    """The folder of a repository's texts (tokenizer, templates, configs), without its weights.
-    Raises ``LoadError``."""
-    folder = download_folder(repo, None, TEXT_FILES, cache_dir, on_progress, hub, source)
-    if folder is None:
-        raise DownloadFailedError(f"{repo} has no tokenizer")
-    return folder
-
-
 def download_folder(
     repo: str,
     revision: str | None,

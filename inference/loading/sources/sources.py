@@ -23,6 +23,7 @@ from inference.loading.progress import OnProgress
 from inference.loading.sources import pypi
 from inference.loading.sources.disk import check_sha256, files_under
 from inference.loading.sources.files import (
+    TEXT_FILES,
     ModelFiles,
     WantedFiles,
     choose_files,
@@ -31,7 +32,12 @@ from inference.loading.sources.files import (
 )
 from inference.loading.sources.hub_sources import HubSource, hub_schemes, hub_source
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
-from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
+from inference.protocol.load_errors import (
+    BadSourceError,
+    DownloadFailedError,
+    LoadError,
+    MissingFileError,
+)
 from inference.settings.storage import HUGGINGFACE, SOURCES
 
 MAGIC = b"GGUF"
@@ -106,7 +112,12 @@ def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path
     source = hub_source(scheme or HUGGINGFACE)
     if source is None:
         raise BadSourceError(f"{scheme} is no source of this host")
-    return huggingface.download_tokenizer(location, cache_dir, on_progress, source=source)
+    folder = huggingface.download_folder(
+        location, None, TEXT_FILES, cache_dir, on_progress, source=source
+    )
+    if folder is None:
+        raise DownloadFailedError(f"{repo} has no tokenizer")
+    return folder
 
 
 def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:

@@ -24,7 +24,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
-from tests.inference.loading.range_hub import RangeHub, running_range_hub
+from tests.inference.loading.fake_hub import FakeHub, serving
 
 pytestmark = pytest.mark.usefixtures("hub")
 
@@ -208,7 +208,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def described(hub: RangeHub, scratch: Path) -> ModelFiles:
+def described(hub: FakeHub, scratch: Path) -> ModelFiles:
     return HubClient(endpoint=hub.url).described("org/tiny", None, None, 10**9, scratch)
 
 
@@ -216,7 +216,7 @@ def test_a_header_is_read_in_parts_as_the_whole_file_is(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_headers, "FIRST_BYTES", 64)
-    with running_range_hub({NAME: whole.read_bytes()}) as hub:
+    with serving(FakeHub({NAME: whole.read_bytes()})) as hub:
         files = described(hub, tmp_path)
         fetched = [wanted.removeprefix("bytes=").split("-") for _, wanted in hub.ranges]
     assert len(fetched) > 2
@@ -229,11 +229,11 @@ def test_a_header_is_read_in_parts_as_the_whole_file_is(
 
 
 def test_a_hub_without_ranges_is_not_read_to_the_end(whole: Path, tmp_path: Path) -> None:
-    with running_range_hub({NAME: whole.read_bytes()}) as hub:
+    with serving(FakeHub({NAME: whole.read_bytes()})) as hub:
         hub.serves_ranges = False
         assert read_costs(described(hub, tmp_path), SPEC).context_tokens == 131072
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
-    with running_range_hub({NAME: b"GIF89a" * 100}) as hub, pytest.raises(BadFileError):
+    with serving(FakeHub({NAME: b"GIF89a" * 100})) as hub, pytest.raises(BadFileError):
         described(hub, tmp_path)

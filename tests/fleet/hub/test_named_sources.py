@@ -24,7 +24,7 @@ from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
 from metering.actor import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
-from tests.inference.loading.sources.hub_servers import HubServer, serving
+from tests.inference.loading.fake_hub import FakeHub, serving
 from tests.proxies import SOCKS, set_proxies
 
 __all__ = ["run_command"]
@@ -33,10 +33,10 @@ SOURCES = "HELEXA_SOURCES"
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """The source ``lab``, which asks for a token."""
     files = {"tiny-Q4_0.gguf": b"x" * 5_000_000}
-    with serving(HubServer(files, commit="b" * 40, token="lab-secret")) as hub:
+    with serving(FakeHub(files, commit="b" * 40, token="lab-secret")) as hub:
         monkeypatch.setenv("HF_TOKEN", "hf-secret")
         monkeypatch.setenv("LAB_TOKEN", "lab-secret")
         monkeypatch.setenv(SOURCES, f"lab={hub.url} token=LAB_TOKEN")
@@ -44,11 +44,11 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def is_default(lab: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def is_default(lab: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
 
 
-def test_a_source_is_listed_and_searched_with_its_token(lab: HubServer) -> None:
+def test_a_source_is_listed_and_searched_with_its_token(lab: FakeHub) -> None:
     repository = HubClient("lab").repository("org/tiny")
     (offer,) = offers_of(repository)
     assert offer.settings(repository, None)["source"] == "lab:org/tiny"
@@ -57,7 +57,7 @@ def test_a_source_is_listed_and_searched_with_its_token(lab: HubServer) -> None:
 
 
 def test_another_token_is_refused_by_the_sources_name(
-    lab: HubServer, monkeypatch: pytest.MonkeyPatch
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LAB_TOKEN")
     with pytest.raises(RepositoryUnknownError, match=r"^The source lab has no repository org/tiny"):
@@ -66,7 +66,7 @@ def test_another_token_is_refused_by_the_sources_name(
 
 
 def test_a_proxy_that_is_not_supported_is_named(
-    lab: HubServer, monkeypatch: pytest.MonkeyPatch
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_proxies(monkeypatch, ALL_PROXY=SOCKS)
     assert HubClient("lab").search("tiny"), "this machine is asked directly"
@@ -121,7 +121,7 @@ def test_bare_names_are_of_the_default_source(run_command: RunCommand, publish) 
 
 
 def test_models_toml_names_sources_as_the_original_does(
-    lab: HubServer, monkeypatch: pytest.MonkeyPatch
+    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sources_of(text: str) -> list[str]:
         document = read_document(text)

@@ -25,7 +25,7 @@ from inference.protocol.load_errors import (
     RepoFetchFailedError,
 )
 from inference.wire.ollama import models as ollama_models
-from tests.inference.loading.sources.hub_servers import HubServer, serving
+from tests.inference.loading.fake_hub import FakeHub, serving
 from tests.proxies import SOCKS, set_proxies
 
 GGUF = "x-Q4_0.gguf"
@@ -33,21 +33,21 @@ SOURCES = "HELEXA_SOURCES"
 
 
 @pytest.fixture
-def lab() -> Iterator[HubServer]:
+def lab() -> Iterator[FakeHub]:
     files = {GGUF: b"lab " * 500, "tokenizer.json": b"{}"}
-    with serving(HubServer(files, commit="a" * 40, token="lab-secret")) as hub:
+    with serving(FakeHub(files, commit="a" * 40, token="lab-secret")) as hub:
         yield hub
 
 
 @pytest.fixture
-def helexa() -> Iterator[HubServer]:
+def helexa() -> Iterator[FakeHub]:
     files = {GGUF: b"helexa " * 700, "tokenizer.json": b"[]"}
-    with serving(HubServer(files, commit="a" * 40)) as hub:
+    with serving(FakeHub(files, commit="a" * 40)) as hub:
         yield hub
 
 
 @pytest.fixture(autouse=True)
-def named(lab: HubServer, helexa: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def named(lab: FakeHub, helexa: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_CACHE", "HF_HOME", "HELEXA_HF_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN", "hf-secret")
@@ -64,7 +64,7 @@ def fetched(scheme: str, cache: Path) -> ModelFiles:
 
 
 def test_two_sources_never_share_files_of_one_repository(
-    lab: HubServer, helexa: HubServer, tmp_path: Path
+    lab: FakeHub, helexa: FakeHub, tmp_path: Path
 ) -> None:
     (of_lab,), (of_helexa,) = fetched("lab", tmp_path).weights, fetched("helexa", tmp_path).weights
     assert of_lab.read_bytes() == lab.files[GGUF]
@@ -76,7 +76,7 @@ def test_two_sources_never_share_files_of_one_repository(
 
 
 def test_each_source_is_sent_its_own_token_alone(
-    lab: HubServer, helexa: HubServer, tmp_path: Path
+    lab: FakeHub, helexa: FakeHub, tmp_path: Path
 ) -> None:
     fetched("lab", tmp_path)
     fetched("helexa", tmp_path)
@@ -112,7 +112,7 @@ def test_cached_files_are_listed_and_deleted_by_their_source(
 
 
 def test_a_cache_may_lie_elsewhere_and_is_still_its_own(
-    lab: HubServer, helexa: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: FakeHub, helexa: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = tmp_path / "shared"
     monkeypatch.setenv(
@@ -127,7 +127,7 @@ def test_a_cache_may_lie_elsewhere_and_is_still_its_own(
 
 
 def test_cached_files_need_no_source_that_answers(
-    lab: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = fetched("lab", tmp_path)
     monkeypatch.setenv(SOURCES, "lab=http://127.0.0.1:9,helexa=http://127.0.0.1:9")
@@ -137,7 +137,7 @@ def test_cached_files_need_no_source_that_answers(
 
 
 def test_proxies_of_the_environment(
-    lab: HubServer, helexa: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: FakeHub, helexa: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This machine is asked directly, another one through the proxy, and never by one that is not
     supported."""

