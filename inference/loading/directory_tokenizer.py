@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
@@ -29,11 +31,24 @@ def directory_tokenizer(directory: Path, cache_dir: Path) -> Path:
     configs = [directory / name for name in CONFIG_FILES if (directory / name).is_file()]
     converted = cache_dir / "tokenizers" / _fingerprint([*sources, *configs])
     if not converted.is_dir():
-        converted.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=converted.parent) as partial:
-            _convert(directory, Path(partial) / "tokenizer")
-            (Path(partial) / "tokenizer").replace(converted)
+        with written_once(converted) as written:
+            _convert(directory, written)
     return converted
+
+
+@contextmanager
+def written_once(directory: Path) -> Iterator[Path]:
+    """Yields an empty folder, which becomes ``directory`` by one rename once it is written."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
+        written = Path(partial) / "tokenizer"
+        written.mkdir()
+        yield written
+        try:
+            written.rename(directory)
+        except OSError:
+            if not directory.is_dir():  # else another process was quicker, with the same content
+                raise
 
 
 def _convert(directory: Path, written: Path) -> None:

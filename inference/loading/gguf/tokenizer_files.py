@@ -19,11 +19,11 @@ import hashlib
 import json
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inference.loading.directory_tokenizer import written_once
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import (
     WARNING,
@@ -75,7 +75,9 @@ def tokenizer_directory(
             directory = directory.with_name(f"{directory.name}-no-template")
         elif template is not None:
             config["chat_template"] = template
-    _write(directory, definition, config)
+    with written_once(directory) as written:
+        (written / "tokenizer.json").write_text(definition, encoding="utf-8")
+        (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
     return directory
 
 
@@ -90,16 +92,6 @@ def _tokenizer_of(
         return definition, {**base_config, **own_config(metadata)}
 
 
-def _write(directory: Path, definition: str, config: Mapping[str, Any]) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
-        written = Path(partial) / "tokenizer"
-        written.mkdir()
-        (written / "tokenizer.json").write_text(definition, encoding="utf-8")
-        (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-        _publish(written, directory)
-
-
 def _fingerprint(header: GGUFHeader, scheme: str) -> str:
     """Includes the source: what its repositories lack is not taken from another one's."""
     digest = hashlib.sha256(CONVERTER_VERSION)
@@ -108,14 +100,6 @@ def _fingerprint(header: GGUFHeader, scheme: str) -> str:
     with header.path.open("rb") as file:
         digest.update(file.read(header.data_offset))
     return digest.hexdigest()[:24]
-
-
-def _publish(written: Path, directory: Path) -> None:
-    try:
-        written.rename(directory)
-    except OSError:
-        if not directory.is_dir():  # else another process was quicker, with the same content
-            raise
 
 
 def tokenizer_warnings(directory: Path) -> list[str]:
