@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from huggingface_hub import (
@@ -129,15 +129,9 @@ def text_architecture(gguf: Mapping[str, Any] | None) -> str | None:
     return None if found == PROJECTOR_ARCHITECTURE else found
 
 
-class Hub(Protocol):
-    """What we ask of the hub. Raises huggingface_hub's errors."""
-
-    def list_files(self, repo: str, revision: str | None) -> RepositoryListing: ...
-
-    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path: ...
-
-
 class HuggingFaceHub:
+    """Raises huggingface_hub's errors."""
+
     def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
         """``endpoint``, ``token``: as ``HubSource`` has them; ``None``: huggingface_hub's own."""
         self._endpoint = endpoint

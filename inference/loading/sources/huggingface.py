@@ -34,7 +34,7 @@ from inference.loading.sources.files import (
     is_safetensors,
     wanted_files,
 )
-from inference.loading.sources.hub import Hub, HuggingFaceHub, RepositoryListing, TransportError
+from inference.loading.sources.hub import HuggingFaceHub, RepositoryListing, TransportError
 from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource, repository_dir
 from inference.loading.sources.resumed import PendingFile, partial_of, pending_add, pending_remove
 from inference.models.families.registry import check_gguf_architecture, may_read_images
@@ -58,7 +58,7 @@ def download(
     free_bytes: int,
     on_progress: OnProgress,
     source: HubSource = HUGGINGFACE_SOURCE,
-    hub: Hub | None = None,
+    hub: HuggingFaceHub | None = None,
 ) -> ModelFiles:
     """Raises ``LoadError``. ``wanted``: a load's ``file``. ``free_bytes``: what a choice among
     several quants must fit."""
@@ -92,7 +92,7 @@ def download(
 
 
 def _check_runs_here(
-    hub: Hub,
+    hub: HuggingFaceHub,
     repo: str,
     listing: RepositoryListing,
     texts: Sequence[str],
@@ -116,7 +116,7 @@ def download_folder(
     wanted: Sequence[str],
     cache_dir: Path,
     on_progress: OnProgress,
-    hub: Hub | None = None,
+    hub: HuggingFaceHub | None = None,
     source: HubSource = HUGGINGFACE_SOURCE,
 ) -> Path | None:
     """The folder with those files of ``wanted`` that the repository has; ``None``: it has none of
@@ -140,7 +140,7 @@ def download_folder(
 
 
 def _fetch_all(
-    hub: Hub,
+    hub: HuggingFaceHub,
     repo: str,
     listing: RepositoryListing,
     names: Sequence[str],
