@@ -4,7 +4,7 @@ architecture first, then that every tensor is there, in its shape. Reads no weig
     safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
                    packed_files         stacked_experts          named_files           │
     GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, expert_files ◀─────┘
+            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.stacked_experts import cut_interleaved, cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
-from inference.loading.weights.expert_files import by_expert
 from inference.loading.weights.named_files import (
     NamedFiles,
+    by_expert,
     with_joined_tensors,
     with_predictor,
     without_absent_tower,

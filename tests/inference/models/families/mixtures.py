@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.loading.safetensors.stacked_experts import cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.named_files import by_expert
 from tests.inference.loading.conftest import SIZES, save_gguf
 
 OWN: dict[str, Any] = {

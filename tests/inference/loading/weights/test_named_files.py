@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.named_files import by_expert
 from inference.protocol.load_errors import MissingTensorError
 
 NUM_EXPERTS, INNER, HIDDEN = 3, 32, 64
