@@ -11,7 +11,7 @@ from pathlib import Path
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.isolation import isolate
 from helexa_site.program import REPOSITORY_DIR
-from inference.loading.host_memory import host_memory
+from inference.loading.host import host_memory
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.loading.host_memory import host_memory
+from inference.loading.host import host_memory
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import kv_format_on
 from inference.models.errors import UnsupportedKVError

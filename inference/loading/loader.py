@@ -28,6 +28,7 @@ from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding.embedding_config import read_embedding_config
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel, open_embedding_model
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
+from inference.loading.host import triton_problem
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
     PREFILL_TOKENS_PER_STEP,
@@ -42,7 +43,6 @@ from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
-from inference.loading.triton_needs import triton_problem
 from inference.loading.weights.opened_weights import OpenedWeights, Unquantized, open_unquantized
 from inference.loading.weights.part_files import RankFiles, StageFiles, layers_of_stage, rank_shares
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization

@@ -10,9 +10,9 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.memory.kv_memory import KVPlan
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings
+from inference.loading.host import triton_problem
 from inference.loading.image_processor import vision_input
 from inference.loading.loader import OpenedModel
-from inference.loading.triton_needs import triton_problem
 from inference.protocol.load_report import LoadReport
 
 

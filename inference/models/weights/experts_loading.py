@@ -33,7 +33,7 @@ def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> S
 
 def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> SparseMlp:
     """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
-    ``loading/weights/expert_files.py`` cuts stacks up."""
+    ``loading/weights/named_files.py`` cuts stacks up."""
     shared = None
     if config.shared_intermediate_size is not None:
         gate = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from inference.loading.host_memory import HostMemory, host_memory
+from inference.loading.host import HostMemory, host_memory
 from inference.protocol.heartbeat import DeviceInfo
 
 

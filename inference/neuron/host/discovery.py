@@ -23,7 +23,7 @@ import msgspec
 import psutil
 import pynvml
 
-from inference.loading.host_memory import host_memory
+from inference.loading.host import host_memory
 from inference.neuron.host.cuda_cards import (
     CudaCard,
     card_now,

@@ -10,7 +10,7 @@ import sys
 import msgspec
 import pynvml
 
-from inference.loading.triton_needs import triton_problem
+from inference.loading.host import triton_problem
 from inference.neuron.host.cuda_cards import driver_cuda
 from inference.neuron.host.device_sampler import torch_problem
 from inference.neuron.host.discovery import Discovery, installed_torch

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis
 
-from inference.loading.host_memory import HostMemory
+from inference.loading.host import HostMemory
 from inference.neuron.host import discovery
 from inference.neuron.host.discovery import Discovery
 from inference.neuron.service import NeuronService

@@ -1,5 +1,5 @@
-"""Checks that this host can build the launchers of Triton's kernels, and describes missing parts.
-Imports no torch and no Triton: the neuron's doctor calls it too.
+"""The host, as far as processes without torch ask for it: its memory, or that of the control group
+(version 2) that confines this process; and whether it can build the launchers of Triton's kernels.
 
 Triton compiles a small C extension at a kernel's first launch: with ``CC``, gcc or clang, against
 the headers of the Python that runs it.
@@ -12,9 +12,39 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 COMPILERS = ("gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    total_bytes: int
+    free_bytes: int
+
+
+def host_memory(control_group: Path = CONTROL_GROUP) -> HostMemory:
+    """Measured now: whichever of the two has less."""
+    memory = psutil.virtual_memory()
+    total_bytes, free_bytes = int(memory.total), int(memory.available)
+    limit_bytes = _number(control_group / "memory.max")
+    used_bytes = _number(control_group / "memory.current")
+    if limit_bytes is None or used_bytes is None:
+        return HostMemory(total_bytes, free_bytes)
+    return HostMemory(
+        min(total_bytes, limit_bytes), max(0, min(free_bytes, limit_bytes - used_bytes))
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no control groups, or "max"
+        return None
 
 
 def triton_problem(
