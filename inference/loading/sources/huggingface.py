@@ -7,7 +7,7 @@ directory. Cached files need no network, and with HF_HUB_OFFLINE none is tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
@@ -36,7 +36,12 @@ from inference.loading.sources.files import (
 )
 from inference.loading.sources.hub import HuggingFaceHub, RepositoryListing, TransportError
 from inference.loading.sources.hub_sources import HUGGINGFACE_SOURCE, HubSource, repository_dir
-from inference.loading.sources.resumed import PendingFile, partial_of, pending_add, pending_remove
+from inference.loading.sources.resumed import (
+    PendingFile,
+    partial_bytes,
+    pending_add,
+    pending_remove,
+)
 from inference.models.families.registry import check_gguf_architecture, may_read_images
 from inference.protocol.load_errors import (
     BadSourceError,
@@ -156,7 +161,7 @@ def _fetch_all(
         for name in names
     }
     pending_add(repository, listing.commit, wanted)
-    resumed_bytes = _partial_bytes(blobs_dir, wanted.values())
+    resumed_bytes = partial_bytes(repository, wanted.values())
     bytes_before = bytes_under(blobs_dir) - resumed_bytes
     missing = sum(
         listing.sizes[name] for name in names if not _is_cached(repo, listing, name, hub_dir)
@@ -184,11 +189,6 @@ def _fetch_all(
 def _is_cached(repo: str, listing: RepositoryListing, name: str, hub_dir: Path) -> bool:
     cached = try_to_load_from_cache(repo, name, cache_dir=hub_dir, revision=listing.commit)
     return isinstance(cached, str)
-
-
-def _partial_bytes(blobs_dir: Path, files: Iterable[PendingFile]) -> int:
-    partials = (partial_of(blobs_dir / file.etag) for file in files if file.etag)
-    return sum(path.stat().st_size for path in partials if path.is_file())
 
 
 def _from_cache(

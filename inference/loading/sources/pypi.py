@@ -186,17 +186,6 @@ def alone_in(directory: Path) -> Iterator[None]:
                 return
 
 
-def is_being_downloaded(directory: Path) -> bool:
-    try:
-        with (directory / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        pass
-    return False
-
-
 def _is_locked_by(directory: Path, lock_fd: int) -> bool:
     """The process before may have removed it."""
     try:

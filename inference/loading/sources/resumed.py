@@ -16,7 +16,7 @@ asked for. Imports no torch.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -56,18 +56,6 @@ def transfer(
 
 def partial_of(target: Path) -> Path:
     return target.with_name(target.name + INCOMPLETE)
-
-
-def is_being_written(partial: Path) -> bool:
-    """Whether a process has it open for ``transfer`` now."""
-    try:
-        with partial.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        pass
-    return False
 
 
 def _continue(url: str, file: BinaryIO, num_bytes: int, headers: Mapping[str, str]) -> bool:
@@ -138,6 +126,12 @@ def pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
 
 def pending_commits(repository: Path) -> list[str]:
     return sorted(path.stem for path in (repository / "pending").glob("*.json"))
+
+
+def partial_bytes(repository: Path, files: Iterable[PendingFile]) -> int:
+    """Bytes of these files from interrupted downloads, which are resumed."""
+    partials = (partial_of(repository / "blobs" / file.etag) for file in files if file.etag)
+    return sum(path.stat().st_size for path in partials if path.is_file())
 
 
 def pending_blobs(repository: Path) -> set[str]:

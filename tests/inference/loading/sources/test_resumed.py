@@ -12,8 +12,9 @@ from huggingface_hub import constants
 
 from inference.loading.sources import resumed
 from inference.loading.sources.cached import list_cached
+from inference.loading.sources.disk import is_locked
 from inference.loading.sources.hub_sources import hub_cache_dir, repository_dir
-from inference.loading.sources.resumed import is_being_written, partial_of
+from inference.loading.sources.resumed import partial_of
 from inference.neuron.loads.files import Fetcher
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress
@@ -153,7 +154,7 @@ def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
 
 def test_who_writes_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "a.incomplete"
-    assert not is_being_written(file)
+    assert not is_locked(file)
     with file.open("ab") as written, resumed._alone(written):
-        assert is_being_written(file)
-    assert not is_being_written(file) and file.stat().st_size == 0
+        assert is_locked(file)
+    assert not is_locked(file) and file.stat().st_size == 0
