@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.weights.random_blocks import random_blocks
+from inference.models.families.gguf_types import GGUF_TYPES
 
 NUM_LAYERS = 2
 NUM_HEADS = 4
@@ -73,6 +74,9 @@ most of them, only read them."""
 
 RANDOM_VALUE = 0.04
 """Root mean square of random weights in these formats."""
+QUANTISED_TYPES = frozenset(
+    GGMLQuantizationType[type.name] for type in GGUF_TYPES if type.cpu_bits is not None
+)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from inference.models.families.registry import family_of
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput
-from tests.inference.loading.gguf.packed_quality import exact_logits, open_on_cpu
+from tests.inference.loading.gguf.test_quality import exact_logits, open_on_cpu
 
 pytestmark = pytest.mark.slow
 PROMPTS = (

@@ -24,8 +24,7 @@ from inference.models.weights.stored import (
     SuperBlockWeight,
 )
 from tests.cases import each_case
-from tests.inference.loading.conftest import RANDOM_VALUE
-from tests.inference.loading.gguf.quantised_types import QUANTISED_TYPES
+from tests.inference.loading.conftest import QUANTISED_TYPES, RANDOM_VALUE
 
 NUM_ROWS, NUM_FEATURES = 6, 512
 
