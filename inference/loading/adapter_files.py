@@ -69,7 +69,6 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     changes_some_layers: bool
-    """Whether targets are left out in some layers."""
 
     def rank_of(self, name: str) -> int:
         return self.rank_pattern.get(_matching(self.rank_pattern, name), self.rank)

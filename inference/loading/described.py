@@ -51,12 +51,11 @@ class DescribedModel:
     config: ModelConfig
     files: TensorFiles
     left_out: str
-    """A sentence for people: what of the files the model does not compute with."""
+    """A sentence for people: the tensors that the model does not compute with."""
     gguf_header: GGUFHeader | None
     """The header, with a vocabulary that can be read, of a GGUF that has no tokenizer.json beside
     it."""
     projector: Path | None = None
-    """The mmproj file whose tower is computed."""
 
 
 def describe_model(

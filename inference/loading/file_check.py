@@ -41,7 +41,6 @@ class FileCheckOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the downloaded weight files, the model's own before its draft model's; empty for a
     ``path:`` source."""
     free_memory_bytes: int
-    """The free memory that a choice among several quants must fit."""
     weighs: bool = False
     """Whether what its layers take is wanted instead."""
 

@@ -62,7 +62,7 @@ from inference.settings.storage import HUGGINGFACE
 
 TABLE = "embed_tokens.weight"
 EXPERTS = ".mlp.experts."
-"""The part that names of experts' weights and biases have."""
+"""In the names of experts' weights and biases."""
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
@@ -75,7 +75,7 @@ class OpenedModel:
     weights: WeightSource
     tokenizer_dir: Path
     weight_bytes: int
-    """What all tensors take as their files hold them, or as they are quantised while loading."""
+    """Of all tensors, as their files hold them, or as they are quantised while loading."""
     num_parameters: int
     cache_dir: Path
     need: MemoryNeed
@@ -85,7 +85,7 @@ class OpenedModel:
     projector: Path | None = None
     """The mmproj file whose tower the model computes."""
     left_out: str = ""
-    """A sentence for people: what of the files the model does not compute with."""
+    """A sentence for people: the tensors that the model does not compute with."""
     unquantized: Unquantized | None = None
     """The dense weights of a model that is quantised while it loads, whole."""
     shares: tuple[RankShare, ...] = ()

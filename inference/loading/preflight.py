@@ -13,7 +13,7 @@ from inference.models.families.gguf_types import GGUF_TYPES
 from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256
-"""What must fit beside the weights for the model to be of any use."""
+"""Must fit beside the weights for the model to be of any use."""
 
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
 GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q5", "q6", "q8", "MXFP4"})
@@ -61,7 +61,7 @@ BYTES_PER_TABLE_WEIGHT = 1 + 4 / 32
 """The bytes of a weight in a quantised table on a card, whose rows are looked up: a byte for each
 code."""
 COPY_BYTES = 2
-"""What the bfloat16 copy takes of each weight that prompt rows are multiplied with."""
+"""Of each weight, in the bfloat16 copy that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 """Most prompt rows of a step, by type of device."""
 LOGIT_BYTES = 4
@@ -80,9 +80,9 @@ class LargestStep:
 class MemoryNeed:
     weight_bytes: int
     kv_bytes: int
-    """The bytes that the operator asked for, else of the shortest context that is worth serving."""
+    """As the operator asked for, else of the shortest context that is worth serving."""
     copy_bytes: int
-    """The additional bytes of a second copy of quantised weights that makes prompts faster."""
+    """A second copy of quantised weights, which makes prompts faster."""
     step_bytes: int = 0
     """Activations of the largest step."""
     image_bytes: int = 0

@@ -48,7 +48,6 @@ class LayerCost:
     num_weights: int = 0
     """Elements that each row is multiplied with."""
     num_expert_weights: int = 0
-    """Elements of all routed experts."""
     kv_token_bytes: KindBytes = NOTHING
     state_bytes: int = 0
     """The bytes of one sequence's state, on either kind."""
@@ -68,7 +67,6 @@ class ModelCosts:
     step_bytes: KindBytes = NOTHING
     """Activations of the largest step, on each stage."""
     context_tokens: int = 0
-    """Most tokens of a sequence."""
 
     @property
     def weight_bytes(self) -> KindBytes:

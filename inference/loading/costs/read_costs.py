@@ -49,7 +49,6 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     name: str
-    """Hugging Face's."""
     role: Role
     num_elements: int
     format: str

@@ -37,7 +37,6 @@ class OpenedEmbeddingModel:
     dtype: torch.dtype
     num_parameters: int
     weight_bytes: int
-    """The bytes that the weights take in memory."""
 
     @property
     def step_tokens(self) -> int:

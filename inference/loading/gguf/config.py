@@ -33,7 +33,6 @@ from inference.protocol.load_errors import BadFileError, BadSourceError
 
 TABLE = "token_embd.weight"
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
-"""The tokens whose ids are read."""
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:
@@ -80,7 +79,6 @@ class GGUFModel:
     header: GGUFHeader
     """The text model's metadata, and the tensors of all files."""
     projector: Path | None = None
-    """The mmproj file whose tensors are among them."""
     no_images: str = ""
     """A sentence for people: why the tower of an mmproj file beside the weights is not computed."""
 

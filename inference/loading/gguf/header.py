@@ -34,15 +34,15 @@ SCALAR_FORMATS = {
 MetadataValue = bool | int | float | str | list["MetadataValue"]
 
 SPLIT_COUNT, SPLIT_NUMBER, SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
-"""What each part of a model states: of how many it is one, which, and the tensors of all."""
+"""Each part of a model states how many parts there are, its own number, and the tensors of all."""
 
 MOST_HEADER_BYTES = 128 * 1024**2
 """The largest vocabularies take a sixth of it. Parsed values take several times their bytes."""
 MOST_DIMENSIONS = 4
 LEAST_PAIR_BYTES = 8 + 4 + 1
-"""The length of a key, the kind of a value, and a value."""
+"""Of a key, the kind of a value, and a value."""
 LEAST_INFO_BYTES = 8 + 4 + 4 + 8
-"""The length of a tensor's name, its number of dimensions, its type and its offset."""
+"""Of a tensor's name, its number of dimensions, its type and its offset."""
 LEAST_STRING_BYTES = 8
 
 Item = TypeVar("Item")
@@ -68,7 +68,7 @@ class TensorInfo:
     """Row-major, as torch has it: (out_features, in_features)."""
     type: GGMLQuantizationType
     offset: int
-    """The offset from the start of the file."""
+    """From the start of the file."""
 
     @property
     def num_elements(self) -> int:
@@ -87,7 +87,6 @@ class GGUFHeader:
     metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, TensorInfo]
     data_offset: int
-    """Where the metadata ends and the tensors' bytes begin."""
 
 
 def read_headers(paths: Sequence[Path]) -> GGUFHeader:

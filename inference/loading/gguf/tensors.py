@@ -67,9 +67,9 @@ class GGUFTensorFiles:
             and not is_scale(info.name, header.tensors)
         ]
         self._scales = read_scales(header.tensors)
-        """The scales, by the names of the file."""
+        """By the names of the file."""
         self.left_out = self._in_words(header)
-        """A sentence for people: what nothing computes with."""
+        """A sentence for people: the tensors that nothing computes with."""
         self._tensors = {self._name(info): self._folded(info) for info in infos}
         self._maps = {path: _mapped(path) for path in {info.path for info in infos}}
         self._asked_for: set[str] = set()

@@ -22,6 +22,7 @@ import torch
 
 from inference.loading.safetensors import packed_matrices as matrices
 from inference.loading.safetensors.tensors import DTYPE_BYTES, SafetensorsFiles
+from inference.loading.weights.tensor_files import WrappedFiles
 from inference.models.families.quantization import Quantization
 from inference.models.weights.stored import (
     GROUP_FEATURES,
@@ -38,7 +39,7 @@ from inference.protocol.load_errors import (
 )
 
 CODES = (".qweight", ".weight_packed")
-"""Endings of what holds a matrix' codes."""
+"""Endings of tensors that hold a matrix' codes."""
 BESIDE = (
     *(".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point"),
     *(".weight_shape", ".weight_g_idx", ".input_scale", ".activation_scale", ".input_zero_point"),
@@ -46,7 +47,7 @@ BESIDE = (
 )
 """Suffixes of tensors that belong to a matrix or to its input."""
 SCALES = ("_scale_inv", "_scale")
-"""What a scaled matrix' name is followed by."""
+"""Endings of the scales of a scaled matrix."""
 SCALE_FORMATS = frozenset({*DTYPE_BYTES, "F8_E8M0"})
 FP8, INT8, INT4 = "F8_E4M3", "INT8", "INT4"
 WORD_BITS = 32
@@ -57,10 +58,12 @@ INDICES = frozenset({"I32", "I64"})
 Shape = tuple[int, ...]
 
 
-class PackedFiles:
+class PackedFiles(WrappedFiles):
+    _files: SafetensorsFiles
+
     def __init__(self, files: SafetensorsFiles, quantization: Quantization) -> None:
         """Raises ``BadFileError``."""
-        self._files = files
+        super().__init__(files)
         self._quantization = quantization
         self._modules: dict[str, str] = {}
         """``X.weight`` -> ``X``, of matrices in codes."""
@@ -231,9 +234,6 @@ class PackedFiles:
         endings = CODES + BESIDE
         held = [f"{module}{end}" for end in endings if f"{module}{end}" in self._files.names]
         return sum(map(self._files.bytes_of, held))
-
-    def close(self) -> None:
-        self._files.close()
 
     def _module(self, name: str) -> str:
         try:

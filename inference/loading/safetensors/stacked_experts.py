@@ -59,7 +59,7 @@ _TRANSPOSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 @dataclass(frozen=True, slots=True)
 class _Part:
     stack: str
-    """Name of the stacked tensor, without its ending."""
+    """Without its ending."""
     expert: int
     projection: Projection
     kind: Kind
@@ -175,9 +175,7 @@ class InterleavedExperts(WrappedFiles):
         part = self._parts.get(name)
         if part is None:
             return super().bytes_of(name)
-        num_elements = 1
-        for size in self.shape_of(name):
-            num_elements *= size
+        num_elements = math.prod(self.shape_of(name))
         if part.kind == "weight" and self._is_packed(part.stack):
             return num_elements // GROUP_FEATURES * BYTES_PER_GROUP
         source = f"{part.stack}_bias" if part.kind == "bias" else part.stack

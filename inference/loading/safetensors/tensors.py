@@ -23,12 +23,12 @@ from inference.protocol.load_errors import BadFileError, MissingTensorError, sha
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
-"""What ``packed_files`` makes weights of."""
+"""``packed_files`` makes weights of them."""
 INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 """Tables and masks that files of transformers' own modules hold beside weights."""
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
-"""What ``stacked_experts`` unpacks."""
+"""``stacked_experts`` unpacks them."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
 """The library refuses longer ones."""

@@ -29,7 +29,6 @@ class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: LoadSpec
     cache_dir: str
     free_memory_bytes: int
-    """The free memory that a choice among several quants must fit."""
 
 
 class Fetching(msgspec.Struct, frozen=True, kw_only=True, tag="fetching"):
@@ -38,7 +37,7 @@ class Fetching(msgspec.Struct, frozen=True, kw_only=True, tag="fetching"):
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
     weights: list[str]
-    """Their paths."""
+    """Paths."""
     weight_bytes: int
     new_files: dict[str, list[str]] = {}
     """The files that were missing before: ``source@revision`` -> names, as in ``CachedModel``."""

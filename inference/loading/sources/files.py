@@ -83,9 +83,8 @@ class ModelFiles:
     projector: Path | None = None
     """The mmproj file of a GGUF model: its vision tower."""
     is_projector_named: bool = False
-    """Whether that file was named, and not found beside the weights."""
+    """Not found beside the weights."""
     is_text_only: bool = False
-    """Whether the model is to be read without images."""
 
     @property
     def all_weights(self) -> tuple[Path, ...]:

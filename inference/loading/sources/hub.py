@@ -36,9 +36,9 @@ from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHI
 from inference.proxies import UnsupportedProxyError, proxy_for
 
 ANSWER_LIMIT_S = 10.0
-"""The time limit of each read."""
+"""Of each read."""
 TOTAL_LIMIT_S = 30.0
-"""The time limit of a question that comes from no watched process."""
+"""Of a question that comes from no watched process."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.

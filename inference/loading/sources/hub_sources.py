@@ -18,7 +18,7 @@ from inference.settings.storage import HUGGINGFACE, SOURCES, NamedSource
 
 REPOSITORY_PREFIX = "models--"
 NAMED_SOURCES = "sources"
-"""The folder of the cache that has the caches of named sources."""
+"""The cache's folder for the caches of named sources."""
 
 
 def hub_cache_dir(cache_dir: Path) -> Path:

@@ -30,7 +30,7 @@ INCOMPLETE = ".incomplete"
 MAX_ANSWER_BYTES = 50 * 10**9
 """The hub's network serves no more at once."""
 PIECE_BYTES = 10 * 10**9
-"""The size of a piece of a file that is larger."""
+"""Of a larger file."""
 
 
 def transfer(

@@ -46,7 +46,7 @@ from inference.protocol.load_errors import (
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOWER_PART = re.compile(rf"({re.escape(TOWER)}.+\.(?:weight|bias))\.(\d)")
 NUM_PARTS = {PATCH_KERNEL: 2}
-"""The number of parts of a tensor; any other has three."""
+"""Of a tensor; any other has three."""
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 _STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj|gate_up_proj)(\.weight|\.bias)?")
@@ -56,7 +56,7 @@ class NamedFiles(WrappedFiles):
     def __init__(self, files: TensorFiles, family: Family, config: ModelConfig) -> None:
         super().__init__(files)
         self._own_names: dict[str, str] = {}
-        """Name that the model asks for -> name in the files."""
+        """The model's name of a tensor -> its name in the files."""
         self._num_left_out: Counter[str] = Counter()
         left_out = _left_out(family, config)
         for name in files.names:

@@ -59,7 +59,7 @@ class OpenedWeights:
         self._on_progress = on_progress
         self._detail = detail
         self._report_lock = Lock()
-        """Serializes progress reports of the threads that read."""
+        """Several threads read and report."""
         self._read: set[str] = set()
         self._outcomes: Counter[str] = Counter()
         self._packed_bytes: Counter[str] = Counter()
@@ -236,9 +236,9 @@ def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
 class Unquantized:
     weights: WeightSource
     format: str
-    """The format's name for people: BF16 …"""
+    """For people: BF16 …"""
     fingerprint: str
-    """Stands for the files: it is another one where a file was written since, or is another."""
+    """Of the files: it changes where one is written, or is another."""
 
 
 def open_unquantized(

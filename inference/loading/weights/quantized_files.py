@@ -32,7 +32,7 @@ from inference.protocol.load_errors import BadFileError, BadSourceError
 from inference.supervised_threads import SupervisedPool
 
 InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
-"""What a dense matrix can be made into."""
+"""The formats that a dense matrix can be made into."""
 
 DENSE_FORMATS = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
 """fp8 is multiplied out as it is read, which leaves a dense weight."""
