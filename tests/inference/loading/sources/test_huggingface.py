@@ -13,6 +13,7 @@ from inference.loading.sources import disk, huggingface
 from inference.loading.sources.files import TEXT_FILES, ModelFiles
 from inference.loading.sources.hub import HuggingFaceHub
 from inference.loading.sources.hub_sources import hub_cache_dir
+from inference.loading.sources.huggingface import Repository
 from inference.protocol.load_errors import (
     BadSourceError,
     DiskFullError,
@@ -50,22 +51,14 @@ def download(
     url: str, cache: Path, *, repo: str = "org/tiny", wanted: str | None = "Q4_0"
 ) -> tuple[ModelFiles, list[LoadProgress]]:
     reported: list[LoadProgress] = []
-    files = huggingface.download(
-        repo,
-        revision=None,
-        wanted=wanted,
-        cache_dir=cache,
-        free_bytes=10**9,
-        on_progress=reported.append,
-        hub=HuggingFaceHub(url),
-    )
+    repository = Repository(repo, None, cache, reported.append, hub=HuggingFaceHub(url))
+    files = repository.download(wanted, 10**9)
     return files, reported
 
 
 def download_texts(repo: str, url: str, cache: Path) -> Path | None:
-    return huggingface.download_folder(
-        repo, None, TEXT_FILES, cache, lambda _: None, HuggingFaceHub(url)
-    )
+    repository = Repository(repo, None, cache, lambda _: None, hub=HuggingFaceHub(url))
+    return repository.download_folder(TEXT_FILES)
 
 
 def test_only_the_chosen_quant_and_the_texts_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
