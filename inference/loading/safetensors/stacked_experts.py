@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -38,6 +37,7 @@ from inference.models.weights.stored import (
     DenseWeight,
     GroupedWeight,
     StoredWeight,
+    written_out,
 )
 from inference.protocol.load_errors import (
     BadFileError,
@@ -49,9 +49,6 @@ MXFP4 = "MXFP4"
 EXPONENT_BIAS = 127
 BYTES_PER_GROUP = GROUP_FEATURES // 2 + 1
 
-Projection = Literal["gate_proj", "up_proj", "down_proj"]
-Kind = Literal["weight", "bias"]
-
 _INTERLEAVED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
 _TRANSPOSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 
@@ -61,124 +58,102 @@ class _Part:
     stack: str
     """Without its ending."""
     expert: int
-    projection: Projection
-    kind: Kind
+    outputs: slice
+    """Those of the stack's that are the part's."""
+    is_bias: bool = False
 
 
 def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
-    """``files`` themselves where they hold no such experts."""
-    biases = [name for name in files.names if _ending(name) == "_bias"]
-    return InterleavedExperts(files, biases) if biases else files
+    """``files`` themselves where they hold no such experts. Raises ``BadFileError``."""
+    stacked = [name for name in files.names if _ending(name) is not None]
+    parts: dict[str, _Part] = {}
+    for name in stacked:
+        if _ending(name) == "_bias":
+            parts |= _interleaved_parts(files, name.removesuffix("_bias"))
+    return StackedExperts(files, parts, stacked) if parts else files
 
 
-class InterleavedExperts(WrappedFiles):
+def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
+    """``files`` themselves where they hold no such stacks."""
+    parts: dict[str, _Part] = {}
+    stacked = [n for n in files.names if _is_transposed(n, files.shape_of(n), hidden_size)]
+    for stack in stacked:
+        num_experts, _, num_outputs = files.shape_of(stack)
+        names = _projections(stack)
+        width = num_outputs // len(names)
+        for expert in range(num_experts):
+            for index, name in enumerate(names):
+                outputs = slice(index * width, (index + 1) * width)
+                parts[f"{_prefix(stack)}.{expert}.{name}.weight"] = _Part(stack, expert, outputs)
+    return StackedExperts(files, parts, stacked) if parts else files
+
+
+class StackedExperts(WrappedFiles):
     _files: SafetensorsFiles
 
-    def __init__(self, files: SafetensorsFiles, biases: list[str]) -> None:
-        """``biases``: names of the stacked ones. Raises ``BadFileError``."""
+    def __init__(
+        self, files: SafetensorsFiles, parts: Mapping[str, _Part], stacked: Collection[str]
+    ) -> None:
+        """``stacked``: the names in the files that come out as ``parts``."""
         super().__init__(files)
-        self._parts = {
-            part_name: part
-            for name in biases
-            for part_name, part in self._parts_of(name.removesuffix("_bias"))
-        }
-        self._others = {name for name in files.names if _ending(name) is None}
-
-    def _parts_of(self, stack: str) -> list[tuple[str, _Part]]:
-        prefix, _, inner = stack.rpartition(".")
-        projections: tuple[Projection, ...] = (
-            ("gate_proj", "up_proj") if inner == "gate_up_proj" else ("down_proj",)
-        )
-        num_experts = self._check_stack(stack)
-        kinds: tuple[Kind, ...] = ("weight", "bias")
-        if not self._is_packed(stack) and stack not in self._files.names:
-            kinds = ("bias",)
-        return [
-            (f"{prefix}.{expert}.{projection}.{kind}", _Part(stack, expert, projection, kind))
-            for expert in range(num_experts)
-            for projection in projections
-            for kind in kinds
-        ]
-
-    def _check_stack(self, stack: str) -> int:
-        """How many experts it has."""
-        bias = self._files.shape_of(f"{stack}_bias")
-        if len(bias) != 2:
-            raise BadFileError(f"{stack}_bias is {shape_in_words(bias)}, and no stack of vectors")
-        if self._is_packed(stack):
-            groups = self._files.shape_of(f"{stack}_scales")[2:]
-            self._check_shape(f"{stack}_scales", (*bias, *groups[:1]))
-            self._check_shape(f"{stack}_blocks", (*bias, *groups, GROUP_FEATURES // 2))
-        elif stack in self._files.names:
-            inputs = self._files.shape_of(stack)[1:2]
-            self._check_shape(stack, (bias[0], *inputs, bias[1]))
-        return bias[0]
-
-    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        if (found := self._files.shape_of(name)) != expected:
-            raise WrongShapeError(name, expected, found)
-
-    def _is_packed(self, stack: str) -> bool:
-        names = self._files.names
-        return f"{stack}_blocks" in names and f"{stack}_scales" in names
+        self._parts = parts
+        self._names = parts.keys() | (set(files.names) - set(stacked))
 
     @property
     def names(self) -> Collection[str]:
-        return self._parts.keys() | self._others
+        return self._names
 
     def dense(self, name: str) -> torch.Tensor:
         part = self._parts.get(name)
         if part is None:
             return super().dense(name)
-        if part.kind == "bias":
-            return self._rows(self._files.part(f"{part.stack}_bias", part.expert), part)
-        stored = self.stored(name)
-        return stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+        if part.is_bias:
+            return self._files.part(f"{part.stack}_bias", part.expert)[part.outputs]
+        return written_out(self.stored(name))
 
     def stored(self, name: str) -> StoredWeight:
         part = self._parts.get(name)
         if part is None:
             return super().stored(name)
-        if not self._is_packed(part.stack):
-            stacked = self._files.part(part.stack, part.expert).T
-            return DenseWeight(weight=self._rows(stacked, part).contiguous())
-        blocks = self._files.part(f"{part.stack}_blocks", part.expert)
-        scales = self._files.part(f"{part.stack}_scales", part.expert)
-        return unpacked(self._rows(blocks, part), self._rows(scales, part), name)
-
-    def _rows(self, stacked: torch.Tensor, part: _Part) -> torch.Tensor:
-        if part.projection == "down_proj":
-            return stacked
-        return stacked[0 if part.projection == "gate_proj" else 1 :: 2]
+        if _is_packed(self._files, part.stack):
+            blocks = self._files.part(f"{part.stack}_blocks", part.expert)[part.outputs]
+            scales = self._files.part(f"{part.stack}_scales", part.expert)[part.outputs]
+            return unpacked(blocks, scales, name)
+        if part.outputs.step is None:
+            first, last = part.outputs.start, part.outputs.stop
+            columns = self._files.columns(part.stack, part.expert, first, last)
+        else:
+            columns = self._files.part(part.stack, part.expert)[:, part.outputs]
+        return DenseWeight(weight=columns.T.contiguous())
 
     def format_of(self, name: str) -> str:
         part = self._parts.get(name)
         if part is None:
             return super().format_of(name)
-        if part.kind == "bias":
-            return self._files.format_of(f"{part.stack}_bias")
-        return MXFP4 if self._is_packed(part.stack) else self._files.format_of(part.stack)
+        if not part.is_bias and _is_packed(self._files, part.stack):
+            return MXFP4
+        return self._files.format_of(f"{part.stack}_bias" if part.is_bias else part.stack)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         part = self._parts.get(name)
         if part is None:
             return super().shape_of(name)
-        _, features = self._files.shape_of(f"{part.stack}_bias")
-        rows = features if part.projection == "down_proj" else features // 2
-        if part.kind == "bias":
-            return (rows,)
-        if self._is_packed(part.stack):
-            return rows, self._files.shape_of(f"{part.stack}_blocks")[2] * GROUP_FEATURES
-        return rows, self._files.shape_of(part.stack)[1]
+        if part.is_bias:
+            return (_count(part.outputs, self._files.shape_of(f"{part.stack}_bias")[1]),)
+        if _is_packed(self._files, part.stack):
+            _, num_outputs, groups, _ = self._files.shape_of(f"{part.stack}_blocks")
+            return _count(part.outputs, num_outputs), groups * GROUP_FEATURES
+        _, inputs, num_outputs = self._files.shape_of(part.stack)
+        return _count(part.outputs, num_outputs), inputs
 
     def bytes_of(self, name: str) -> int:
         part = self._parts.get(name)
         if part is None:
             return super().bytes_of(name)
         num_elements = math.prod(self.shape_of(name))
-        if part.kind == "weight" and self._is_packed(part.stack):
+        if not part.is_bias and _is_packed(self._files, part.stack):
             return num_elements // GROUP_FEATURES * BYTES_PER_GROUP
-        source = f"{part.stack}_bias" if part.kind == "bias" else part.stack
+        source = f"{part.stack}_bias" if part.is_bias else part.stack
         return num_elements * self._files.element_bytes(source)
 
 
@@ -195,86 +170,63 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
     return GroupedWeight(bits=8, codes=codes, scales=powers, is_mxfp4=True)
 
 
-def _ending(name: str) -> str | None:
-    """``_blocks``, ``_scales``, ``_bias`` or empty; ``None``: no stack's name."""
-    match = _INTERLEAVED.fullmatch(name)
-    return None if match is None else match[3] or ""
+def _interleaved_parts(files: SafetensorsFiles, stack: str) -> dict[str, _Part]:
+    num_experts = _check_stack(files, stack)
+    names = _projections(stack)
+    has_weights = _is_packed(files, stack) or stack in files.names
+    parts: dict[str, _Part] = {}
+    for expert in range(num_experts):
+        for index, name in enumerate(names):
+            outputs, own = slice(index, None, len(names)), f"{_prefix(stack)}.{expert}.{name}"
+            if has_weights:
+                parts[f"{own}.weight"] = _Part(stack, expert, outputs)
+            parts[f"{own}.bias"] = _Part(stack, expert, outputs, is_bias=True)
+    return parts
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Columns [first, last) of an expert."""
+def _check_stack(files: SafetensorsFiles, stack: str) -> int:
+    """How many experts it has."""
+    bias = files.shape_of(f"{stack}_bias")
+    if len(bias) != 2:
+        raise BadFileError(f"{stack}_bias is {shape_in_words(bias)}, and no stack of vectors")
+    if _is_packed(files, stack):
+        groups = files.shape_of(f"{stack}_scales")[2:]
+        _check_shape(files, f"{stack}_scales", (*bias, *groups[:1]))
+        _check_shape(files, f"{stack}_blocks", (*bias, *groups, GROUP_FEATURES // 2))
+    elif stack in files.names:
+        _check_shape(files, stack, (bias[0], *files.shape_of(stack)[1:2], bias[1]))
+    return bias[0]
 
-    stack: str
-    expert: int
-    first: int
-    last: int
+
+def _check_shape(files: SafetensorsFiles, name: str, expected: tuple[int, ...]) -> None:
+    if (found := files.shape_of(name)) != expected:
+        raise WrongShapeError(name, expected, found)
 
 
-def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
-    """``files`` themselves where they hold no such stacks."""
-    stacks = [
-        name for name in files.names if _is_transposed(name, files.shape_of(name), hidden_size)
-    ]
-    return TransposedExperts(files, stacks) if stacks else files
+def _is_packed(files: SafetensorsFiles, stack: str) -> bool:
+    return f"{stack}_blocks" in files.names and f"{stack}_scales" in files.names
 
 
 def _is_transposed(name: str, shape: tuple[int, ...], hidden_size: int) -> bool:
     match = _TRANSPOSED.fullmatch(name)
     if match is None or len(shape) != 3 or shape[1] == shape[2]:
         return False
-    inputs_first = (
-        (hidden_size, shape[2]) if match[2] == "gate_up_proj" else (shape[1], hidden_size)
-    )
-    return shape[1:] == inputs_first
+    return hidden_size == (shape[1] if match[2] == "gate_up_proj" else shape[2])
 
 
-class TransposedExperts(WrappedFiles):
-    _files: SafetensorsFiles
+def _ending(name: str) -> str | None:
+    """``_blocks``, ``_scales``, ``_bias`` or empty; ``None``: no stack's name."""
+    match = _INTERLEAVED.fullmatch(name)
+    return None if match is None else match[3] or ""
 
-    def __init__(self, files: SafetensorsFiles, stacks: Collection[str]) -> None:
-        super().__init__(files)
-        self._others = set(files.names) - set(stacks)
-        self._parts = {
-            name: part for stack in stacks for name, part in self._parts_of(stack).items()
-        }
 
-    def _parts_of(self, stack: str) -> dict[str, _Columns]:
-        prefix, _, inner = stack.rpartition(".")
-        num_experts, _, num_columns = self._files.shape_of(stack)
-        names = ("gate_proj", "up_proj") if inner == "gate_up_proj" else ("down_proj",)
-        width = num_columns // len(names)
-        return {
-            f"{prefix}.{expert}.{name}.weight": _Columns(stack, expert, i * width, (i + 1) * width)
-            for expert in range(num_experts)
-            for i, name in enumerate(names)
-        }
+def _prefix(stack: str) -> str:
+    return stack.rpartition(".")[0]
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._parts.keys() | self._others
 
-    def dense(self, name: str) -> torch.Tensor:
-        part = self._parts.get(name)
-        if part is None:
-            return super().dense(name)
-        return self._files.columns(part.stack, part.expert, part.first, part.last).T.contiguous()
+def _projections(stack: str) -> tuple[str, ...]:
+    return ("gate_proj", "up_proj") if stack.endswith("gate_up_proj") else ("down_proj",)
 
-    def stored(self, name: str) -> StoredWeight:
-        return DenseWeight(weight=self.dense(name))
 
-    def format_of(self, name: str) -> str:
-        part = self._parts.get(name)
-        return super().format_of(name) if part is None else self._files.format_of(part.stack)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        part = self._parts.get(name)
-        if part is None:
-            return super().shape_of(name)
-        return part.last - part.first, self._files.shape_of(part.stack)[1]
-
-    def bytes_of(self, name: str) -> int:
-        part = self._parts.get(name)
-        if part is None:
-            return super().bytes_of(name)
-        return math.prod(self.shape_of(name)) * self._files.element_bytes(part.stack)
+def _count(outputs: slice, of: int) -> int:
+    return len(range(*outputs.indices(of)))
