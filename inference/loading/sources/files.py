@@ -71,6 +71,8 @@ MIN_PART = 4
 """A shorter part of a name is ignored."""
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANT = re.compile(r"(?:^|[.\-_/])((?:I|T)?Q\d[A-Z0-9_]*|(?:MX|NV)FP4|BF16|F16|FP16|F32)$")
+JOINED_BY = "+"
+PREFERRED_TYPES = ("BF16", "F16", "Q8_0", "F32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +228,6 @@ def _not_found(
     return QuantizationNotFoundError(
         f"{wanted!r} is not in the source{hint}; it holds {there}", choices, nearest
     )
-
-
-JOINED_BY = "+"
-PREFERRED_TYPES = ("BF16", "F16", "Q8_0", "F32")
 
 
 @dataclass(frozen=True, slots=True)

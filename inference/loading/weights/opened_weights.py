@@ -82,11 +82,11 @@ class OpenedWeights:
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        first = [self._of_expert(name) for name in experts[0]]
-        ends = [i for i, one in enumerate(first, 1) if _layout(one) != _layout_at(first, i)]
-        parts = []
-        for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+        parts, begin = [], 0
+        for run in _runs([self._of_expert(name) for name in experts[0]], _layout):
+            end = begin + len(run)
             parts.append(self._grouped([names[begin:end] for names in experts]))
+            begin = end
         return parts[0] if len(parts) == 1 else StackedProduct(parts)
 
     def _grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
@@ -212,10 +212,6 @@ def _layout(stored: ExpertWeight) -> tuple[object, ...]:
         return type(stored), stored.codebook, stored.group_features, has_supers
     is_mxfp4 = isinstance(stored, GroupedWeight) and stored.is_mxfp4
     return type(stored), stored.bits, stored.minimums is not None, is_mxfp4
-
-
-def _layout_at(weights: Sequence[ExpertWeight], index: int) -> tuple[object, ...] | None:
-    return _layout(weights[index]) if index < len(weights) else None
 
 
 def _stack_experts(weights: Sequence[ExpertWeight]) -> ExpertWeight:
