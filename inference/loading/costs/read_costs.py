@@ -69,11 +69,7 @@ def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
         # A module of transformers would have to be imported, with torch.
         metadata = read_header(files.weights[0]).metadata
         family = check_gguf_architecture(str(metadata.get("general.architecture")))
-        if family.uses_transformers:
-            raise BadSourceError(
-                f"transformers' own module computes {family.name}, and what its layers take is "
-                "known only once it is loaded"
-            )
+        _refuse_module(family, family.name)
         model = read_gguf_model(files, _without_pixels)
         config, tensors = model.config, gguf_tensors(model.config, model.header)
     else:
@@ -209,8 +205,9 @@ def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterato
     """Yields the tensors that safetensors files of this config store. ``hub``: config.json, parsed.
     ``quantization``: the load's setting. Raises ``BadSourceError`` where the config does not name
     the tensors, and ``BadFileError``."""
-    format_of = _format_of(hub, quantization)
-    for tensor in _family(config).tensors(config):
+    format_of, family = _format_of(hub, quantization), family_of(config)
+    _refuse_module(family, config.architecture)
+    for tensor in family.tensors(config):
         yield StoredTensor(
             name=tensor.name,
             role=tensor.role,
@@ -220,8 +217,7 @@ def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterato
 
 
 def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[StoredTensor]:
-    """Raises ``BadSourceError`` where transformers' own module computes the model."""
-    family = _family(config)
+    family = family_of(config)
     roles = {tensor.name: tensor.role for tensor in family.tensors(config)}
     for info in header.tensors.values():
         name = model_name(info.name, family, config)
@@ -236,14 +232,12 @@ def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[StoredTens
         )
 
 
-def _family(config: ModelConfig) -> Family:
-    family = family_of(config)
+def _refuse_module(family: Family, name: str) -> None:
     if family.uses_transformers:
         raise BadSourceError(
-            f"transformers' own module computes {config.architecture}, and what its layers take is "
-            "known only once it is loaded"
+            f"transformers' own module computes {name}, and what its layers take is known only "
+            "once it is loaded"
         )
-    return family
 
 
 def _format_of(hub: Json, quantization: str) -> Callable[[TensorRole], str]:

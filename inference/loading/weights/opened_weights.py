@@ -82,7 +82,8 @@ class OpenedWeights:
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        parts, begin = [], 0
+        parts = []
+        begin = 0
         for run in _runs([self._of_expert(name) for name in experts[0]], _layout):
             end = begin + len(run)
             parts.append(self._grouped([names[begin:end] for names in experts]))
