@@ -26,6 +26,14 @@ STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Most token rows of one forward, padding included, unless a single input has more."""
 HIDDEN_COPIES, INTERMEDIATE_COPIES = 8, 3
 """How many such vectors a layer holds at once for each token row, generously counted."""
+SETTINGS_OF_TEXT = {
+    "kv_memory_bytes": None,
+    "chat_template": None,
+    "max_output_tokens": None,
+    "kv_dtype": "auto",
+    "speculation": "off",
+}
+"""Each with the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,21 +124,14 @@ def _step_bytes(opened: OpenedEmbeddingModel) -> int:
 
 def refuse_settings_of_text(spec: LoadSpec) -> None:
     """Raises ``BadSourceError`` for what would change nothing."""
-    for name in ("kv_memory_bytes", "chat_template", "max_output_tokens"):
-        if getattr(spec, name) is not None:
+    for name, neutral in SETTINGS_OF_TEXT.items():
+        if getattr(spec, name) != neutral:
+            instead = "leave it out" if neutral is None else f"set it to {neutral}"
             raise BadSourceError(
-                f"{name} has no meaning for a model that makes embeddings; leave it out"
+                f"{name} has no meaning for a model that makes embeddings; {instead}"
             )
     if spec.quantization not in ("auto", "none"):
         raise BadSourceError(
             f"quantization {spec.quantization} is not built for a model that makes embeddings; set "
             "it to auto"
-        )
-    if spec.kv_dtype != "auto":
-        raise BadSourceError(
-            "kv_dtype has no meaning for a model that makes embeddings; set it to auto"
-        )
-    if spec.speculation != "off":
-        raise BadSourceError(
-            "speculation has no meaning for a model that makes embeddings; set it to off"
         )
