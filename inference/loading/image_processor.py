@@ -145,113 +145,87 @@ class ImageFileProcessor:
             return False
 
 
-class QwenPatches:
+def qwen_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
     """Images of any size, within bounds of pixels."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil,
+    def processor(is_low_detail: bool) -> Any:
+        largest = most_pixels(vision, is_low_detail=is_low_detail)
+        return Qwen2VLImageProcessorPil(
+            size={"shortest_edge": vision.min_pixels, "longest_edge": largest},
+            patch_size=vision.patch_px,
+            merge_size=vision.merge,
+            temporal_patch_size=vision.temporal_patch,
+            **declared,
         )
 
-        self._processors = {
-            is_low_detail: Qwen2VLImageProcessorPil(
-                size={
-                    "shortest_edge": vision.min_pixels,
-                    "longest_edge": most_pixels(vision, is_low_detail=is_low_detail),
-                },
-                patch_size=vision.patch_px,
-                merge_size=vision.merge,
-                temporal_patch_size=vision.temporal_patch,
-                **declared,
-            )
-            for is_low_detail in (False, True)
-        }
-
-    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        found = self._processors[is_low_detail](images=[image], return_tensors="np")
-        patches: npt.NDArray[np.float32] = found["pixel_values"]
-        return patches
+    return _maker(processor, lambda patches: patches)
 
 
-class SquarePatches:
+def square_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
     """Every image as a square of one size, whatever its shape: Gemma 3 without pan and scan."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
-        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-        self._vision = vision
-        size = {"height": vision.image_px, "width": vision.image_px}
-        self._processor = Gemma3ImageProcessorPil(size=size, do_pan_and_scan=False, **declared)
-
-    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        (pixels,) = self._processor(images=[image], return_tensors="np")["pixel_values"]
-        return merged_patches(pixels, self._vision.patch_px, self._vision.merge)
+    size = {"height": vision.image_px, "width": vision.image_px}
+    processor = Gemma3ImageProcessorPil(size=size, do_pan_and_scan=False, **declared)
+    return _maker(
+        lambda _: processor, lambda images: merged_patches(images[0], vision.patch_px, vision.merge)
+    )
 
 
-class TilePatches:
+def tile_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
     """Every image as tiles of one size, and behind them as one such tile: Idefics3. In low detail,
     or where a model does not cut images, as that one alone."""
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
-        from transformers.models.idefics3.image_processing_pil_idefics3 import (
-            Idefics3ImageProcessorPil,
+    def processor(is_low_detail: bool) -> Any:
+        return Idefics3ImageProcessorPil(
+            size={"longest_edge": longest_side_px(vision)},
+            max_image_size={"longest_edge": vision.image_px},
+            do_image_splitting=vision.division == "tiles" and not is_low_detail,
+            **declared,
         )
 
-        self._vision = vision
-        self._processors = {
-            is_low_detail: Idefics3ImageProcessorPil(
-                size={"longest_edge": longest_side_px(vision)},
-                max_image_size={"longest_edge": vision.image_px},
-                do_image_splitting=vision.division == "tiles" and not is_low_detail,
-                **declared,
-            )
-            for is_low_detail in (False, True)
-        }
-
-    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        (tiles,) = self._processors[is_low_detail](images=[image], return_tensors="np")[
-            "pixel_values"
-        ]
-        patch_px, merge = self._vision.patch_px, self._vision.merge
-        whole_px = self._vision.image_px // patch_px * patch_px
+    def merged(images: Any) -> npt.NDArray[np.float32]:
+        patch_px, merge = vision.patch_px, vision.merge
+        px = vision.image_px // patch_px * patch_px
         return np.concatenate(
-            [merged_patches(tile[:, :whole_px, :whole_px], patch_px, merge) for tile in tiles]
+            [merged_patches(tile[:, :px, :px], patch_px, merge) for tile in images[0]]
         )
 
+    return _maker(processor, merged)
 
-class RowPatches:
+
+def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
     """Images of any shape, reduced to a longest side and never enlarged: Pixtral."""
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
-        from transformers.models.pixtral.image_processing_pil_pixtral import (
-            PixtralImageProcessorPil,
+    unit_px = vision.patch_px * vision.merge
+
+    def processor(is_low_detail: bool) -> Any:
+        longest_px = math.isqrt(most_pixels(vision, is_low_detail=is_low_detail))
+        return PixtralImageProcessorPil(
+            size={"longest_edge": longest_px},
+            patch_size={"height": unit_px, "width": unit_px},
+            **declared,
         )
 
-        self._vision = vision
-        unit_px = vision.patch_px * vision.merge
-        self._processors = {
-            is_low_detail: PixtralImageProcessorPil(
-                size={"longest_edge": math.isqrt(most_pixels(vision, is_low_detail=is_low_detail))},
-                patch_size={"height": unit_px, "width": unit_px},
-                **declared,
-            )
-            for is_low_detail in (False, True)
-        }
-
-    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        (pixels,) = self._processors[is_low_detail](images=[image], return_tensors="np")[
-            "pixel_values"
-        ]
-        return merged_patches(pixels, self._vision.patch_px, self._vision.merge)
+    return _maker(
+        processor, lambda images: merged_patches(images[0], vision.patch_px, vision.merge)
+    )
 
 
-MAKERS: dict[TowerKind, Callable[[VisionConfig, dict[str, Any]], PatchMaker]] = {
-    "qwen3_vl": QwenPatches,
-    "qwen2_5_vl": QwenPatches,
-    "gemma3": SquarePatches,
-    "idefics3": TilePatches,
-    "pixtral": RowPatches,
-}
+def _maker(
+    processor: Callable[[bool], Any], merged: Callable[[Any], npt.NDArray[np.float32]]
+) -> PatchMaker:
+    """``processor``: transformers', in low detail or not. ``merged``: of its pixel values."""
+    processors = {is_low_detail: processor(is_low_detail) for is_low_detail in (False, True)}
+
+    def patches(image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
+        found = processors[is_low_detail](images=[image], return_tensors="np")
+        return merged(found["pixel_values"])
+
+    return patches
 
 
 def merged_patches(
@@ -263,6 +237,15 @@ def merged_patches(
     rows, columns = (side // (patch_px * merge) for side in (height, width))
     parts = pixels.reshape(channels, rows, merge, patch_px, columns, merge, patch_px)
     return parts.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * patch_px**2)
+
+
+MAKERS: dict[TowerKind, Callable[[VisionConfig, dict[str, Any]], PatchMaker]] = {
+    "qwen3_vl": qwen_patches,
+    "qwen2_5_vl": qwen_patches,
+    "gemma3": square_patches,
+    "idefics3": tile_patches,
+    "pixtral": row_patches,
+}
 
 
 def _declared(directory: Path, vision: VisionConfig) -> dict[str, Any]:
