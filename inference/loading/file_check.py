@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from inference.loading.order_child import read_order, send
+from inference.loading.progress import read_order, send
 from inference.loading.sources.files import (
     ModelFiles,
     WantedFiles,

@@ -1,14 +1,22 @@
-"""The progress of a load: the callback that receives it, and a slow job that reports it while it
-runs."""
+"""How a load reports: the callback that receives its progress, a slow job that reports while it
+runs, and the child's end of a process that is given one order and answers in lines.
+
+    stdin: one order, then nothing; its end means that the parent has gone
+    stdout: a message a line
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TypeVar
 
+import msgspec
+
 from inference.protocol.load_progress import LoadProgress
-from inference.supervised_threads import SupervisedPool
+from inference.supervised_threads import SupervisedPool, SupervisedThread
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -31,3 +39,20 @@ def run_watched(job: Callable[[], Result], report: Callable[[], None]) -> Result
         executor.shutdown(wait=False)
     report()
     return result
+
+
+def read_order() -> bytes:
+    """The order's JSON. From then on the process ends when its parent does."""
+    order = sys.stdin.buffer.readline()
+    SupervisedThread(_end_with_parent, name="end-with-parent").start()
+    return order
+
+
+def send(message: msgspec.Struct) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

@@ -15,8 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
-from inference.loading.order_child import read_order, send
-from inference.loading.progress import OnProgress
+from inference.loading.progress import OnProgress, read_order, send
 from inference.loading.sources.cached import list_cached, sweep_orphans
 from inference.loading.sources.disk import unwritten
 from inference.loading.sources.sources import fetch_files

@@ -1,6 +1,6 @@
 """The tensors of a decoder, from its config and the names of its layers: by Hugging Face's names,
 with their roles and shapes. Files may hold each expert by itself or a layer's in one tensor; both
-come out of ``loading/weights/expert_files.py`` one by one."""
+come out of ``loading/weights/named_files.py`` one by one."""
 
 from __future__ import annotations
 
