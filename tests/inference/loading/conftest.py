@@ -14,7 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.weights.random_blocks import random_blocks
+from inference.loading.loader import OpenedModel, open_model
 from inference.models.families.gguf_types import GGUF_TYPES
+from inference.protocol.load import LoadSpec
 
 NUM_LAYERS = 2
 NUM_HEADS = 4
@@ -194,3 +196,11 @@ def _rotary_heads(name: str) -> int | None:
 def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def opened(source: Path, folder: Path, **changes: Any) -> OpenedModel:
+    """``changes``: of the load spec."""
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
+    found = open_model(spec, folder / "cache", lambda progress: None)
+    assert isinstance(found, OpenedModel)
+    return found

@@ -19,13 +19,18 @@ from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model
 from inference.protocol.load_errors import BadFileError
 from tests.inference.llama_cpp_peer import llama_cpp, logits_of, quiet_library
-from tests.inference.loading.conftest import QUANTISED_TYPES, SIZES, save_directory, save_gguf
+from tests.inference.loading.conftest import (
+    QUANTISED_TYPES,
+    SIZES,
+    opened,
+    save_directory,
+    save_gguf,
+)
 from tests.inference.loading.test_packed_gguf import (
     CONTEXT_TOKENS,
     TOLERANCE,
     WIDE,
     logits,
-    opened,
     relative_error,
 )
 

@@ -13,12 +13,11 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file
 
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import OpenedModel
 from inference.models.backend import AnyModel
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import ALL_ROWS, StepInput
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
 from tests.inference.loading.conftest import (
     NUM_HEADS,
@@ -26,6 +25,7 @@ from tests.inference.loading.conftest import (
     NUM_LAYERS,
     SIZES,
     gguf_name,
+    opened,
     save_directory,
 )
 from tests.inference.loading.conftest import save_gguf as save
@@ -71,11 +71,6 @@ def _format(mix: str, name: str) -> GGMLQuantizationType:
         return GGMLQuantizationType[table]
     is_other = "v_proj" in name or "down_proj" in name
     return GGMLQuantizationType[some if is_other else most]
-
-
-def opened(file: Path, tmp_path: Path, **changes: object) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{file}", devices=["cpu"], **changes)
-    return open_model(spec, tmp_path / "cache", lambda progress: None)
 
 
 def reference(file: Path, model: OpenedModel) -> AnyModel:

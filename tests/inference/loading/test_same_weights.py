@@ -11,18 +11,13 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import expected_tensors
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import MissingTensorError
 from inference.protocol.load_progress import LoadStage
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_directory, save_gguf
-
-
-def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
-    return open_model(spec, tmp_path / "cache", lambda progress: None)
+from tests.inference.loading.conftest import opened, save_directory, save_gguf
 
 
 @each_case("model_type", ["llama", "qwen2", "qwen3"])

@@ -20,7 +20,7 @@ from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import written_out
 from inference.protocol.load_errors import BadFileError
-from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.loading.conftest import SIZES, opened, save_directory, save_gguf
 from tests.inference.loading.test_packed_gguf import (
     CONTEXT_TOKENS,
     EXACT,
@@ -28,7 +28,6 @@ from tests.inference.loading.test_packed_gguf import (
     WIDE,
     load_file,
     logits,
-    opened,
     relative_error,
 )
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from inference.loading import loader
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.embedding import embedding_loader
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.models.layers import linear
@@ -24,12 +24,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_directory, save_gguf
-
-
-def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
-    return open_model(spec, tmp_path / "cache", lambda progress: None)
+from tests.inference.loading.conftest import opened, save_directory, save_gguf
 
 
 @each_case(("bits", "group_bytes"), [(4, 20), (5, 22), (6, 26)])
