@@ -46,7 +46,7 @@ from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.weights.opened_weights import OpenedWeights, Unquantized, open_unquantized
 from inference.loading.weights.part_files import RankFiles, StageFiles, layers_of_stage, rank_shares
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
-from inference.loading.weights.tensor_files import TensorFiles, has_fp8
+from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.cuda.expert_trial import has_expert_kernel
 from inference.models.families.registry import family_of
@@ -297,7 +297,7 @@ def _packed_experts(
     return {
         name: format
         for name, format in formats.items()
-        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or has_fp8(files, name))
+        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or files.has_fp8(name))
     }
 
 

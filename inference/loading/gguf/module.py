@@ -23,6 +23,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
+from inference.loading.weights.tensor_files import PlainFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.transformers_modules import added_by_metadata
@@ -40,7 +41,7 @@ def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
     return {**found, **added_by_metadata(keys), "model_type": model_type}
 
 
-class DequantisedTensors:
+class DequantisedTensors(PlainFiles):
     """All are read when the first of them is asked for: transformers' reader knows no other way."""
 
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:

@@ -29,6 +29,7 @@ from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS
 from inference.loading.gguf.fields import Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo, unreadable_reason
+from inference.loading.weights.tensor_files import PlainFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
@@ -52,7 +53,7 @@ WEIGHT, SCALE, INPUT_SCALE = ".weight", ".scale", ".input_scale"
 Scales = npt.NDArray[np.float32]
 
 
-class GGUFTensorFiles:
+class GGUFTensorFiles(PlainFiles):
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that cannot be read or would not be used."""
         self._config = config

@@ -18,6 +18,7 @@ from typing import Any
 import safetensors
 import torch
 
+from inference.loading.weights.tensor_files import PlainFiles
 from inference.models.weights.stored import DenseWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
@@ -34,7 +35,7 @@ MOST_HEADER_BYTES = 100_000_000
 """The library refuses longer ones."""
 
 
-class SafetensorsFiles:
+class SafetensorsFiles(PlainFiles):
     def __init__(
         self, paths: Sequence[Path], *, is_quantized: bool = False, has_integers: bool = False
     ) -> None:

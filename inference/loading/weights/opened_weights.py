@@ -17,7 +17,7 @@ import torch
 
 from inference.loading.progress import OnProgress
 from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, row_reader
+from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.families.registry import family_of
@@ -100,8 +100,9 @@ class OpenedWeights:
         return product
 
     def _of_expert(self, name: str) -> ExpertWeight:
-        self._note(f"{name}.weight")
-        return fp8_weight(self._files, f"{name}.weight") or self._files.stored(f"{name}.weight")
+        own = f"{name}.weight"
+        self._note(own)
+        return self._files.fp8(own) if self._files.has_fp8(own) else self._files.stored(own)
 
     def stored(self, name: str) -> StoredWeight:
         return self.stored_parts(name)[0].whole()
@@ -156,7 +157,7 @@ class OpenedWeights:
 
     def _lazy(self, name: str) -> LazyWeight:
         own = f"{name}.weight"
-        if (reader := row_reader(self._files, own)) is None:
+        if (reader := self._files.reader(own)) is None:
             return lazy(self._stored(name))
         self._note(own)
         return LazyWeight(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -31,6 +31,18 @@ class TensorFiles(Protocol):
         of matrices, rows of one of them."""
         ...
 
+    def reader(self, name: str) -> RowReader | None:
+        """A reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
+        ...
+
+    def has_fp8(self, name: str) -> bool:
+        """Whether it is fp8 with scales of blocks, which ``stored`` multiplies out."""
+        ...
+
+    def fp8(self, name: str) -> Fp8Weight:
+        """Only of a name that has it."""
+        ...
+
     def format_of(self, name: str) -> str:
         """For people: Q4_1, BF16 …"""
         ...
@@ -44,36 +56,17 @@ class TensorFiles(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class Fp8Files(Protocol):
-    """Files that may hold fp8 with scales of blocks, which ``stored`` multiplies out."""
-
-    def has_fp8(self, name: str) -> bool: ...
-
-    def fp8(self, name: str) -> Fp8Weight:
-        """Only of a name that has it."""
-        ...
-
-
-@runtime_checkable
-class LazyFiles(Protocol):
-    """Files some of whose weights need not be read whole."""
+class PlainFiles:
+    """Files that are read whole and hold no fp8 with scales of blocks."""
 
     def reader(self, name: str) -> RowReader | None:
-        """A reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
-        ...
+        return None
 
+    def has_fp8(self, name: str) -> bool:
+        return False
 
-def row_reader(files: TensorFiles, name: str) -> RowReader | None:
-    return files.reader(name) if isinstance(files, LazyFiles) else None
-
-
-def has_fp8(files: TensorFiles, name: str) -> bool:
-    return isinstance(files, Fp8Files) and files.has_fp8(name)
-
-
-def fp8_weight(files: TensorFiles, name: str) -> Fp8Weight | None:
-    return files.fp8(name) if isinstance(files, Fp8Files) and files.has_fp8(name) else None
+    def fp8(self, name: str) -> Fp8Weight:
+        raise AssertionError("has_fp8 answers first")
 
 
 class WrappedFiles:
@@ -100,15 +93,13 @@ class WrappedFiles:
         return self._files.stored_rows(self.source(name), first, last)
 
     def reader(self, name: str) -> RowReader | None:
-        return row_reader(self._files, self.source(name))
+        return self._files.reader(self.source(name))
 
     def has_fp8(self, name: str) -> bool:
-        return has_fp8(self._files, self.source(name))
+        return self._files.has_fp8(self.source(name))
 
     def fp8(self, name: str) -> Fp8Weight:
-        found = fp8_weight(self._files, self.source(name))
-        assert found is not None, "has_fp8 answers first"
-        return found
+        return self._files.fp8(self.source(name))
 
     def format_of(self, name: str) -> str:
         return self._files.format_of(self.source(name))

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from inference.loading.weights.opened_weights import OpenedWeights
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import PlainFiles, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
@@ -54,7 +54,7 @@ class TwoRanks:
         self._threads.shutdown()
 
 
-class MemoryFiles:
+class MemoryFiles(PlainFiles):
     """``TensorFiles`` of tensors that are in memory already."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
