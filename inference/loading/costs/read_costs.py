@@ -134,7 +134,7 @@ def _layer_cost(
     experts = [one for one in tensors if one.role == "experts"]
     others = [one for one in tensors if one.role != "experts"]
     layout = cache_layout(config)
-    has_state = index in layout.state_layers and layout.state is not None
+    state = layout.state if index in layout.state_layers else None
     return LayerCost(
         weight_bytes=weigh(others),
         expert_bytes=weigh(experts),
@@ -143,7 +143,7 @@ def _layer_cost(
         kv_token_bytes=_by_kind(
             lambda kind: kv_bytes_of_layer(config, index, _kv_format(kv_dtype, kind))
         ),
-        state_bytes=state_bytes(layout.state) if has_state and layout.state is not None else 0,
+        state_bytes=0 if state is None else state_bytes(state),
     )
 
 
@@ -161,19 +161,15 @@ def _weigher(config: ModelConfig) -> Weigh:
 
 
 def _weight_bytes(config: ModelConfig, tensors: list[StoredTensor], kind: Kind) -> int:
-    packed = [
-        (one.format, one.num_elements)
-        for one in tensors
-        if kind == "cuda" and one.role == "experts" and one.format in CARD_BYTES_PER_WEIGHT
-    ]
-    rest = [
-        (one.format, one.num_elements)
-        for one in tensors
-        if not packed or one.role != "experts" or one.format not in CARD_BYTES_PER_WEIGHT
-    ]
+    packed: list[tuple[str, int]] = []
+    others: list[tuple[str, int]] = []
+    for one in tensors:
+        is_expert = kind == "cuda" and one.role == "experts"
+        is_packed = is_expert and one.format in CARD_BYTES_PER_WEIGHT
+        (packed if is_packed else others).append((one.format, one.num_elements))
     return memory_need(
         config,
-        rest,
+        others,
         DENSE_BYTES[kind],
         kv_format=AUTOMATIC_KV[kind],
         is_native=kind == "cpu",
