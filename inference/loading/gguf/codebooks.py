@@ -111,12 +111,6 @@ def _grouped(
     )
 
 
-def _nibbles(field: Bytes) -> Bytes:
-    """Splits each byte into its lower, then its upper half: (..., n) -> (..., 2 n)."""
-    halves = np.stack([field & 15, field >> 4], axis=-1)
-    return halves.reshape(*field.shape[:-1], -1)
-
-
 def _iq4_nl(blocks: Blocks) -> CodebookWeight:
     """[f16 d][16 bytes]: w = d v[q]."""
     scale, packed = columns(blocks, (2, 16))
@@ -128,7 +122,7 @@ def _iq4_xs(blocks: Blocks) -> CodebookWeight:
     w = d (s - 32) v[q], groups of 32."""
     scale, upper, lower, packed = columns(blocks, (2, 2, 4, 128))
     bits = _words(upper, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    scales = (_nibbles(lower) | bits << 4).astype(np.int8) - np.int8(32)
+    scales = (spread(lower, 4, 1) | bits << 4).astype(np.int8) - np.int8(32)
     return _super(IQ4, spread(packed, 4, 16), scales, scale)
 
 
@@ -154,15 +148,14 @@ def _iq2_xs(blocks: Blocks) -> CodebookWeight:
     scale, packed, scales = columns(blocks, (2, 64, 8))
     words = _words(packed, "<u2")
     codes = _codes("IQ2_XS", words & 511, SIGNS_OF_7_BITS[words >> 9])
-    return _super(IQ2, codes, 2 * _nibbles(scales) + 1, scale)
+    return _super(IQ2, codes, 2 * spread(scales, 4, 1) + 1, scale)
 
 
 def _iq2_s(blocks: Blocks) -> CodebookWeight:
     """[f16 d][32 bytes: places][32 bytes: signs][8 bytes: upper 2 bits][8 bytes: 4-bit scales]."""
     scale, lower, signs, upper, scales = columns(blocks, (2, 32, 32, 8, 8))
-    bits = (upper[..., None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(lower.shape)
-    codes = _codes("IQ2_S", lower | bits.astype(np.uint16) << 8, signs)
-    return _super(IQ2, codes, 2 * _nibbles(scales) + 1, scale)
+    codes = _codes("IQ2_S", lower | spread(upper, 2, 1).astype(np.uint16) << 8, signs)
+    return _super(IQ2, codes, 2 * spread(scales, 4, 1) + 1, scale)
 
 
 def _iq3_xxs(blocks: Blocks) -> CodebookWeight:
@@ -179,7 +172,7 @@ def _iq3_s(blocks: Blocks) -> CodebookWeight:
     scale, lower, ninth, signs, scales = columns(blocks, (2, 64, 8, 32, 4))
     upper = np.unpackbits(np.ascontiguousarray(ninth), axis=2, bitorder="little")
     codes = _codes("IQ3_S", lower | upper.astype(np.uint16) << 8, signs)
-    return _super(IQ3_S, codes, 2 * _nibbles(scales) + 1, scale)
+    return _super(IQ3_S, codes, 2 * spread(scales, 4, 1) + 1, scale)
 
 
 def _iq1_s(blocks: Blocks) -> CodebookWeight:
@@ -202,7 +195,7 @@ def _iq1_m(blocks: Blocks) -> CodebookWeight:
     """[32 bytes: places][16 bytes: 2 times upper 3 bits and sign of the eighth]
     [4 x u16: 4 scales of 3 bits, 4 bits of the f16 d]: as IQ1_S, groups of 16."""
     lower, upper, packed = columns(blocks, (32, 16, 8))
-    upper = _nibbles(upper)
+    upper = spread(upper, 4, 1)
     words = _words(packed, "<u2")
     scales = words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
     supers = ((words >> 12) << np.arange(0, 16, 4, dtype=np.uint16)).sum(-1, dtype=np.uint16)
