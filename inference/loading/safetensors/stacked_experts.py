@@ -141,8 +141,8 @@ class StackedExperts(WrappedFiles):
         if part.is_bias:
             return (_count(part.outputs, self._files.shape_of(f"{part.stack}_bias")[1]),)
         if _is_packed(self._files, part.stack):
-            _, num_outputs, groups, _ = self._files.shape_of(f"{part.stack}_blocks")
-            return _count(part.outputs, num_outputs), groups * GROUP_FEATURES
+            blocks = self._files.shape_of(f"{part.stack}_blocks")
+            return _count(part.outputs, blocks[1]), blocks[2] * GROUP_FEATURES
         _, inputs, num_outputs = self._files.shape_of(part.stack)
         return _count(part.outputs, num_outputs), inputs
 
