@@ -1,13 +1,161 @@
-"""All child processes of one engine: one that ends by itself ends the model."""
+"""The processes that compute parts of the engine's model: starts them, sends to them, reads from
+them. One that ends by itself ends the model.
+
+    any thread      ── frames ──▶ child       a reader thread for each child
+    reader thread   ◀── frames ──             end of file: the child is gone, and so is the model
+
+A process is this one's child, or another host's at the end of a connection. Knows connections and
+processes; no tensors.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from inference.engine.children.child import Child
-from inference.engine.faults.kinds import StepFault
+import msgspec
+
+from inference.engine.errors import ChannelClosedError, ChannelError
+from inference.engine.faults.exit_codes import describe_exit
+from inference.engine.faults.kinds import DeviceFault, StepFault
+from inference.engine.serving.channel import Channel, Connection
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+REAP_S = 5.0
+"""How long to wait for the end of a process that has closed its socket."""
+
+Message = TypeVar("Message")
+
+
+class ChildEnd(Protocol):
+    """The process at the other end of a child's connection."""
+
+    @property
+    def connection(self) -> socket.socket | Connection: ...
+
+    def end_in_words(self) -> str:
+        """How it ended, to be read after its name. May wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        ...
+
+
+class ChildProcess:
+    """A process that this one starts."""
+
+    def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
+        """``module`` is run with ``--fd``, ``--parent`` and ``fds``: options whose file descriptors
+        it inherits. Raises ``OSError`` where it cannot be started."""
+        self.connection, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = start_process(module, [("--fd", theirs.fileno()), *fds])
+        except BaseException:
+            self.connection.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end_in_words(self) -> str:
+        try:
+            code = self._process.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        return f"was ended by signal {-code}" if code < 0 else describe_exit(code)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Child(Generic[Message]):
+    """``received``: its messages, filled by its reader's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        end: ChildEnd,
+        decode: Callable[[bytes], Message],
+        *,
+        on_end: Callable[[Child[Message]], None],
+        on_message: Callable[[Message], bool],
+    ) -> None:
+        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
+        returns whether the message goes to ``received`` as well."""
+        self.name = name
+        self.end = end
+        self.received: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.has_ended = threading.Event()
+        self._decode = decode
+        self._on_end = on_end
+        self._on_message = on_message
+        self._sending = threading.Lock()
+        self._channel = Channel(end.connection)
+        SupervisedThread(self._read, name=name.replace(" ", "-"), restarts=False).start()
+
+    def send(self, frame: bytes) -> None:
+        """Any thread. Raises ``DeviceFault`` where the child is gone."""
+        try:
+            with self._sending:
+                self._channel.send(frame)
+        except ChannelClosedError as error:
+            raise DeviceFault(self.end_in_words()) from error
+
+    def next(self, timeout_s: float) -> Message:
+        """The next message of ``received``. Raises ``DeviceFault`` where the child ends before it
+        or sends none within ``timeout_s``."""
+        waited_s = 0.0
+        while waited_s < timeout_s:
+            try:
+                return self.received.get(timeout=POLL_S)
+            except queue.Empty:
+                waited_s += POLL_S
+            if self.has_ended.is_set() and self.received.empty():
+                raise DeviceFault(self.end_in_words())
+        raise DeviceFault(f"{self.name} has sent nothing for {timeout_s:g} s")
+
+    def end_in_words(self) -> str:
+        return f"{self.name} {self.end.end_in_words()}"
+
+    def kill(self) -> None:
+        self.end.kill()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._decode(self._channel.receive())
+                if self._on_message(message):
+                    self.received.put(message)
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("%s: %s", self.name, error)
+        finally:  # a child that cannot be read any more is as good as gone
+            self.has_ended.set()
+            self._on_end(self)
+
+
+def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
+    """Starts ``module`` in the engine's process group, so that a signal to the group ends both."""
+    options = [word for name, fd in fds for word in (name, str(fd))]
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *options, "--parent", str(os.getpid())],
+        pass_fds=[fd for _, fd in fds],
+        stdin=subprocess.DEVNULL,
+    )
+
 
 OneChild = TypeVar("OneChild", bound=Child[Any])
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import torch
 
-from inference.engine.children.step_frames import step_of
-from inference.engine.children.step_messages import Step
+from inference.engine.children.step_frames import Step, step_of
 from inference.engine.errors import ChannelError
 from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.faults.fault_classes import recover

@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
-from inference.engine.children.child import Child, ChildProcess
-from inference.engine.children.children import Children
+from inference.engine.children.children import Child, ChildProcess, Children
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.ranks.messages import (
     FollowerMessage,

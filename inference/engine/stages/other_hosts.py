@@ -23,7 +23,7 @@ DIAL_TIMEOUT_S = 30.0
 
 
 class StageOfOtherHost:
-    """``children.child.ChildEnd``: the process of a stage that its own neuron has started."""
+    """``children.children.ChildEnd``: the process of a stage that its own neuron has started."""
 
     def __init__(self, connection: SecureConnection) -> None:
         self.connection = connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from inference.engine.children.child import Child
+from inference.engine.children.children import Child
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.stages.messages import (
     FromStage,

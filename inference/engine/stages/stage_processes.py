@@ -20,8 +20,7 @@ from contextlib import ExitStack
 
 import torch
 
-from inference.engine.children.child import POLL_S, ChildEnd, ChildProcess
-from inference.engine.children.children import Children
+from inference.engine.children.children import POLL_S, ChildEnd, ChildProcess, Children
 from inference.engine.children.silence import CHECK_INTERVAL_S, SILENCE_S, SilentChildren
 from inference.engine.errors import ChannelClosedError, ChannelError, UnexpectedFrameError
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.children.step_frames import step_of
-from inference.engine.children.step_messages import Step
+from inference.engine.children.step_frames import Step, step_of
 from inference.engine.faults.kinds import StepInputFault
 from inference.models.step_input import Ints, StepImages, StepInput
 

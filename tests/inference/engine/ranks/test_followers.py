@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.engine.children import child
+from inference.engine.children import children
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.ranks.followers import Followers
@@ -50,7 +50,7 @@ class Processes:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = Processes(room=2)
-    monkeypatch.setattr(child, "start_process", found.start)
+    monkeypatch.setattr(children, "start_process", found.start)
     yield found
     for process in found.started:
         process.kill()

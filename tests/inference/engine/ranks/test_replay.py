@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.children.step_frames import message_of, step_of
-from inference.engine.children.step_messages import Step
+from inference.engine.children.step_frames import Step, message_of, step_of
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import ModelRunner

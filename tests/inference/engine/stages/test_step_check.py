@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.children.step_frames import message_of
-from inference.engine.children.step_messages import Array
+from inference.engine.children.step_frames import Array, message_of
 from inference.engine.faults.kinds import StepInputFault
 from inference.engine.stages.step_check import StorageSize, checked_step
 from inference.models.step_input import StepImages, StepInput
