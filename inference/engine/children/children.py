@@ -23,8 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from inference.engine.errors import ChannelClosedError, ChannelError
-from inference.engine.faults.exit_codes import describe_exit
-from inference.engine.faults.kinds import DeviceFault, StepFault
+from inference.engine.faults.kinds import DeviceFault, StepFault, describe_exit
 from inference.engine.serving.channel import Channel, Connection
 from inference.supervised_threads import SupervisedThread
 

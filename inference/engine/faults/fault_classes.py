@@ -1,4 +1,4 @@
-"""Which fault an exception of the tensor half is.
+"""Which fault an exception of the tensor half is, and what a load that raised is reported as.
 
 torch distinguishes little by type, so the texts decide: those of torch, CUDA's runtime and driver,
 cuBLAS, NCCL, gloo and Triton. With an unknown text the device counts as sound, because a wrong
@@ -7,12 +7,14 @@ guess is cheap: the step is tried again in parts, and an unsound device raises a
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 from errno import ENOMEM
 
 import torch
 
+from inference.engine.errors import DoesNotFitError
 from inference.engine.faults.kinds import (
     DeviceFault,
     HangFault,
@@ -20,6 +22,18 @@ from inference.engine.faults.kinds import (
     StepFault,
     StepInputFault,
 )
+from inference.loading.sources.disk import is_disk_full
+from inference.models.errors import (
+    MissingWeightsError,
+    UnfitWeightsError,
+    UnregisteredArchitectureError,
+)
+from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import (
+    LoadFailure,
+)
+
+log = logging.getLogger(__name__)
 
 CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_INVALID_CONFIGURATION = 1, 2, 9
 """cudaError_t: the errors of one call. Any other one stays with the process ("sticky"), or means
@@ -85,3 +99,35 @@ def _is_collective(error: BaseException, text: str) -> bool:
     if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and bool(COLLECTIVE.search(text) or HANG.search(text))
+
+
+def load_failure(error: BaseException, what: str) -> LoadFailure:
+    """``what`` was loaded, for the log."""
+    match error:
+        case LoadError():
+            return error.failure
+        case DoesNotFitError():
+            return LoadFailure(code="does_not_fit", message=str(error))
+        case UnregisteredArchitectureError():
+            return LoadFailure(code="unknown_architecture", message=str(error))
+        case MissingWeightsError() | UnfitWeightsError():
+            return LoadFailure(code="bad_file", message=str(error))
+        case StepFault():
+            log.error("the first steps of %s failed", what, exc_info=error)
+            message = (
+                "the model's first steps failed on its device; the neuron's log has the details"
+            )
+            return LoadFailure(code=error.code, message=message)
+    log.error("loading %s failed", what, exc_info=error)
+    return _unforeseen(error)
+
+
+def _unforeseen(error: BaseException) -> LoadFailure:
+    """Whatever was asked for memory and got none: it was free when the load was looked at."""
+    if issubclass(classify(error, "cpu"), OutOfMemoryFault):
+        message = "the device ran out of memory while the model was loaded"
+        return LoadFailure(code="does_not_fit", message=message)
+    if is_disk_full(error):
+        return LoadFailure(code="disk_full", message=f"the disk was full while loading: {error}")
+    message = f"{type(error).__name__} while loading; the neuron's log has the details"
+    return LoadFailure(code="engine_crashed", message=message)

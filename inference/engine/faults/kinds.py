@@ -1,4 +1,4 @@
-"""The faults of a step, by whether the device is still sound.
+"""The faults of a step, by whether the device is still sound, and how an engine's process ends.
 
     StepFault
     ├── the device is sound: the row at fault fails, everything else continues
@@ -16,10 +16,34 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import ClassVar
 
 from inference.engine.errors import EngineError
-from inference.engine.faults.exit_codes import EngineExit
+
+
+class EngineExit(IntEnum):
+    """1 and 2 are also what an interpreter that never got to our code exits with."""
+
+    OK = 0
+    FAILED = 1
+    ORPHANED = 2
+    DEVICE_FAULT = 70
+    HUNG = 71
+
+
+_NAMES = {
+    EngineExit.FAILED: "failed",
+    EngineExit.ORPHANED: "ended by its neuron",
+    EngineExit.DEVICE_FAULT: "device fault",
+    EngineExit.HUNG: "hung",
+}
+
+
+def describe_exit(code: int) -> str:
+    """The exit in words for people: ``exited with code 70 (device fault)``."""
+    name = _NAMES.get(EngineExit(code)) if code in set(EngineExit) else None
+    return f"exited with code {code}" + (f" ({name})" if name else "")
 
 
 class StepFault(EngineError):

@@ -23,8 +23,8 @@ import torch
 
 from inference.engine.children.step_frames import Step, step_of
 from inference.engine.errors import ChannelError
-from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.faults.fault_classes import recover
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory.memory_use import (
     HostGauge,
     free_cached,

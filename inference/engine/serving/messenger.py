@@ -23,7 +23,7 @@ import torch
 
 from inference.engine.emission import Output
 from inference.engine.errors import ChannelClosedError, ChannelError
-from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.channel import Channel
 from inference.logs.formatters import phases
 from inference.protocol.engine import (

@@ -23,8 +23,8 @@ import msgspec
 import torch
 
 from inference.engine.errors import UnexpectedFrameError
-from inference.engine.faults.exit_codes import EngineExit
-from inference.engine.faults.load_failures import load_failure
+from inference.engine.faults.fault_classes import load_failure
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.load_engine import configure_threads
 from inference.engine.load.memory.memory_use import HostGauge
 from inference.engine.serving.channel import Channel

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 import torch
 
-from inference.engine.faults.exit_codes import EngineExit
-from inference.engine.faults.load_failures import load_failure
+from inference.engine.faults.fault_classes import load_failure
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory.memory_use import HostGauge
 from inference.engine.serving.channel import Channel, Connection, as_connection
 from inference.engine.stages.messages import JoinStage, StageFailed, StageProgressed

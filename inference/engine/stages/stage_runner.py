@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from inference.engine.errors import BadRowsError, ChannelError, UnexpectedFrameError
-from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.faults.fault_classes import classify, recover
-from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
+from inference.engine.faults.kinds import EngineExit, OutOfMemoryFault, StepFault
 from inference.engine.load.memory.memory_use import (
     HostGauge,
     allocated_bytes,

@@ -32,7 +32,7 @@ import redis
 
 import inference
 from inference.engine.errors import ChannelClosedError
-from inference.engine.faults.exit_codes import describe_exit
+from inference.engine.faults.kinds import describe_exit
 from inference.engine.serving.channel import Channel
 from inference.engine.serving.watchdog import step_timeout_s
 from inference.environment import Role, environment_for

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import msgspec
 
 from inference.engine.errors import ChannelClosedError
-from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
     Awake,

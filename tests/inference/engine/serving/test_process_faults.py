@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.protocol.engine import (
     EngineFaulted,

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.channel import Channel
 from inference.engine.stages.messages import BuildStage, MeetStage, encode
 from inference.engine.stages.model_files import files_digest

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.channel import Channel
 from inference.engine.stages.replies import Replies
 from inference.engine.stages.stage_process import serve
