@@ -13,13 +13,14 @@ from inference.engine.errors import DoesNotFitError
 from inference.engine.load.memory.kv_memory import (
     CUDA_MARGIN_BYTES,
     KVPlan,
+    StatePlan,
     cpu_kv_share,
     kept_host_bytes,
     plan_kv,
+    plan_states,
     within_limit,
 )
 from inference.engine.load.memory.memory_use import allocated_bytes, free_cached
-from inference.engine.load.memory.state_plan import StatePlan, plan_states
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
 from inference.engine.load.trial.trial import DeviceTrial, Trial
 from inference.engine.stages.built_stages import BuiltStages, DevicePart

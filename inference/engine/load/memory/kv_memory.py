@@ -1,6 +1,10 @@
-"""How much memory keys and values may take, from measurements; never a guess.
+"""How much memory keys, values and states may take, from measurements, and how long a prompt and
+its answer may be together: the least of what bounds it, and why.
 
-The arithmetic is pure; ``free_cuda_bytes`` measures.
+The context is found once, when the model is loaded, and stays while its engine lives: the load
+report carries it, the gateway advertises it from there, and the neuron and the engine enforce the
+same one. A live average never moves it under a client; the next load, which starts from that
+average, may find another. The arithmetic is pure; the functions at the end measure.
 """
 
 from __future__ import annotations
@@ -10,17 +14,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from inference.engine.cache.state_slots import SLOTS_PER_SEQUENCE
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load.memory.context_limit import ContextBounds, PrefillBound
-from inference.engine.load.memory.state_plan import StatePlan, plan_states
-from inference.loading.devices import free_memory_bytes
+from inference.loading.devices import free_memory_bytes, planned_kv_format, ranks_on_one_device
+from inference.loading.loader import OpenedModel
 from inference.models.cache.kv_format import (
+    CacheLayout,
     KVFormat,
     cache_layout,
     kv_bytes_per_block,
     kv_bytes_per_token,
 )
 from inference.models.config import ATTENTION_KINDS, ModelConfig
+from inference.models.stages.layer_range import stage_config
+from inference.protocol.load import (
+    LoadSpec,
+    PrefillSpeed,
+)
 from inference.settings.neuron import CPU_KV_SHARE
 
 DEFAULT_CPU_KV_SHARE = 0.15
@@ -43,6 +53,119 @@ GROWTH_BYTES = 4
 KEPT_PER_WEIGHT_BYTE = 2
 """Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
 the more weights, the longer it takes to compute them again."""
+SNAPSHOTS_PER_SEQUENCE = 2
+"""Kept for later prompts, where there is room: the end of a prompt and that of an answer."""
+LARGEST_SHARE = 0.5
+"""The share of the memory that states may take: without blocks they are of no use."""
+SHARE_THAT_LEAVES_ROOM = 0.25
+"""The same where no setting claims all of the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBound:
+    """The longest prompt may take ``max_prefill_s`` by ``speed``. ``is_average``: over the requests
+    of an earlier run, else measured by this load's first steps."""
+
+    speed: PrefillSpeed
+    max_prefill_s: float | None
+    is_average: bool
+
+    def tokens(self, at_most: int) -> int:
+        if self.max_prefill_s is None:
+            return at_most
+        return self.speed.longest_prompt(self.max_prefill_s, at_most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextBounds:
+    model_tokens: int
+    operator_tokens: int | None
+    kv_tokens: int
+    prefill: PrefillBound | None
+
+    @property
+    def tokens(self) -> int:
+        return min(self.kv_tokens, self.unbound_by_kv_tokens)
+
+    @property
+    def unbound_by_kv_tokens(self) -> int:
+        """What KV memory need be found for."""
+        wanted = min(self.model_tokens, self.operator_tokens or self.model_tokens)
+        return wanted if self.prefill is None else self.prefill.tokens(wanted)
+
+    def reason(self) -> str:
+        """``8192 tokens: the model's own; KV memory holds 125,952; a prompt of 8,192 takes 12 s of
+        the 300 s allowed (1,005 and 640 tokens/s …)``"""
+        parts = [self._binding(), f"KV memory holds {self.kv_tokens:,}"]
+        if self.prefill is not None:
+            parts.append(_prefill_words(self.prefill, self.tokens))
+        return f"{self.tokens:,} tokens: " + "; ".join(parts)
+
+    def _binding(self) -> str:
+        tokens = self.tokens
+        if tokens == self.model_tokens:
+            return "the model's own"
+        if tokens == self.operator_tokens:
+            return f"the operator's clamp on the model's {self.model_tokens:,}"
+        what = "KV memory" if tokens == self.kv_tokens else "prompt speed"
+        return f"bound by {what}, the model's own are {self.model_tokens:,}"
+
+
+def _prefill_words(bound: PrefillBound, tokens: int) -> str:
+    source = "average of earlier requests" if bound.is_average else "measured as it was loaded"
+    rate = f"{bound.speed.tokens_per_s(tokens):,.0f} tokens/s, {source}"
+    allowed = "" if bound.max_prefill_s is None else f" of the {bound.max_prefill_s:g} s allowed"
+    return f"a prompt that long takes {bound.speed.prompt_s(tokens):.3g} s{allowed} ({rate})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan:
+    num_slots: int
+    state_bytes: int
+    max_sequences: int
+    """How many can run at once."""
+
+    @property
+    def num_snapshots(self) -> int:
+        """The number of snapshots there is room for while all sequences run."""
+        return max(0, self.num_slots - 1 - SLOTS_PER_SEQUENCE * self.max_sequences)
+
+    def in_words(self) -> str:
+        """Describes the states for the load report; empty without states."""
+        if not self.num_slots:
+            return ""
+        return (
+            f"states of {self.max_sequences} sequences and {self.num_snapshots} snapshots take "
+            f"{self.state_bytes / 1e6:,.1f} MB"
+        )
+
+
+def wanted_slots(max_sequences: int) -> int:
+    """The empty state's, and those of all sequences and their snapshots."""
+    return 1 + (SLOTS_PER_SEQUENCE + SNAPSHOTS_PER_SEQUENCE) * max_sequences
+
+
+def plan_states(
+    layout: CacheLayout, *, budget_bytes: int, max_sequences: int, leaves_room: bool = False
+) -> StatePlan:
+    """Slots for ``max_sequences`` and their snapshots, or for fewer where the share of the budget
+    is too small for that. Raises ``DoesNotFitError``."""
+    if not layout.has_states:
+        return StatePlan(num_slots=0, state_bytes=0, max_sequences=max_sequences)
+    slot_bytes = layout.state_bytes_per_slot
+    share_bytes = int(budget_bytes * (SHARE_THAT_LEAVES_ROOM if leaves_room else LARGEST_SHARE))
+    num_slots = min(wanted_slots(max_sequences), share_bytes // slot_bytes)
+    if num_slots < 1 + SLOTS_PER_SEQUENCE:
+        needed_bytes = (1 + SLOTS_PER_SEQUENCE) * slot_bytes
+        raise DoesNotFitError(
+            f"{share_bytes / 1e6:.1f} MB are free for the states of recurrent layers, but one "
+            f"sequence needs {needed_bytes / 1e6:.1f} MB"
+        )
+    return StatePlan(
+        num_slots=num_slots,
+        state_bytes=num_slots * slot_bytes,
+        max_sequences=min(max_sequences, max(1, (num_slots - 1) // (SLOTS_PER_SEQUENCE + 1))),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,3 +318,25 @@ def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:
     """Free bytes of the device beside the weights and the largest step's activations."""
     torch.cuda.empty_cache()
     return max(0, free_memory_bytes(device) - peak_activation_bytes - CUDA_MARGIN_BYTES)
+
+
+def positions_of_part(spec: LoadSpec, opened: OpenedModel) -> int:
+    """How many positions the device can serve, before anything is built there. ``spec`` and
+    ``opened``: of the whole model, or of one stage of it."""
+    device, config = opened.factory.device, opened.config
+    if opened.layers is not None:
+        config = stage_config(config, opened.layers)
+    is_native = device.type == "cpu" and spec.tensor_parallel == 1
+    is_native = is_native and opened.factory.dtype == torch.float32
+    kv_format = planned_kv_format(spec, device, is_native)
+    return positions_that_fit(config, _expected_budget_bytes(spec, opened), kv_format)
+
+
+def _expected_budget_bytes(spec: LoadSpec, opened: OpenedModel) -> int:
+    if spec.kv_memory_bytes is not None:
+        return spec.kv_memory_bytes
+    device = opened.factory.device
+    free_bytes = free_memory_bytes(device) - spec.promised_bytes - opened.need.load_bytes
+    num_devices = spec.tensor_parallel // ranks_on_one_device(spec, device)
+    share = cpu_kv_share() if device.type == "cpu" else 1
+    return int(max(0, free_bytes) * num_devices * share)

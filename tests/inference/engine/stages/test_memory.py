@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inference.engine.load.memory.kv_memory import KVPlan
-from inference.engine.load.memory.state_plan import StatePlan
+from inference.engine.load.memory.kv_memory import KVPlan, StatePlan
 from inference.engine.stages.memory import PartPlan, smallest_plan
 
 

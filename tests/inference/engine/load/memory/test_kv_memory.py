@@ -12,9 +12,9 @@ import torch
 
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load.memory import kv_budget
-from inference.engine.load.memory.context_limit import PrefillBound
 from inference.engine.load.memory.kv_memory import (
     KVPlan,
+    PrefillBound,
     cpu_kv_share,
     kept_host_bytes,
     plan_kv,
