@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference.engine.load.memory import resting
+from inference.engine.load import sleeper
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,5 +17,5 @@ def _what_was_imported_is_not_collected() -> Iterator[None]:
     and made its models after those were exempted. ``test_garbage.py`` runs it unchanged, in a
     process of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resting, "collect_all", gc.collect)
+        patch.setattr(sleeper, "collect_all", gc.collect)
         yield

@@ -30,7 +30,7 @@ ASLEEP = """
 import gc
 import weakref
 from inference.garbage import freeze_heap
-from inference.engine.load.memory.resting import RestingModels
+from inference.engine.load.sleeper import RestingModels
 import torch
 
 class Steps:

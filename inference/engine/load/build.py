@@ -11,7 +11,7 @@ from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.engine import Engine
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
-from inference.engine.load.memory.kv_memory import wanted_slots
+from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.model_runner import ModelRunner, TensorExecutor
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer

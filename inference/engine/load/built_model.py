@@ -11,8 +11,8 @@ import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.draft_opening import BuiltDraftModel, build_draft_model
-from inference.engine.load.memory.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
-from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
+from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.trial.quality import quality_in_words
 from inference.engine.load.trial.trial import TRIAL_STEPS, Trial, try_out
 from inference.engine.load.trial.trial_steps import run_largest_steps

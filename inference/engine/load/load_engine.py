@@ -29,16 +29,15 @@ from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
 from inference.engine.load.built_model import BuiltModel, build_model
 from inference.engine.load.draft_opening import open_draft_model
+from inference.engine.load.kv_budget import kv_plan, staged_asleep_bytes
+from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.load_report import load_report
-from inference.engine.load.memory.kv_budget import kv_plan
-from inference.engine.load.memory.kv_memory import KVPlan
-from inference.engine.load.memory.memory_use import (
+from inference.engine.load.memory_use import (
     HostGauge,
     allocated_bytes,
 )
-from inference.engine.load.memory.resting import Sleeps
 from inference.engine.load.prefix_folder import open_prefix_files, prefix_fingerprint
-from inference.engine.load.sleeper import Sleeper, asleep_bytes
+from inference.engine.load.sleeper import Sleeper, Sleeps, asleep_bytes
 from inference.engine.load.speculation import (
     choose_speculator,
     num_draft_tokens,
@@ -49,7 +48,6 @@ from inference.engine.load.trial.warmup import AWAKENING_CONCURRENCY, first_conc
 from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.pace import PrefillAverage
-from inference.engine.stages.memory import staged_asleep_bytes
 from inference.engine.stages.opened_stages import later_stages, open_later
 from inference.engine.stages.report import settle_stages, with_stages
 from inference.engine.stages.stage_processes import StageProcesses

@@ -8,7 +8,7 @@ import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
-from inference.engine.load.memory.kv_memory import KVPlan
+from inference.engine.load.kv_memory import KVPlan
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings
 from inference.loading.host import triton_problem
 from inference.loading.image_processor import vision_input

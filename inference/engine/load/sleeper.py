@@ -2,7 +2,8 @@
 of its engine is freed and built again.
 
     awake ──fall_asleep──▶ KV is dropped ──▶ RestingModels, of this process and of others
-      ▲                                            │
+      ▲                                            │  captured steps and scratch are dropped;
+      │                                            │  on CUDA AwayWeights take the weights
       └──wake── warmed up ◀── engine built again ◀─┘
 
 The prefix cache is lost with its blocks, except for the part that is on disk. For the engine's
@@ -11,20 +12,87 @@ thread, while nothing runs.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Protocol
+
+import torch
 
 from inference.engine.engine import Engine
-from inference.engine.load.memory.resting import RestingModels, Sleeps
+from inference.engine.load.memory_use import (
+    anonymous_bytes,
+    cuda_process_bytes,
+)
 from inference.engine.load.trial.trial import DeviceTrial
+from inference.garbage import collect_all, release_freed_memory
 from inference.protocol.load_report import (
     AsleepBytes,
 )
 
 log = logging.getLogger(__name__)
+
+COPIED_TOGETHER_BYTES = 1 << 30
+"""How much is copied back before the device is waited for."""
+
+
+class Sleeps(Protocol):
+    """A model, a stage of one, or the layer that drafts for one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class RestingModels:
+    """The models of one process while they sleep. Engines and storages of keys and values are
+    dropped before, and made again afterwards."""
+
+    def __init__(self, models: Sequence[Sleeps], *, process_bytes: int) -> None:
+        """``models`` are on one device. ``process_bytes``: what the process takes there beside what
+        torch reserves."""
+        self._models = models
+        self._device = models[0].device
+        self._process_bytes = process_bytes
+        self._away = AwayWeights(models, self._device)
+
+    @property
+    def problem(self) -> str:
+        """What makes sleeping and waking slower than it could be, in words; empty: nothing."""
+        return self._away.problem
+
+    def fall_asleep(self) -> AsleepBytes:
+        """Raises what a host without memory raises: then the process is of no use any more."""
+        for model in self._models:
+            model.sleep()
+        collect_all()
+        if self._device.type == "cuda":
+            self._away.take()
+            torch.cuda.empty_cache()
+        release_freed_memory()
+        return self._held()
+
+    def wake(self) -> None:
+        """Raises what a device without memory raises."""
+        self._away.restore()
+        for model in self._models:
+            model.wake()
+
+    def _held(self) -> AsleepBytes:
+        device = self._device
+        if device.type != "cuda":
+            return AsleepBytes(device_bytes=anonymous_bytes())
+        reserved_bytes = torch.cuda.memory_reserved(device)
+        return AsleepBytes(
+            device_bytes=max(reserved_bytes + self._process_bytes, cuda_process_bytes(device)),
+            host_bytes=self._away.num_bytes,
+        )
 
 
 class OtherSleepers(Protocol):
@@ -135,3 +203,144 @@ def asleep_bytes(trial: DeviceTrial, held_bytes: int) -> AsleepBytes:
     if trial.device.type != "cuda":
         return AsleepBytes(device_bytes=trial.process_bytes + trial.load_bytes)
     return AsleepBytes(device_bytes=trial.process_bytes, host_bytes=held_bytes)
+
+
+class AwayWeights:
+    """Moves a model's tensors from its device to the host's memory, page-locked on CUDA, and back.
+    A storage is emptied and filled again, so that every tensor over it keeps its shape. Nothing
+    may use the model in between."""
+
+    def __init__(self, model: object, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        self._locked: list[torch.Tensor] = []
+        """Those buffers whose pages are locked."""
+        self.problem = ""
+        """Why pages are not locked any more, in words; empty where nothing was refused."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that the weights take in the host's memory."""
+        return sum(buffer.nbytes for _, buffer in self._away)
+
+    def take(self) -> None:
+        """Raises ``RuntimeError`` and ``MemoryError`` where the host has no memory."""
+        assert not self._away
+        for storage in storages_of(self._model, self._device):
+            if not storage.nbytes() or not storage.resizable():
+                continue
+            buffer = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            buffer.copy_(_bytes_of(storage))
+            self._lock_pages(buffer)
+            storage.resize_(0)
+            self._away.append((storage, buffer))
+
+    def restore(self) -> None:
+        """Raises ``RuntimeError`` where the device has no memory."""
+        copied_bytes = 0
+        for storage, buffer in self._away:
+            storage.resize_(buffer.nbytes)
+            _bytes_of(storage).copy_(buffer, non_blocking=True)
+            copied_bytes += buffer.nbytes
+            if copied_bytes >= COPIED_TOGETHER_BYTES:
+                _wait_for(self._device)
+                copied_bytes = 0
+        _wait_for(self._device)
+        self._unlock_pages()
+        self._away.clear()
+
+    def _lock_pages(self, buffer: torch.Tensor) -> None:
+        """A card copies twice as fast from pages that stay where they are. Registered and not
+        taken from torch's allocator of such memory, which rounds up to powers of two and gives none
+        back. Where the driver refuses once (a container's limit on locked memory), the rest stays
+        unlocked, and copying is only slower."""
+        if self._device.type != "cuda" or self.problem:
+            return
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if error := int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)):
+            self._refused("locked", error)
+        else:
+            self._locked.append(buffer)
+
+    def _unlock_pages(self) -> None:
+        locked, self._locked = self._locked, []
+        for buffer in locked:
+            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if error := int(cudart.cudaHostUnregister(buffer.data_ptr())):
+                self._refused("unlocked", error)
+
+    def _refused(self, what: str, error: int) -> None:
+        _forget_error(self._device)
+        self.problem = (
+            f"the weights' pages in host memory could not be {what} (cudaError {error}): "
+            "waking takes longer"
+        )
+        log.warning("%s", self.problem)
+
+
+def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage]:
+    """The storages of all tensors on ``device`` that ``root`` reaches, each once."""
+    found: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors_of(root):
+        if tensor.device == device:
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, storage)
+    return list(found.values())
+
+
+def tensors_of(root: object) -> Iterator[torch.Tensor]:
+    """Yields each tensor that ``root`` reaches by attributes, slots, items, and what functions and
+    methods have bound."""
+    seen: set[int] = set()
+    waiting: list[object] = [root]
+    kept: list[object] = []  # an id is another object's once its own has gone
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen or isinstance(here, LEAVES):
+            continue
+        seen.add(id(here))
+        kept.append(here)
+        if isinstance(here, torch.Tensor):
+            yield here
+        else:
+            waiting.extend(_parts(here))
+
+
+LEAVES = (str, bytes, int, float, complex, type, type(None), torch.dtype, torch.device, type(torch))
+"""The last is a module's."""
+
+
+def _parts(here: object) -> Iterator[Any]:
+    if isinstance(here, Mapping):
+        yield from here.keys()
+        yield from here.values()
+        return
+    if isinstance(here, (list, tuple, Set)):
+        yield from here
+    if isinstance(here, functools.partial):
+        yield from (here.func, here.args, here.keywords)
+    yield from getattr(here, "__dict__", {}).values()
+    for kind in type(here).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            yield getattr(here, name, None)
+    for cell in getattr(here, "__closure__", None) or ():
+        yield cell.cell_contents
+    yield getattr(here, "__self__", None)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _forget_error(device: torch.device) -> None:
+    """cudart keeps the error of a call that it refused, and torch's next check of a launch raises
+    it. torch has no call that forgets it, so a launch of no consequence takes it."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

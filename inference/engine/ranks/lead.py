@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from inference.engine.faults.kinds import DeviceFault
-from inference.engine.load.memory.kv_memory import CUDA_MARGIN_BYTES
+from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Join, RankFailed
 from inference.engine.ranks.ranked_model import RankedModel, meeting

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import torch
 
-from inference.engine.load.memory.memory_use import MemoryGauge
+from inference.engine.load.memory_use import MemoryGauge
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import LaterStage, StagedModel
 from inference.loading.devices import wanted_kv_format

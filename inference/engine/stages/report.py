@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.memory.kv_memory import KVPlan
+from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.trial.trial import Trial
 from inference.engine.stages.built_stages import BuiltStages
 from inference.engine.stages.messages import SettleStage

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from inference.engine.errors import UnexpectedFrameError
-from inference.engine.load.memory.kv_memory import positions_of_part
-from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.kv_memory import positions_of_part
+from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.channel import Connection
 from inference.engine.stages.messages import (
     BuildStage,

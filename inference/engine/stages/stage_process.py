@@ -17,7 +17,7 @@ import torch
 
 from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.channel import Channel, Connection, as_connection
 from inference.engine.stages.messages import JoinStage, StageFailed, StageProgressed
 from inference.engine.stages.other_hosts import dial_stage

@@ -24,13 +24,13 @@ import torch
 from inference.engine.errors import BadRowsError, ChannelError, UnexpectedFrameError
 from inference.engine.faults.fault_classes import classify, recover
 from inference.engine.faults.kinds import EngineExit, OutOfMemoryFault, StepFault
-from inference.engine.load.memory.memory_use import (
+from inference.engine.load.memory_use import (
     HostGauge,
     allocated_bytes,
     free_cached,
     gauge_for,
 )
-from inference.engine.load.memory.resting import RestingModels
+from inference.engine.load.sleeper import RestingModels
 from inference.engine.stages.adapter_frames import adapter_of
 from inference.engine.stages.messages import (
     AdapterAdded,

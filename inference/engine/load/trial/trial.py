@@ -10,8 +10,8 @@ from itertools import chain
 import msgspec
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.memory.kv_memory import PrefillBound
-from inference.engine.load.memory.memory_use import HostGauge, MemoryGauge, gauge_for
+from inference.engine.load.kv_memory import PrefillBound
+from inference.engine.load.memory_use import HostGauge, MemoryGauge, gauge_for
 from inference.engine.load.trial.trial_images import run_largest_image
 from inference.engine.load.trial.trial_sampling import run_largest_sampling
 from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.memory.memory_use import anonymous_bytes
+from inference.engine.load.memory_use import anonymous_bytes
 from inference.garbage import release_freed_memory
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage

@@ -13,9 +13,8 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.memory.away_weights import AwayWeights, storages_of
-from inference.engine.load.memory.memory_use import anonymous_bytes
-from inference.engine.load.sleeper import Sleeper
+from inference.engine.load.memory_use import anonymous_bytes
+from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
 from inference.engine.serving.process import Served
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import (

@@ -11,7 +11,7 @@ from inference.engine.speculation.speculator import LookupSpeculator
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
-from tests.inference.engine.load.memory.test_state_plan import CONFIG as HYBRID
+from tests.inference.engine.load.test_state_plan import CONFIG as HYBRID
 
 
 def spec_of(**settings: object) -> LoadSpec:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.trial.trial import try_out
 from inference.engine.sampling import drawing, row_pieces
 from inference.engine.sampling.drawing import Draw, TorchDrawer

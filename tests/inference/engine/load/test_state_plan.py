@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load.memory.kv_memory import plan_kv, plan_states, wanted_slots
+from inference.engine.load.kv_memory import plan_kv, plan_states, wanted_slots
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layers.configs import DeltaConfig

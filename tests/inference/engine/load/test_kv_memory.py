@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load.memory import kv_budget
-from inference.engine.load.memory.kv_memory import (
+from inference.engine.load import kv_budget
+from inference.engine.load.kv_memory import (
     KVPlan,
     PrefillBound,
     cpu_kv_share,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.engine.load.memory.kv_memory import KVPlan, StatePlan
-from inference.engine.stages.memory import PartPlan, smallest_plan
+from inference.engine.load.kv_budget import PartPlan, smallest_plan
+from inference.engine.load.kv_memory import KVPlan, StatePlan
 
 
 def states(num_slots: int, max_sequences: int) -> StatePlan:

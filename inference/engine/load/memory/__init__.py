@@ -1,1 +1,0 @@
-"""How much memory a load may take: measured, divided and moved."""
