@@ -1,17 +1,30 @@
-"""Puts an engine together from a built model and the memory it may use."""
+"""Puts an engine together from a built model and the memory it may use, with what it reads while it
+serves: adapters, and prefixes on disk. Runs the first sequences.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 
-from inference.engine.adapters import Adapters
+import torch
+
+from inference.engine.adapters import Adapters, LoadedAdapter
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.engine import Engine
+from inference.engine.errors import AdapterError, DoesNotFitError, WarmupError
+from inference.engine.faults.fault_classes import classify
+from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.kv_memory import wanted_slots
+from inference.engine.load.trial import TRIAL_STEPS
 from inference.engine.model_runner import ModelRunner, TensorExecutor
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
@@ -34,11 +47,29 @@ from inference.engine.speculation.speculator import (
 )
 from inference.engine.stages.staged_executor import StagedExecutor
 from inference.engine.stages.staged_model import StagedModel
+from inference.loading.adapter_files import open_adapter
+from inference.loading.loader import OpenedModel
+from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.cache.kv_format import cache_layout
+from inference.models.errors import UnsupportedAdapterError
 from inference.models.vision_config import KEPT_ROWS_BYTES
+from inference.protocol.engine import SequenceFailed, SubmitSequence
+from inference.protocol.load import AdapterSpec, LoadSpec
+from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.sampling import SamplingParams
+from inference.supervised_threads import SupervisedPool
 
 PREDICTED = "multi-token prediction"
+WARMUP_CONCURRENCY = (1, 4)
+NATIVE_CONCURRENCY = (1,)
+"""The native decoder compiles nothing in its steps, and has run its largest."""
+AWAKENING_CONCURRENCY = (1,)
+"""After a sleep: kernels are compiled, and threads know their work."""
+WARMUP_OUTPUT_TOKENS = 3
+LAYOUT = 1
+"""The version of how blocks are laid out: raised when the same numbers come to lie elsewhere."""
 
 
 def build_engine(
@@ -142,3 +173,107 @@ def build_engine(
         clock=clock,
         check_when_idle=check_when_idle,
     )
+
+
+def first_concurrencies(model: AnyModel) -> Sequence[int]:
+    return NATIVE_CONCURRENCY if model.has_own_threads else WARMUP_CONCURRENCY
+
+
+def warm_up(
+    engine: Engine,
+    vocab_size: int,
+    on_progress: OnProgress,
+    concurrencies: Sequence[int] = WARMUP_CONCURRENCY,
+) -> None:
+    """Runs a few short sequences to their end, after a trial of the model. Raises ``WarmupError``
+    and ``DoesNotFitError``."""
+    for done, concurrency in enumerate(concurrencies, start=TRIAL_STEPS):
+        on_progress(
+            LoadProgress(
+                stage=LoadStage.WARMUP,
+                done=done,
+                total=TRIAL_STEPS + len(concurrencies),
+                unit="steps",
+                detail=f"{concurrency} at once",
+            )
+        )
+        for index in range(concurrency):
+            engine.submit(
+                SubmitSequence(
+                    sequence_id=f"warm-up-{concurrency}-{index}",
+                    token_ids=[(7 * index + offset) % vocab_size for offset in range(5)],
+                    params=SamplingParams(max_tokens=WARMUP_OUTPUT_TOKENS, temperature=0.0),
+                )
+            )
+        while engine.has_work:
+            for output in engine.step().outputs:
+                if not isinstance(output, SequenceFailed):
+                    continue
+                if output.code == OutOfMemoryFault.code:
+                    raise DoesNotFitError("the device ran out of memory in the model's first steps")
+                raise WarmupError(f"{output.code}: {output.message}")
+
+
+class AdapterLoader:
+    """One after the other, so that two downloads do not share the line and memory is asked for
+    once."""
+
+    def __init__(self, model: AnyModel, cache_dir: Path) -> None:
+        self._model = model
+        self._cache_dir = cache_dir
+        self._pool = SupervisedPool(1, thread_name_prefix="adapter-loader")
+
+    def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
+        """Does not wait. The future raises ``AdapterError``."""
+        return self._pool.submit(self._load, spec)
+
+    @torch.inference_mode()
+    def _load(self, spec: AdapterSpec) -> LoadedAdapter:
+        try:
+            opened = open_adapter(spec, self._model.config, self._cache_dir, _no_progress)
+            prepared = self._model.prepare_adapter(opened.weights)
+        except (LoadError, UnsupportedAdapterError) as error:
+            raise AdapterError(str(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if issubclass(classify(error, self._model.device.type), OutOfMemoryFault):
+                raise AdapterError("the device has no memory left for it") from error
+            raise
+        return LoadedAdapter(prepared, opened.fingerprint)
+
+
+def _no_progress(progress: LoadProgress) -> None:
+    """Discards the progress: an adapter's download is too short to report."""
+
+
+def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
+    """The prefix files of the catalogue model. ``None`` where it has none configured; the files of
+    previous instances are deleted then."""
+    directory = data_dir / "prefixes" / re.sub(r"[^A-Za-z0-9._-]", "_", spec.model)
+    if spec.prefix_disk_bytes is None:
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
+    return PrefixFiles(directory, spec.prefix_disk_bytes)
+
+
+def prefix_fingerprint(opened: OpenedModel, model: AnyModel, execution: str) -> str:
+    """A digest of all that decides what a block holds beside its tokens and its salt: the weights'
+    files (by name, size and time of change), what became of them while loading, the code that
+    computes, and what keys and values are stored as."""
+    files = [
+        (path.name, status.st_size, status.st_mtime_ns)
+        for path in (*opened.weight_paths, opened.projector)
+        if path is not None
+        for status in [path.stat()]
+    ]
+    parts = (
+        LAYOUT,
+        files,
+        model.config,
+        opened.weights.report(),
+        str(model.dtype),
+        model.device.type,
+        model.kv_format,
+        DEFAULT_BLOCK_TOKENS,
+        execution,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.draft_opening import BuiltDraftModel, build_draft_model
+from inference.engine.load.build import first_concurrencies
+from inference.engine.load.drafts import BuiltDraftModel, build_draft_model
 from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.trial.quality import quality_in_words
-from inference.engine.load.trial.trial import TRIAL_STEPS, Trial, try_out
-from inference.engine.load.trial.trial_steps import run_largest_steps
-from inference.engine.load.trial.warmup import first_concurrencies
+from inference.engine.load.quality import quality_in_words
+from inference.engine.load.trial import TRIAL_STEPS, Trial, try_out
+from inference.engine.load.trial_steps import run_largest_steps
 from inference.engine.ranks.lead import lead_ranks
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer

@@ -26,7 +26,7 @@ from inference.engine.load.kv_memory import (
 )
 from inference.engine.load.memory_use import allocated_bytes, free_cached
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
-from inference.engine.load.trial.trial import DeviceTrial, Trial
+from inference.engine.load.trial import DeviceTrial, Trial
 from inference.engine.ranks.lead import rank_budget_bytes
 from inference.engine.stages.built_stages import BuiltStages, DevicePart
 from inference.engine.stages.messages import StageMemory

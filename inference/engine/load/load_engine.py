@@ -25,10 +25,22 @@ from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
 from inference.engine.images.image_rows import ImageProcessor
-from inference.engine.load.adapter_loader import AdapterLoader
-from inference.engine.load.build import build_engine
+from inference.engine.load.build import (
+    AWAKENING_CONCURRENCY,
+    AdapterLoader,
+    build_engine,
+    first_concurrencies,
+    open_prefix_files,
+    prefix_fingerprint,
+    warm_up,
+)
 from inference.engine.load.built_model import BuiltModel, build_model
-from inference.engine.load.draft_opening import open_draft_model
+from inference.engine.load.drafts import (
+    choose_speculator,
+    num_draft_tokens,
+    open_draft_model,
+    speculation_in_words,
+)
 from inference.engine.load.kv_budget import kv_plan, staged_asleep_bytes
 from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.load_report import load_report
@@ -36,15 +48,8 @@ from inference.engine.load.memory_use import (
     HostGauge,
     allocated_bytes,
 )
-from inference.engine.load.prefix_folder import open_prefix_files, prefix_fingerprint
 from inference.engine.load.sleeper import Sleeper, Sleeps, asleep_bytes
-from inference.engine.load.speculation import (
-    choose_speculator,
-    num_draft_tokens,
-    speculation_in_words,
-)
-from inference.engine.load.trial.trial import with_memory
-from inference.engine.load.trial.warmup import AWAKENING_CONCURRENCY, first_concurrencies, warm_up
+from inference.engine.load.trial import with_memory
 from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.pace import PrefillAverage

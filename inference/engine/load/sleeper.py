@@ -27,7 +27,7 @@ from inference.engine.load.memory_use import (
     anonymous_bytes,
     cuda_process_bytes,
 )
-from inference.engine.load.trial.trial import DeviceTrial
+from inference.engine.load.trial import DeviceTrial
 from inference.garbage import collect_all, release_freed_memory
 from inference.protocol.load_report import (
     AsleepBytes,

@@ -9,7 +9,7 @@ import msgspec
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.kv_memory import KVPlan
-from inference.engine.load.trial.trial import Trial
+from inference.engine.load.trial import Trial
 from inference.engine.stages.built_stages import BuiltStages
 from inference.engine.stages.messages import SettleStage
 from inference.models.backend import AnyDevice, RemoteDevice, name_of

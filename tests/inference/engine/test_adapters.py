@@ -16,8 +16,7 @@ import torch
 from inference.engine.adapters import Adapters, LoadedAdapter
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
-from inference.engine.load.adapter_loader import AdapterLoader
-from inference.engine.load.build import build_engine
+from inference.engine.load.build import AdapterLoader, build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence

@@ -15,8 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.adapters import Adapters
-from inference.engine.load.adapter_loader import AdapterLoader
-from inference.engine.load.build import build_engine
+from inference.engine.load.build import AdapterLoader, build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library

@@ -18,8 +18,7 @@ from inference.engine.adapters import Adapters
 from inference.engine.cache import prefix_disk
 from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
-from inference.engine.load.adapter_loader import AdapterLoader
-from inference.engine.load.build import build_engine
+from inference.engine.load.build import AdapterLoader, build_engine
 from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
 from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams

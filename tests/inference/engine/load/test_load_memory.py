@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load.trial.warmup import warm_up
+from inference.engine.load.build import warm_up
 from inference.engine.serving import process
 from inference.protocol.engine import EngineStats, SequenceFailed, StepOutputs
 from inference.protocol.load import LoadSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from inference.engine.load.drafts import choose_speculator, speculation_in_words
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.speculation import choose_speculator, speculation_in_words
 from inference.engine.speculation.speculator import LookupSpeculator
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.trial.trial import try_out
+from inference.engine.load.trial import try_out
 from inference.engine.sampling import drawing, row_pieces
 from inference.engine.sampling.drawing import Draw, TorchDrawer
 from inference.engine.sampling.filters import filter_among
@@ -21,7 +21,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case
-from tests.inference.engine.load.trial.test_trial_steps import TimedModel
+from tests.inference.engine.load.test_trial_steps import TimedModel
 
 VOCAB_SIZE = 3000
 NUM_ROWS = 11

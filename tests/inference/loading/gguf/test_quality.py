@@ -13,7 +13,7 @@ import torch
 
 from helexa_site.program import REPOSITORY_DIR
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.trial.quality_text import QUALITY_TEXT
+from inference.engine.load.quality import QUALITY_TEXT
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layer_by_layer import prompt_logits

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cosine_similarity
 
+from inference.engine.load import quality
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.trial import quality
-from inference.engine.load.trial.quality import NotMeasurableError, compare, quality_in_words
+from inference.engine.load.quality import NotMeasurableError, compare, quality_in_words
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel

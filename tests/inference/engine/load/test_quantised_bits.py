@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity
 
-from inference.engine.load.trial import quality
-from inference.engine.load.trial.quality import QualityFigure, compare
-from inference.engine.load.trial.quality_text import QUALITY_TEXT
+from inference.engine.load import quality
+from inference.engine.load.quality import QUALITY_TEXT, QualityFigure, compare
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel

@@ -1,6 +1,7 @@
-"""A fresh model's first steps: what the largest take, and how fast prompts go.
+"""A fresh model's first steps, while the caller measures the memory: the largest steps, image and
+sampling, and how fast prompts go.
 
-They run over blocks of their own, released afterwards, so that nothing of them is left in the KV
+Steps run over blocks of their own, released afterwards, so that nothing of them is left in the KV
 cache. What depth costs is measured on blocks that are zero, or are another part of the context as
 well: attention reads them all the same. No step is longer than the context that the model was built
 for.
@@ -8,6 +9,7 @@ for.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -16,13 +18,21 @@ import numpy as np
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.sampling.drawing import Drawer
+from inference.engine.sampling.logprobs import token_logprobs
+from inference.engine.sampling.row_pieces import rows_at_once
+from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.schedule import SMALLEST_CHUNK
+from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
+from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Ints, StepInput
+from inference.models.vision_config import VisionConfig
 from inference.protocol.load import PrefillSpeed
+from inference.protocol.sampling import SamplingParams
 
 LARGEST_TRIAL_OPERATIONS = 5 * 10**10
 """Multiplications of weights that a trial on a CPU may take: about half a second. A larger model is
@@ -31,6 +41,11 @@ TRIAL_STEP_S = 0.1
 """How long a timed chunk should take: as long as the engine lets one take."""
 DEEPEST_TRIAL_TOKENS = 2048
 """Deep enough to measure the cost of depth; the formula extends it to longer prompts."""
+ADJUSTED = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={0: 1.0})
+DRAWN = SamplingParams(
+    max_tokens=1, temperature=1.0, top_p=0.99, seed=0, logit_bias={0: 1.0}, top_logprobs=1
+)
+"""Draws from equal scores: the nucleus is wider than what a drawer looks at first."""
 
 
 @torch.inference_mode()
@@ -60,6 +75,48 @@ def run_largest_steps(
         model.forward(_decode_step(num_rows, num_context), kv)
     _synchronize(device)
     return num_blocks
+
+
+def run_largest_image(model: AnyModel) -> None:
+    """Runs the tower over the largest image that the model accepts. Does nothing without a tower.
+    On a CPU it runs no more patches than a trial may take: what more of them would take is small
+    beside the weights."""
+    if (tower := model.tower) is None:
+        return
+    vision = tower.config
+    num_patches = vision.most_patches
+    if model.device.type == "cpu":
+        num_patches = min(num_patches, LARGEST_TRIAL_OPERATIONS // block_weights(vision))
+    side = max(math.isqrt(num_patches) // vision.merge, 1) * vision.merge
+    tower(torch.zeros(side**2, vision.patch_features), (1, side, side))
+    _synchronize(model.device)
+
+
+def block_weights(vision: VisionConfig) -> int:
+    """How many weights of the tower's blocks a patch is multiplied with."""
+    return (
+        vision.depth * vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
+    )
+
+
+@torch.inference_mode()
+def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimits) -> None:
+    """Samples as much as a step ever does: every running sequence gets a token from adjusted
+    scores, and a prompt's tokens are scored beside them. The model's own steps do not show it: on a
+    large vocabulary, sampling takes several times the memory of the logits."""
+    vocab_size, device = model.config.vocab_size, model.device
+    decoded, scored = (
+        torch.full((num_rows, vocab_size), 0.5, device=device)
+        for num_rows in (limits.max_running, SCORED_TOKENS_PER_STEP)
+    )
+    logits = torch.cat([decoded, scored])
+    del decoded, scored
+    # Rows are drawn some at a time: more than those take no more memory, and longer.
+    num_drawn = min(limits.max_running, rows_at_once(vocab_size))
+    sequences = [_sequence(row, row < num_drawn) for row in range(limits.max_running)]
+    Sampler(vocab_size, drawer).sample(sequences, logits[: len(sequences)])
+    num_scored = min(SCORED_TOKENS_PER_STEP, rows_at_once(vocab_size))
+    token_logprobs(logits[-num_scored:], [0] * num_scored, [1] * num_scored)
 
 
 @torch.inference_mode()
@@ -189,4 +246,15 @@ def _step(*, starts: list[int], query_lens: list[int], table: Ints, num_decodes:
             ],
             [LONE_STATE] * len(starts),
         ),
+    )
+
+
+def _sequence(row: int, is_drawn: bool) -> Sequence:
+    return Sequence(
+        f"trial-{row}",
+        [0],
+        DRAWN if is_drawn else ADJUSTED,
+        context_tokens=2,
+        arrival=row,
+        deadline_s=0.0,
     )

@@ -12,9 +12,12 @@ import msgspec
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.kv_memory import PrefillBound
 from inference.engine.load.memory_use import HostGauge, MemoryGauge, gauge_for
-from inference.engine.load.trial.trial_images import run_largest_image
-from inference.engine.load.trial.trial_sampling import run_largest_sampling
-from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.load.trial_steps import (
+    measure_prefill,
+    run_largest_image,
+    run_largest_sampling,
+    run_largest_steps,
+)
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.devices import earlier_loads_on

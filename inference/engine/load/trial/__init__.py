@@ -1,1 +1,0 @@
-"""A fresh model's first steps, and what they show."""
