@@ -45,8 +45,7 @@ from inference.engine.speculation.speculator import (
     LookupSpeculator,
     Speculator,
 )
-from inference.engine.stages.staged_executor import StagedExecutor
-from inference.engine.stages.staged_model import StagedModel
+from inference.engine.stages.staged_model import StagedExecutor, StagedModel
 from inference.loading.adapter_files import open_adapter
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress

@@ -13,9 +13,8 @@ import torch
 
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
-from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Join, RankFailed
-from inference.engine.ranks.ranked_model import RankedModel, meeting
+from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting
 from inference.engine.serving.watchdog import step_timeout_s
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors

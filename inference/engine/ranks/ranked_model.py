@@ -11,9 +11,10 @@ which ends the wait.
 
 from __future__ import annotations
 
+import queue
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -21,12 +22,24 @@ from typing import NoReturn
 import torch
 from torch.distributed import DistError
 
+from inference.engine.children.children import Child, ChildProcess, Children
 from inference.engine.children.step_frames import message_of
 from inference.engine.faults import kinds
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
-from inference.engine.ranks.followers import Followers
-from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, Regroup, StepFailed
+from inference.engine.ranks.messages import (
+    Built,
+    FollowerMessage,
+    Join,
+    LeaderMessage,
+    Measured,
+    NewKV,
+    RankMemory,
+    Regroup,
+    StepFailed,
+    decode_follower_message,
+    encode,
+)
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
@@ -37,8 +50,63 @@ from inference.models.errors import UnsupportedAdapterError
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.step_input import StepInput
 
+FOLLOWER = "inference.engine.ranks.follower"
 OTHERS_FAULT_S = 1.0
 """How long another rank's report of its fault is waited for. It sends it before it leaves."""
+
+
+class Followers(Children[Child[FollowerMessage]]):
+    """Ranks 1, 2, … of one model."""
+
+    def __init__(self, joins: list[Join]) -> None:
+        """Starts them, all or none. Raises ``OSError`` where a process cannot be started, and
+        ``DeviceFault`` where one is gone at once."""
+        super().__init__()
+        self.on_step_failed: Callable[[StepFailed], object] = lambda failed: None
+        """Called by a reader's thread, as soon as a rank reports it: the engine's thread may be
+        waiting for a sum that this rank does not come to."""
+        try:
+            for join in joins:
+                self.all.append(self._start(join.rank))
+                self.all[-1].send(encode(join))
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: LeaderMessage) -> None:
+        """Raises ``DeviceFault`` where one is gone."""
+        for follower in self.all:
+            follower.send(encode(message))
+
+    def next_of_each(self, timeout_s: float) -> list[FollowerMessage]:
+        """The next message of each rank. Raises ``DeviceFault`` where one ends before it or sends
+        none within ``timeout_s``."""
+        return [follower.next(timeout_s) for follower in self.all]
+
+    def unread(self, wait_s: float) -> list[FollowerMessage]:
+        """Unsolicited messages; waits up to ``wait_s`` for the first."""
+        found: list[FollowerMessage] = []
+        for follower in self.all:
+            try:
+                while True:
+                    found.append(follower.received.get(timeout=0 if found else wait_s))
+            except queue.Empty:
+                continue
+        return found
+
+    def _start(self, rank: int) -> Child[FollowerMessage]:
+        return Child(
+            f"rank {rank}",
+            ChildProcess(FOLLOWER),
+            decode_follower_message,
+            on_end=lambda child: self.lose(DeviceFault(child.end_in_words())),
+            on_message=self._note,
+        )
+
+    def _note(self, message: FollowerMessage) -> bool:
+        if isinstance(message, StepFailed):
+            self.on_step_failed(message)
+        return True
 
 
 class RankedModel(PlainBackend):

@@ -37,9 +37,14 @@ from inference.engine.stages.other_hosts import (
     rows_peer,
     stage_behind,
 )
-from inference.engine.stages.replies import Replies
-from inference.engine.stages.stage_building import RowEnds, build_runner, open_stage
-from inference.engine.stages.stage_runner import ALIVE_INTERVAL_S, StageRunner
+from inference.engine.stages.stage_runner import (
+    ALIVE_INTERVAL_S,
+    Replies,
+    RowEnds,
+    StageRunner,
+    build_runner,
+    open_stage,
+)
 from inference.engine.stages.stage_specs import check_stages, spec_of_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from typing import TypeVar
 
 import torch
 
-from inference.engine.children.children import POLL_S, ChildEnd, ChildProcess, Children
-from inference.engine.children.silence import CHECK_INTERVAL_S, SILENCE_S, SilentChildren
+from inference.engine.children.children import POLL_S, Child, ChildEnd, ChildProcess, Children
 from inference.engine.errors import ChannelClosedError, ChannelError, UnexpectedFrameError
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.stages.adapter_frames import message_of_adapter
@@ -39,12 +39,15 @@ from inference.engine.stages.messages import (
     MeasureMemory,
     MeetStage,
     NewKV,
+    OutOfMemory,
     RunStep,
     SettleStage,
     StageAsleep,
     StageBuilt,
+    StageFailed,
     StageMemory,
     StageOpened,
+    StageProgressed,
     ToStage,
     WakeUp,
     WatchMemory,
@@ -66,11 +69,11 @@ from inference.engine.stages.row_link import (
     RowLink,
     RowReader,
 )
-from inference.engine.stages.stage_child import Reply, StageProcess
 from inference.loading.progress import OnProgress
 from inference.models.adapter import AdapterWeights
 from inference.models.errors import UnsupportedAdapterError
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import PartFailedError
 from inference.protocol.load_report import (
     AsleepBytes,
 )
@@ -81,6 +84,42 @@ from inference.supervised_threads import SupervisedThread
 STAGE = "inference.engine.stages.stage_process"
 ROWS_END_S = 1.0
 """How long the end of a stage's process may follow on the end of its rows."""
+CHECK_INTERVAL_S = 1.0
+SILENT_CHECKS = 8
+"""A stage that runs sends a message every second. One that has sent none in more checks in a row
+than this is stopped or stuck. Checks are counted and not seconds, since all processes of a host may
+stand still together."""
+SILENCE_S = SILENT_CHECKS * CHECK_INTERVAL_S
+REPLY_TIMEOUT_S = 3600.0
+"""How long a stage may take to open or build. A load that makes no progress is ended by its neuron
+before."""
+
+Reply = TypeVar("Reply", bound=FromStage)
+
+
+class StageProcess(Child[FromStage]):
+    """The engine's end of one stage's process."""
+
+    def ask(self, message: ToStage, kind: type[Reply]) -> Reply:
+        """Raises ``DeviceFault`` where the stage is gone, ``MemoryError`` where its device has no
+        room."""
+        self.send(encode(message))
+        return self.reply(kind)
+
+    def reply(self, kind: type[Reply], on_progress: OnProgress = lambda _: None) -> Reply:
+        """The next answer. Raises what ``ask`` does, and ``PartFailedError``."""
+        while True:
+            match self.next(REPLY_TIMEOUT_S):
+                case StageProgressed(progress=progress):
+                    on_progress(progress)
+                case StageFailed(failure=failure):
+                    raise PartFailedError(failure)
+                case OutOfMemory(message=message):
+                    raise MemoryError(message)
+                case answer if isinstance(answer, kind):
+                    return answer
+                case other:
+                    raise DeviceFault(f"{self.name} sent {type(other).__name__}")
 
 
 class StageProcesses(Children[StageProcess]):
@@ -100,7 +139,9 @@ class StageProcesses(Children[StageProcess]):
         self._answers: dict[int, Future[str]] = {}
         """The answers to come for adapters that are being added, by their numbers."""
         self._num_adapters = 0
-        self._silent = SilentChildren(len(spec.stages) - 1)
+        self._silent_checks = [0] * (len(spec.stages) - 1)
+        """Checks since each stage's last message. One that arrives during a check may be lost: the
+        next message counts."""
         self._dropped: deque[DropKV | DropAdapter] = deque()
         """Sent before the next message: any thread drops storages and adapters, at any point."""
         self._by_index: dict[int, StageProcess] = {}
@@ -299,7 +340,7 @@ class StageProcesses(Children[StageProcess]):
     def _note(self, index: int, message: FromStage) -> bool:
         """Handles a message; called by the stage's reader. Returns whether the message is an answer
         to be waited for."""
-        self._silent.note_message(index)
+        self._silent_checks[index] = 0
         match message:
             case Alive():
                 return False
@@ -323,6 +364,7 @@ class StageProcesses(Children[StageProcess]):
     def _watch_silence(self) -> None:
         while self.lost is None:
             time.sleep(CHECK_INTERVAL_S)
-            if (index := self._silent.check()) is not None:
-                name = self.all[index].name
-                self.lose(HangFault(f"{name} has sent nothing for {SILENCE_S:g} s"))
+            for index, child in enumerate(self.all):
+                self._silent_checks[index] += 1
+                if self._silent_checks[index] > SILENT_CHECKS:
+                    self.lose(HangFault(f"{child.name} has sent nothing for {SILENCE_S:g} s"))

@@ -1,5 +1,5 @@
-"""What the process of a later stage does once its layers are there: it runs what the engine sends,
-in its order.
+"""A later stage in its process: its files are opened and its layers built when the engine asks for
+that, then it runs what the engine sends, in its order.
 
     control ──reader thread──▶ inbox ──▶ main thread: each step, storages, adapters, sleep
     rows-in ──reader thread──▶ rows  ──▶      │
@@ -14,16 +14,26 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from inference.engine.errors import BadRowsError, ChannelError, UnexpectedFrameError
+from inference.engine.errors import (
+    BadRowsError,
+    ChannelClosedError,
+    ChannelError,
+    UnexpectedFrameError,
+)
 from inference.engine.faults.fault_classes import classify, recover
 from inference.engine.faults.kinds import EngineExit, OutOfMemoryFault, StepFault
+from inference.engine.load.kv_memory import positions_of_part
 from inference.engine.load.memory_use import (
     HostGauge,
     allocated_bytes,
@@ -31,15 +41,19 @@ from inference.engine.load.memory_use import (
     gauge_for,
 )
 from inference.engine.load.sleeper import RestingModels
+from inference.engine.serving.channel import Channel, Connection
 from inference.engine.stages.adapter_frames import adapter_of
 from inference.engine.stages.messages import (
     AdapterAdded,
     AddAdapter,
     Alive,
+    BuildStage,
     Done,
     DropAdapter,
     DropKV,
     FallAsleep,
+    FromStage,
+    JoinStage,
     LinkLost,
     MeasureMemory,
     NewKV,
@@ -47,18 +61,27 @@ from inference.engine.stages.messages import (
     RunStep,
     SettleStage,
     StageAsleep,
+    StageBuilt,
     StageMemory,
+    StageOpened,
     ToStage,
     WakeUp,
     WatchMemory,
+    decode_to_stage,
+    encode,
 )
-from inference.engine.stages.replies import Replies
-from inference.engine.stages.row_link import RowLink, RowReader
+from inference.engine.stages.other_hosts import are_narrow
+from inference.engine.stages.row_link import UNREAD_ARRIVALS, RowLink, RowReader
 from inference.engine.stages.step_check import StorageSize, checked_step
-from inference.loading.devices import free_memory_bytes
-from inference.models.errors import UnsupportedAdapterError
-from inference.models.stages.build import BuiltStage, on_card
+from inference.garbage import release_freed_memory
+from inference.loading.devices import free_memory_bytes, wanted_kv_format
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.progress import OnProgress
+from inference.models.errors import UnsupportedAdapterError, UnsupportedKVError
+from inference.models.stages.build import BuiltStage, build_stage, on_card
 from inference.protocol.engine import Awake, EngineMessage, FellAsleep, StageReady
+from inference.protocol.load_errors import BadSourceError
+from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -69,6 +92,40 @@ LOST_LINK_S = 1.0
 
 OnEvent = Callable[[EngineMessage], object]
 """Takes what a stage of another host reports to its own neuron."""
+RowEnds = tuple[Connection, Connection]
+"""The ends that the stage's rows come from and go to."""
+
+
+class Replies:
+    """The control connection. Any thread may send."""
+
+    def __init__(self, channel: Channel, on_gone: Callable[[], object]) -> None:
+        """``on_gone`` is called by whatever notices that the engine is gone."""
+        self._channel = channel
+        self._on_gone = on_gone
+        self._sending = threading.Lock()
+        self.is_gone = threading.Event()
+
+    def send(self, message: FromStage) -> None:
+        try:
+            with self._sending:
+                self._channel.send(encode(message))
+        except ChannelClosedError:
+            self._note_gone()
+
+    def receive(self) -> ToStage | None:
+        """``None``: the engine is gone, or sends what no engine does."""
+        try:
+            message: ToStage = decode_to_stage(self._channel.receive())
+            return message
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("the engine's control link: %s", error)
+            self._note_gone()
+            return None
+
+    def _note_gone(self) -> None:
+        self.is_gone.set()
+        self._on_gone()
 
 
 class StageRunner:
@@ -234,3 +291,97 @@ def report_lost_link(replies: Replies, error: ChannelError) -> None:
     log.info("a link of rows has ended: %s", error)
     if not replies.is_gone.wait(LOST_LINK_S):
         replies.send(LinkLost(message=str(error)))
+
+
+def open_stage(join: JoinStage, on_progress: OnProgress) -> OpenedModel:
+    """Raises ``LoadError``."""
+
+    def on_tensor(progress: LoadProgress) -> None:
+        release_freed_memory()
+        on_progress(progress)
+
+    opened = open_model(join.spec, Path(join.cache_dir), on_tensor, stage=join.stage)
+    if not isinstance(opened, OpenedModel):
+        raise BadSourceError("a model that makes embeddings is not divided into stages")
+    return opened
+
+
+def build_runner(
+    join: JoinStage,
+    opened: OpenedModel,
+    replies: Replies,
+    row_ends: Callable[[], RowEnds],
+    gauge: HostGauge,
+    *,
+    on_event: OnEvent = lambda _: None,
+) -> StageRunner | None:
+    """Reports the stage as opened, and builds it when the engine asks for it. Closes ``opened``.
+    ``row_ends`` is called once the layers are there. ``None``: the engine has gone. Raises what a
+    load raises, and ``ChannelError``."""
+    try:
+        replies.send(
+            StageOpened(
+                device=str(opened.weights.device),
+                required_bytes=opened.need.required_bytes,
+                weight_bytes=opened.need.weight_bytes,
+                num_positions=positions_of_part(join.spec, opened),
+                promised_bytes=join.spec.promised_bytes,
+                memory_limit_bytes=join.spec.memory_limit_bytes,
+            )
+        )
+        build = replies.receive()
+        if build is None:
+            return None
+        if not isinstance(build, BuildStage):
+            raise UnexpectedFrameError(f"{type(build).__name__} before the stage was built")
+        if not build.has_images:
+            opened = replace(opened, config=replace(opened.config, vision=None))
+        stage, words = _build(join, opened, build.context_tokens)
+    finally:
+        opened.close()
+    release_freed_memory()
+    if stage.has_own_threads:  # torch's would spin on their cores
+        torch.set_num_threads(1)
+    num_features = opened.config.hidden_size
+    rows_in, rows_out = row_ends()
+    reader = RowReader(
+        RowLink(rows_in, num_features),
+        "stage-rows",
+        partial(report_lost_link, replies),
+        max_arrivals=UNREAD_ARRIVALS,
+    )
+    runner = StageRunner(
+        stage,
+        replies,
+        reader,
+        RowLink(rows_out, num_features, is_narrow=are_narrow(join.spec, join.stage)),
+        gauge,
+        num_positions=build.context_tokens,
+        on_event=on_event,
+    )
+    replies.send(
+        StageBuilt(
+            kv_format=stage.kv_format,
+            copies_context=stage.copies_context,
+            execution=words,
+            weights=opened.weights.report(),
+            estimated_bytes=opened.estimated_load_bytes,
+            process_bytes=runner.process_bytes,
+        )
+    )
+    return runner
+
+
+def _build(join: JoinStage, opened: OpenedModel, context_tokens: int) -> tuple[BuiltStage, str]:
+    assert opened.layers is not None, "it has stages"
+    try:
+        return build_stage(
+            opened.config,
+            opened.layers,
+            opened.weights,
+            context_tokens,
+            Path(join.native_cache_dir),
+            wanted_kv_format(join.spec),
+        )
+    except UnsupportedKVError as error:
+        raise BadSourceError(str(error)) from None

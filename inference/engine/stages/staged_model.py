@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from inference.engine.children.step_frames import message_of
+from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import DeviceFault
+from inference.engine.model_runner import TensorExecutor
+from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.stages.messages import NewKV, RunStep
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.stage_processes import StageProcesses
@@ -33,6 +37,7 @@ from inference.models.stages.build import on_card
 from inference.models.stages.layer_range import LayerRange
 from inference.models.stages.stage import AnyFirstStage, adapter_of_stage, step_of_stage
 from inference.models.step_input import StepInput
+from inference.models.to_device import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class StagedAdapter:
     """An adapter's part of each stage, by its index: the first one's own form of it, and the
     others' numbers; ``None`` where it changes nothing."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    def __init__(self, parts: list[Any]) -> None:
         self._parts = tuple(parts)
 
     def __getitem__(self, index: int) -> Any:
@@ -77,8 +82,8 @@ class StagedModel(PlainBackend):
         self,
         config: ModelConfig,
         first: AnyFirstStage,
-        others: Sequence[LaterStage],
-        ranges: Sequence[LayerRange],
+        others: list[LaterStage],
+        ranges: list[LayerRange],
         processes: StageProcesses,
     ) -> None:
         """``config``: of the whole model. ``ranges``: of all stages, in order."""
@@ -249,3 +254,48 @@ class StagedModel(PlainBackend):
 def _num_last_rows(step: StepInput) -> int:
     """``step``: of the last stage."""
     return len(step.positions if step.logit_rows is None else step.logit_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    number: int
+    owners: list[Sequence]
+    """Whose each row of its logits is."""
+
+
+class StagedExecutor:
+    """``scheduling.step_groups.BeginningExecutor`` over an executor of a staged model."""
+
+    def __init__(self, executor: TensorExecutor, model: StagedModel) -> None:
+        self._executor = executor
+        self._model = model
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        return self._executor.execute(schedule)
+
+    @torch.inference_mode()
+    def begin(self, schedule: Schedule) -> BegunStep:
+        runner = self._executor.runner
+        # The model made it: ``build_engine`` gives the runner the KV cache of its model.
+        kv = cast(StagedKV, runner.kv)
+        number = self._model.begin(runner.step_input(schedule), kv)
+        return BegunStep(number, _owners(schedule))
+
+    @torch.inference_mode()
+    def finish(self, step: BegunStep, live: Schedule) -> Sampled:
+        logits = self._model.finish(step.number)
+        if any(owner.state is SequenceState.ENDED for owner in step.owners):
+            rows = [r for r, s in enumerate(step.owners) if s.state is not SequenceState.ENDED]
+            logits = logits.index_select(0, on_device(rows, torch.int64, logits.device))
+        return self._executor.sample(live, logits)
+
+    def give_up(self, step: BegunStep) -> None:
+        self._model.give_up(step.number)
+
+
+def _owners(schedule: Schedule) -> list[Sequence]:
+    """Returns the sequence of each row of the logits, in their order: see ``ModelRunner.run``."""
+    drafts, chunks = schedule.drafts, schedule.prefills
+    owners = [s for s in schedule.decodes for _ in range(1 + len(drafts.get(s, ())))]
+    owners += [chunk.sequence for chunk in chunks if chunk.is_last]
+    return owners + [chunk.sequence for chunk in chunks for _ in chunk.scored]

@@ -11,8 +11,8 @@ import pytest
 from inference.engine.children import children
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.kinds import DeviceFault
-from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Join
+from inference.engine.ranks.ranked_model import Followers
 from inference.engine.serving.channel import Channel
 from inference.protocol.load import (
     LoadSpec,

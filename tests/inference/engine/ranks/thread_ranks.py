@@ -14,7 +14,6 @@ import torch
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.ranks.follower import Rank
-from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import (
     Built,
     FollowerMessage,
@@ -24,7 +23,7 @@ from inference.engine.ranks.messages import (
     decode_follower_message,
     encode,
 )
-from inference.engine.ranks.ranked_model import RankedModel, meeting
+from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting
 from inference.engine.serving.channel import Channel
 from inference.loading.weights.part_files import RankFiles
 from inference.models.config import ModelConfig

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
-from inference.engine.stages import stage_building, stage_processes
+from inference.engine.stages import stage_processes, stage_runner
 from inference.engine.stages.other_hosts import are_narrow
 from inference.protocol.engine import (
     Awake,
@@ -113,7 +113,7 @@ def test_rows_are_rounded_where_they_leave_a_host(
     with remote_stages(tiny_model_dir, data_dir, neurons, *ends) as there:
         found = scores(load(there.spec, data_dir))
         close_all()
-    for module in (stage_building, stage_processes):
+    for module in (stage_processes, stage_runner):
         monkeypatch.setattr(module, "are_narrow", lambda _, index: are_narrow(there.spec, index))
     assert found == scores(load(spec_of(tiny_model_dir, *ends), data_dir))
     assert 0 < distance(found, exact) < distance(computed, exact)

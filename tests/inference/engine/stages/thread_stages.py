@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.channel import Channel
-from inference.engine.stages.replies import Replies
 from inference.engine.stages.stage_process import serve
+from inference.engine.stages.stage_runner import Replies
 
 
 class StageThread:
