@@ -53,8 +53,12 @@ from inference.engine.load.trial import with_memory
 from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.pace import PrefillAverage
-from inference.engine.stages.opened_stages import later_stages, open_later
-from inference.engine.stages.report import settle_stages, with_stages
+from inference.engine.stages.built_stages import (
+    later_stages,
+    open_later,
+    settle_stages,
+    with_stages,
+)
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import (
     check_stages,

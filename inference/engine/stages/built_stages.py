@@ -1,9 +1,12 @@
-"""Builds a model of several stages, and groups them by device: what they take there they take
-together."""
+"""The stages of a load: opened, whether each fits its device; built, all at once; grouped by
+device, since what they take there they take together; and reported.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -11,14 +14,27 @@ from typing import cast
 import msgspec
 import torch
 
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import MemoryGauge
+from inference.engine.load.trial import Trial
+from inference.engine.ranks.lead import follower_spec
+from inference.engine.stages.messages import JoinStage, MeetStage, SettleStage
 from inference.engine.stages.stage_processes import StageProcesses
+from inference.engine.stages.stage_specs import (
+    files_digest,
+    rows_peer,
+    spec_of_stage,
+    stage_behind,
+    stage_progress,
+)
 from inference.engine.stages.staged_model import LaterStage, StagedModel
-from inference.loading.devices import wanted_kv_format
+from inference.loading.devices import choose_device, wanted_kv_format
 from inference.loading.loader import OpenedModel
+from inference.loading.progress import OnProgress
 from inference.loading.weights.part_files import stage_ranges
-from inference.models.backend import AnyDevice, RemoteDevice
-from inference.models.cache.kv_format import KVFormat
+from inference.models.backend import AnyDevice, RemoteDevice, name_of
+from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_block
 from inference.models.config import ModelConfig
 from inference.models.stages.build import as_first_stage, build_stage
 from inference.models.stages.layer_range import LayerRange, stage_config
@@ -26,6 +42,7 @@ from inference.protocol.load import (
     LoadSpec,
     StageSpec,
 )
+from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +194,168 @@ def build_stages(
     ]
     model = StagedModel(config, as_first_stage(stage), later, ranges, processes)
     return BuiltStages(model=model, stages=tuple(facts))
+
+
+@contextmanager
+def later_stages(spec: LoadSpec) -> Iterator[StageProcesses | None]:
+    """The stages behind the first; those of other hosts begin to open their files. ``None``: the
+    model has one stage. They end where the block raises. Raises ``StageUnreachableError``."""
+    if len(spec.stages) < 2:
+        yield None
+        return
+    processes = StageProcesses(spec)
+    try:
+        yield processes
+    except BaseException:
+        processes.close()
+        raise
+
+
+def open_later(
+    spec: LoadSpec,
+    first: OpenedModel,
+    processes: StageProcesses | None,
+    native_cache_dir: Path,
+    on_progress: OnProgress,
+) -> None:
+    """Has all of them open their files; nothing of their weights is read. Raises ``LoadError`` and
+    ``DeviceFault``."""
+    if processes is None:
+        return
+    threads_of = divide_threads(torch.get_num_threads(), spec)
+    torch.set_num_threads(threads_of[0])
+    processes.start(first.config.hidden_size)
+    digest = files_digest(first) if any(stage.neuron for stage in spec.stages) else ""
+    for stage in range(1, len(spec.stages)):
+        report = stage_progress(spec, stage, on_progress)
+        if spec.stages[stage].neuron:
+            address_behind = stage_behind(spec, stage).address
+            meet = MeetStage(files_digest=digest, address_behind=address_behind)
+            processes.open(meet, report)
+            continue
+        own = spec_of_stage(follower_spec(spec, first), stage)
+        own = msgspec.structs.replace(
+            own,
+            promised_bytes=own.promised_bytes + _taken_bytes(own, first, processes),
+            link_identity=None,
+        )
+        join = JoinStage(
+            spec=own,
+            stage=stage,
+            cache_dir=str(first.cache_dir),
+            native_cache_dir=str(native_cache_dir),
+            num_threads=threads_of[stage],
+            before=rows_peer(spec, spec.stages[stage - 1]),
+            behind=rows_peer(spec, stage_behind(spec, stage)),
+        )
+        processes.open(join, report)
+
+
+def divide_threads(num_threads: int, spec: LoadSpec) -> Sequence[int]:
+    """Returns the number of threads of each stage. Stages on this host's processors share the
+    threads, since they work at the same time."""
+    on_cpu = [stage.device == "cpu" and not stage.neuron for stage in spec.stages]
+    each = max(1, num_threads // max(1, sum(on_cpu)))
+    return [each if is_cpu else num_threads for is_cpu in on_cpu]
+
+
+def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:
+    """What the stages before need of the device of ``spec``."""
+    device = choose_device(spec)
+    taken_bytes = first.need.required_bytes if first.weights.device == device else 0
+    here = zip(spec.stages[1:], others.opened, strict=False)  # as many as are open
+    return taken_bytes + sum(
+        one.required_bytes
+        for stage, one in here
+        if not stage.neuron and torch.device(one.device) == device
+    )
+
+
+def with_stages(
+    report: LoadReport,
+    built: BuiltStages,
+    trial: Trial,
+    plan: KVPlan,
+    *,
+    left_out: str,
+    predicted_tokens_per_s: float | None,
+) -> LoadReport:
+    """``report`` with each stage, and what each device of this host holds of them. ``left_out``: in
+    words, what of the files the model does not compute with."""
+    stages = stage_reports(built, plan)
+    memory = _memory_by_device(stages, built, trial)
+    own = [memory[device] for device in memory if not isinstance(device, RemoteDevice)]
+    beside_bytes = report.actual_bytes - sum(one.actual_bytes for one in memory.values())
+    own[0] = msgspec.structs.replace(own[0], actual_bytes=own[0].actual_bytes + beside_bytes)
+    later_bytes = sum(stage.estimated_bytes for stage in stages[1:] if not stage.neuron)
+    remote_kv_bytes = sum(stage.kv_bytes for stage in stages if stage.neuron)
+    return msgspec.structs.replace(
+        report,
+        quantization=_quantization(built, left_out),
+        estimated_bytes=report.estimated_bytes + later_bytes - remote_kv_bytes,
+        actual_bytes=sum(one.actual_bytes for one in own),
+        process_bytes=sum(one.process_bytes for one in own),
+        stages=stages,
+        stage_memory=own,
+        predicted_tokens_per_s=predicted_tokens_per_s,
+        device=", ".join(one.device for one in own),
+        memory_correction_bytes=0,
+    )
+
+
+def settle_stages(built: BuiltStages, trial: Trial, plan: KVPlan) -> None:
+    """Reports to each stage of another host what it takes there. What several stages take of one
+    device is the first one's of them, so that its neuron counts it once."""
+    stages = stage_reports(built, plan)
+    memory = _memory_by_device(stages, built, trial)
+    settled = {}
+    for index, (fact, report) in enumerate(zip(built.stages, stages, strict=True)):
+        if not isinstance(fact.device, RemoteDevice):
+            continue
+        nothing = DeviceMemory(device=report.device, actual_bytes=0, process_bytes=0)
+        own = memory.pop(fact.device, nothing)
+        settled[index] = SettleStage(report=report, memory=own)
+    built.model.processes.settle(settled)
+
+
+def _memory_by_device(
+    stages: Sequence[StageReport], built: BuiltStages, trial: Trial
+) -> dict[AnyDevice, DeviceMemory]:
+    """What the stages of each device take of it together, the engine's first."""
+    kv_bytes: Counter[AnyDevice] = Counter()
+    for fact, stage in zip(built.stages, stages, strict=True):
+        kv_bytes[fact.device] += stage.kv_bytes
+    return {
+        one.device: DeviceMemory(
+            device=name_of(one.device),
+            actual_bytes=one.load_bytes + kv_bytes[one.device],
+            process_bytes=one.process_bytes,
+        )
+        for one in trial.devices
+    }
+
+
+def _quantization(built: BuiltStages, left_out: str) -> str:
+    """Describes each stage's quantization, then what of the files the model does not compute
+    with."""
+    words = [f"layers {one.layers}: {one.weights}" for one in built.stages]
+    return "; ".join(filter(None, [*words, left_out]))
+
+
+def stage_reports(built: BuiltStages, plan: KVPlan) -> list[StageReport]:
+    found = []
+    for one in built.stages:
+        config = stage_config(built.model.config, one.layers)
+        block_bytes = kv_bytes_per_block(config, DEFAULT_BLOCK_TOKENS, one.kv_format)
+        state_bytes = cache_layout(config).state_bytes_per_slot
+        found.append(
+            StageReport(
+                device=name_of(one.device),
+                layers=(one.layers.first, one.layers.last),
+                execution=one.execution,
+                estimated_bytes=one.estimated_bytes,
+                kv_bytes=plan.num_blocks * block_bytes + plan.states.num_slots * state_bytes,
+                neuron=one.spec.neuron,
+            )
+        )
+    return found

@@ -60,7 +60,7 @@ class MeetStage(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     """The first frame to a stage of another host."""
 
     files_digest: str
-    """The digest of the first stage's files: the stage's is to be the same (``model_files``)."""
+    """The digest of the first stage's files: the stage's is to be the same (``files_digest``)."""
     address_behind: str = ""
     """The address of the stage behind, where that is on another host too."""
 

@@ -30,13 +30,6 @@ from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import Messenger
 from inference.engine.stages.messages import JoinStage, MeetStage, StageFailed, StageProgressed
-from inference.engine.stages.model_files import files_digest
-from inference.engine.stages.other_hosts import (
-    dial_stage,
-    expected_links,
-    rows_peer,
-    stage_behind,
-)
 from inference.engine.stages.stage_runner import (
     ALIVE_INTERVAL_S,
     Replies,
@@ -45,7 +38,15 @@ from inference.engine.stages.stage_runner import (
     build_runner,
     open_stage,
 )
-from inference.engine.stages.stage_specs import check_stages, spec_of_stage
+from inference.engine.stages.stage_specs import (
+    check_stages,
+    dial_stage,
+    expected_links,
+    files_digest,
+    rows_peer,
+    spec_of_stage,
+    stage_behind,
+)
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
 from inference.loading.loader import OpenedModel

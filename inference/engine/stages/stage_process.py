@@ -20,9 +20,9 @@ from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.channel import Channel, Connection, as_connection
 from inference.engine.stages.messages import JoinStage, StageFailed, StageProgressed
-from inference.engine.stages.other_hosts import dial_stage
 from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
 from inference.engine.stages.stage_runner import Replies, build_runner, open_stage
+from inference.engine.stages.stage_specs import dial_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
 from inference.loading.sources.pip_child import die_with_parent

@@ -4,7 +4,7 @@
        └─ control ─▶ each of them
 
 Some may be on other hosts, in any order: links are sockets within the host, and ``stage_links`` to
-others (``other_hosts``). A stage that ends, or sends nothing for a while, ends the model. Knows
+others (``stage_specs``). A stage that ends, or sends nothing for a while, ends the model. Knows
 processes, messages and rows; which layers a stage has is ``staged_model``'s business.
 """
 
@@ -24,7 +24,7 @@ import torch
 from inference.engine.children.children import POLL_S, Child, ChildEnd, ChildProcess, Children
 from inference.engine.errors import ChannelClosedError, ChannelError, UnexpectedFrameError
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
-from inference.engine.stages.adapter_frames import message_of_adapter
+from inference.engine.stages.checks import message_of_adapter
 from inference.engine.stages.messages import (
     AdapterAdded,
     Alive,
@@ -54,13 +54,6 @@ from inference.engine.stages.messages import (
     decode_from_stage,
     encode,
 )
-from inference.engine.stages.other_hosts import (
-    StageOfOtherHost,
-    are_narrow,
-    dial_control,
-    dial_stage,
-    rows_peer,
-)
 from inference.engine.stages.row_link import (
     ROWS_IN,
     ROWS_OUT,
@@ -68,6 +61,13 @@ from inference.engine.stages.row_link import (
     Arrival,
     RowLink,
     RowReader,
+)
+from inference.engine.stages.stage_specs import (
+    StageOfOtherHost,
+    are_narrow,
+    dial_control,
+    dial_stage,
+    rows_peer,
 )
 from inference.loading.progress import OnProgress
 from inference.models.adapter import AdapterWeights

@@ -42,7 +42,7 @@ from inference.engine.load.memory_use import (
 )
 from inference.engine.load.sleeper import RestingModels
 from inference.engine.serving.channel import Channel, Connection
-from inference.engine.stages.adapter_frames import adapter_of
+from inference.engine.stages.checks import StorageSize, adapter_of, checked_step
 from inference.engine.stages.messages import (
     AdapterAdded,
     AddAdapter,
@@ -70,9 +70,8 @@ from inference.engine.stages.messages import (
     decode_to_stage,
     encode,
 )
-from inference.engine.stages.other_hosts import are_narrow
 from inference.engine.stages.row_link import UNREAD_ARRIVALS, RowLink, RowReader
-from inference.engine.stages.step_check import StorageSize, checked_step
+from inference.engine.stages.stage_specs import are_narrow
 from inference.garbage import release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model

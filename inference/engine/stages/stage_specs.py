@@ -1,14 +1,37 @@
-"""The load specs of a model's stages, and what a model of several stages cannot do."""
+"""The load specs of a model's stages: what several stages cannot do, which stages are on other
+hosts, and the links that their ends make.
+
+    link                   who dials            who listens
+    control                the engine           each stage of another host
+    rows, to another host  the stage before     the stage behind (``rows``)
+    rows, back from it     the stage behind     the stage before (``rows-back``)
+
+Between two stages of other hosts the stage before dials. Nothing listens on the engine's host.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
+
 import msgspec
 
-from inference.engine.stages.other_hosts import check_links
+from inference.engine.stages.messages import RowsPeer
+from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
-from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import BadSourceError
+from inference.protocol.load import LinkIdentity, LoadSpec, StageSpec
+from inference.protocol.load_errors import BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadProgress
+from inference.stage_links.addresses import address_of
+from inference.stage_links.connection import SecureConnection
+from inference.stage_links.dialling import dial
+from inference.stage_links.errors import StageLinkError
+from inference.stage_links.identities import Purpose
+
+DIAL_TIMEOUT_S = 30.0
+DIGESTED_BYTES = 1 << 20
+"""Read of the beginning of each file, which has its header, and of its end, which has weights."""
 
 
 def check_stages(spec: LoadSpec) -> None:
@@ -70,3 +93,112 @@ def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
         earlier_loads=None,
         kv_memory_bytes=None,
     )
+
+
+class StageOfOtherHost:
+    """``children.children.ChildEnd``: the process of a stage that its own neuron has started."""
+
+    def __init__(self, connection: SecureConnection) -> None:
+        self.connection = connection
+
+    def end_in_words(self) -> str:
+        return "closed its link, or cannot be reached any more"
+
+    def kill(self) -> None:
+        """The end of its control link ends it."""
+        self.connection.close()
+
+
+def stage_behind(spec: LoadSpec, index: int) -> StageSpec:
+    """The stage that gets the rows of the stage ``index``; behind the last one: the first."""
+    return spec.stages[(index + 1) % len(spec.stages)]
+
+
+def are_narrow(spec: LoadSpec, index: int) -> bool:
+    """Whether the rows of the stage ``index`` cross in two bytes a feature: on their way to another
+    host, unless the model's dtype is float32. That asks for what one host answers, to the bit."""
+    is_leaving = spec.stages[index].neuron != stage_behind(spec, index).neuron
+    return is_leaving and spec.dtype != "float32"
+
+
+def expected_links(spec: LoadSpec) -> dict[Purpose, str]:
+    """The links that the stage of ``spec.stage_of`` waits for, each with the certificate of its
+    other end."""
+    assert spec.stage_of is not None
+    index, engine = spec.stage_of.index, spec.stage_of.engine_certificate
+    expected: dict[Purpose, str] = {"control": engine}
+    expected["rows"] = spec.stages[index - 1].certificate or engine
+    if not stage_behind(spec, index).neuron:
+        expected["rows-back"] = engine
+    return expected
+
+
+def check_links(spec: LoadSpec) -> None:
+    """Raises ``BadSourceError`` where the load lacks what a stage of another host is reached by, or
+    names a stage that is none."""
+    stages = spec.stages
+    if stages and stages[0].neuron:
+        raise BadSourceError("the first stage of a model is on its engine's own neuron")
+    if spec.stage_of is not None:
+        index = spec.stage_of.index
+        if not 0 < index < len(stages) or not stages[index].neuron:
+            raise BadSourceError(f"stage {index} of {len(stages)} is not on another neuron")
+    remote = [stage for stage in stages if stage.neuron]
+    if not remote:
+        return
+    if spec.link_identity is None or not all(stage.certificate for stage in remote):
+        raise BadSourceError("a load with stages of other neurons came without its certificates")
+    if spec.stage_of is None and not all(stage.address for stage in remote):
+        raise BadSourceError("a load with stages of other neurons came without their addresses")
+
+
+def rows_peer(spec: LoadSpec, stage: StageSpec) -> RowsPeer | None:
+    """How a process of the engine's host reaches ``stage``; ``None``: it is on this host."""
+    if not stage.neuron:
+        return None
+    assert spec.link_identity is not None, "it was checked"
+    return RowsPeer(
+        address=stage.address, certificate=stage.certificate, identity=spec.link_identity
+    )
+
+
+def dial_stage(peer: RowsPeer, purpose: Purpose) -> SecureConnection:
+    """Raises ``StageUnreachableError``."""
+    return _dial(peer.address, peer.certificate, peer.identity, purpose)
+
+
+def dial_control(spec: LoadSpec, stage: StageSpec) -> SecureConnection:
+    """Raises ``StageUnreachableError``."""
+    assert spec.link_identity is not None, "it was checked"
+    return _dial(stage.address, stage.certificate, spec.link_identity, "control")
+
+
+def _dial(
+    address: str, certificate: str, identity: LinkIdentity, purpose: Purpose
+) -> SecureConnection:
+    try:
+        return dial(address_of(address), identity, certificate, purpose, timeout_s=DIAL_TIMEOUT_S)
+    except (StageLinkError, ValueError, OSError) as error:
+        raise StageUnreachableError(f"a stage of the model at {address}: {error}") from error
+
+
+def files_digest(opened: OpenedModel) -> str:
+    """Whether two hosts have opened the same files of a model: 64 hex digits of the weights' files,
+    in order: their sizes, beginnings and ends. Names do not
+    count: two hosts may have one model at different places."""
+    digest = hashlib.sha256()
+    for path in (*opened.weight_paths, opened.projector):
+        digest.update(b"-" if path is None else _digest_of(path))
+    return digest.hexdigest()
+
+
+def _digest_of(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        num_bytes = file.seek(0, os.SEEK_END)
+        digest.update(num_bytes.to_bytes(8, "little"))
+        file.seek(0)
+        digest.update(file.read(DIGESTED_BYTES))
+        file.seek(max(0, num_bytes - DIGESTED_BYTES))
+        digest.update(file.read(DIGESTED_BYTES))
+    return digest.digest()

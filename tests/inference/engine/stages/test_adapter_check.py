@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from inference.engine.stages.adapter_frames import adapter_of, message_of_adapter
+from inference.engine.stages.checks import adapter_of, message_of_adapter
 from inference.engine.stages.messages import AddAdapter, LowRankArrays
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError

@@ -18,7 +18,7 @@ import pytest
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.serving.channel import Channel
 from inference.engine.stages.messages import BuildStage, MeetStage, encode
-from inference.engine.stages.model_files import files_digest
+from inference.engine.stages.stage_specs import files_digest
 from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (
     EngineFaulted,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.stages import stage_processes, stage_runner
-from inference.engine.stages.other_hosts import are_narrow
+from inference.engine.stages.stage_specs import are_narrow
 from inference.protocol.engine import (
     Awake,
     FellAsleep,

@@ -11,7 +11,7 @@ import torch
 
 from inference.engine.children.step_frames import Array, message_of
 from inference.engine.faults.kinds import StepInputFault
-from inference.engine.stages.step_check import StorageSize, checked_step
+from inference.engine.stages.checks import StorageSize, checked_step
 from inference.models.step_input import StepImages, StepInput
 from inference.models.vision.tower import ImageEmbeddings
 from tests.cases import each_case

@@ -1,8 +1,13 @@
-"""Checks a step's message before a stage computes it. Backends use its indices as they are: one too
-high would read or write memory that is not the stage's. The engine may be another host's. Pure."""
+"""Checks a step's message and an adapter's before a stage computes with them. Pure.
+
+Backends use a step's indices and an adapter's matrices as they are: an index too high would read or
+write memory that is not the stage's, and native code reads matrices without looking at their
+shapes. The engine may be another host's.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.children.step_frames import Step, step_of
+from inference.engine.children.step_frames import Step, array_of, step_of, tensor_of
 from inference.engine.faults.kinds import StepInputFault
+from inference.engine.stages.messages import AddAdapter, LowRankArrays
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsupportedAdapterError
 from inference.models.step_input import Ints, StepImages, StepInput
+
+ADAPTER_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +130,43 @@ def _within(array: npt.NDArray[np.integer[Any]], first: int, last: int, name: st
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise StepInputFault(f"a step of this stage: {otherwise}")
+
+
+def message_of_adapter(number: int, weights: AdapterWeights) -> AddAdapter:
+    """``weights``: by the stage's own names."""
+    modules = {
+        name: LowRankArrays(array_of(one.down), array_of(one.up), one.scale)
+        for name, one in weights.modules.items()
+    }
+    return AddAdapter(number=number, modules=modules)
+
+
+def adapter_of(message: AddAdapter, config: ModelConfig) -> AdapterWeights:
+    """``config``: of the stage's layers. Raises ``UnsupportedAdapterError`` for what no adapter of
+    this stage is."""
+    shapes = adaptable_shapes(config)
+    modules = {}
+    for name, arrays in message.modules.items():
+        if name not in shapes:
+            raise UnsupportedAdapterError(f"{name} is no weight of this stage that adapters change")
+        try:
+            one = LowRank(tensor_of(arrays.down), tensor_of(arrays.up), arrays.scale)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedAdapterError(f"{name}: it cannot be read ({error})") from error
+        _check_low_rank(name, one, shapes[name])
+        modules[name] = one
+    return AdapterWeights(modules)
+
+
+def _check_low_rank(name: str, one: LowRank, shape: tuple[int, int]) -> None:
+    out_features, in_features = shape
+    if not {one.down.dtype, one.up.dtype} <= ADAPTER_DTYPES:
+        raise UnsupportedAdapterError(f"{name}: it is of {one.down.dtype} and {one.up.dtype}")
+    rank = one.down.shape[0] if one.down.ndim else 0
+    if not rank or one.down.shape != (rank, in_features) or one.up.shape != (out_features, rank):
+        raise UnsupportedAdapterError(
+            f"{name}: {tuple(one.down.shape)} and {tuple(one.up.shape)} change no weight of "
+            f"{out_features} x {in_features}"
+        )
+    if not math.isfinite(one.scale):
+        raise UnsupportedAdapterError(f"{name}: its scale is {one.scale}")
