@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.engine.load.load_report import load_warnings
+from inference.engine.load.load_engine import load_warnings
 
 
 def test_a_card_on_a_host_without_a_c_compiler(

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from inference.engine.load.load_report import sampling_warnings
+from inference.engine.load.load_engine import sampling_warnings
 from inference.loading.config.hub_config import parse_config, read_directory_config, with_model_type
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import MetadataValue, read_header
