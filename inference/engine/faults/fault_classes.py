@@ -29,9 +29,7 @@ from inference.models.errors import (
     UnregisteredArchitectureError,
 )
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import (
-    LoadFailure,
-)
+from inference.protocol.load_progress import LoadFailure
 
 log = logging.getLogger(__name__)
 

@@ -36,9 +36,7 @@ from inference.models.adapter import planned_adapter_bytes
 from inference.models.backend import RemoteDevice
 from inference.models.cache.kv_format import cache_layout, kv_bytes_per_block
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_report import (
-    AsleepBytes,
-)
+from inference.protocol.load_report import AsleepBytes
 
 
 def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:

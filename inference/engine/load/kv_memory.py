@@ -27,10 +27,7 @@ from inference.models.cache.kv_format import (
 )
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.stages.layer_range import stage_config
-from inference.protocol.load import (
-    LoadSpec,
-    PrefillSpeed,
-)
+from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.settings.neuron import CPU_KV_SHARE
 
 DEFAULT_CPU_KV_SHARE = 0.15

@@ -44,10 +44,7 @@ from inference.engine.load.drafts import (
 )
 from inference.engine.load.kv_budget import kv_plan, staged_asleep_bytes
 from inference.engine.load.kv_memory import KVPlan
-from inference.engine.load.memory_use import (
-    HostGauge,
-    allocated_bytes,
-)
+from inference.engine.load.memory_use import HostGauge, allocated_bytes
 from inference.engine.load.sleeper import Sleeper, Sleeps, asleep_bytes
 from inference.engine.load.trial import with_memory
 from inference.engine.ranks.lead import check_ranks, with_ranks
@@ -73,16 +70,9 @@ from inference.loading.host import triton_problem
 from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
-from inference.protocol.load import (
-    LoadSpec,
-)
-from inference.protocol.load_progress import (
-    LoadProgress,
-)
-from inference.protocol.load_report import (
-    AsleepBytes,
-    LoadReport,
-)
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadProgress
+from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.settings.neuron import ENGINE_THREADS
 
 

@@ -23,15 +23,10 @@ from typing import Any, Protocol
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.load.memory_use import (
-    anonymous_bytes,
-    cuda_process_bytes,
-)
+from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes
 from inference.engine.load.trial import DeviceTrial
 from inference.garbage import collect_all, release_freed_memory
-from inference.protocol.load_report import (
-    AsleepBytes,
-)
+from inference.protocol.load_report import AsleepBytes
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,7 @@ from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.models.backend import AnyDevice, AnyModel
 from inference.models.step_input import NUM_LONE_STATES
-from inference.protocol.load import (
-    LoadSpec,
-    PrefillSpeed,
-)
+from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.load_report import LoadReport
 
 TRIAL_STEPS = 3

@@ -25,11 +25,7 @@ from inference.engine.children.step_frames import Step, step_of
 from inference.engine.errors import ChannelError
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.load.memory_use import (
-    HostGauge,
-    free_cached,
-    gauge_for,
-)
+from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
 from inference.engine.ranks.messages import (
     Built,
     FollowerMessage,

@@ -28,10 +28,7 @@ from inference.models.parallel.group import (
 )
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_errors import BadSourceError, PartFailedError
-from inference.protocol.load_report import (
-    LoadReport,
-    RankReport,
-)
+from inference.protocol.load_report import LoadReport, RankReport
 
 ENDLESS_S = 24 * 3600.0
 """The timeout of a collective where the operator sets no limit on steps."""

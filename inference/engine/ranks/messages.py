@@ -11,12 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from inference.engine.children.step_frames import Step
-from inference.protocol.load import (
-    LoadSpec,
-)
-from inference.protocol.load_progress import (
-    LoadFailure,
-)
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):

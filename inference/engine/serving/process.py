@@ -66,9 +66,7 @@ from inference.protocol.engine import (
     SubmitSequence,
     Wake,
 )
-from inference.protocol.load import (
-    LoadSpec,
-)
+from inference.protocol.load import LoadSpec
 from inference.settings.neuron import ENGINE_CHECKS
 from inference.settings.storage import DATA_DIR
 

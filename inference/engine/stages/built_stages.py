@@ -38,10 +38,7 @@ from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_pe
 from inference.models.config import ModelConfig
 from inference.models.stages.build import as_first_stage, build_stage
 from inference.models.stages.layer_range import LayerRange, stage_config
-from inference.protocol.load import (
-    LoadSpec,
-    StageSpec,
-)
+from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 
 

@@ -15,19 +15,9 @@ from __future__ import annotations
 import msgspec
 
 from inference.engine.children.step_frames import Array, Step
-from inference.protocol.load import (
-    LinkIdentity,
-    LoadSpec,
-)
-from inference.protocol.load_progress import (
-    LoadFailure,
-    LoadProgress,
-)
-from inference.protocol.load_report import (
-    AsleepBytes,
-    DeviceMemory,
-    StageReport,
-)
+from inference.protocol.load import LinkIdentity, LoadSpec
+from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport
 
 
 class RowsPeer(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,9 +74,7 @@ from inference.models.adapter import AdapterWeights
 from inference.models.errors import UnsupportedAdapterError
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import PartFailedError
-from inference.protocol.load_report import (
-    AsleepBytes,
-)
+from inference.protocol.load_report import AsleepBytes
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import Purpose
 from inference.supervised_threads import SupervisedThread

@@ -34,12 +34,7 @@ from inference.engine.errors import (
 from inference.engine.faults.fault_classes import classify, recover
 from inference.engine.faults.kinds import EngineExit, OutOfMemoryFault, StepFault
 from inference.engine.load.kv_memory import positions_of_part
-from inference.engine.load.memory_use import (
-    HostGauge,
-    allocated_bytes,
-    free_cached,
-    gauge_for,
-)
+from inference.engine.load.memory_use import HostGauge, allocated_bytes, free_cached, gauge_for
 from inference.engine.load.sleeper import RestingModels
 from inference.engine.serving.channel import Channel, Connection
 from inference.engine.stages.checks import StorageSize, adapter_of, checked_step

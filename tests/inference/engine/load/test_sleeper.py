@@ -17,9 +17,7 @@ from inference.engine.load.memory_use import anonymous_bytes
 from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
 from inference.engine.serving.process import Served
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import (
-    LoadSpec,
-)
+from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 

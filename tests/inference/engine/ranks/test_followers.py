@@ -14,9 +14,7 @@ from inference.engine.faults.kinds import DeviceFault
 from inference.engine.ranks.messages import Join
 from inference.engine.ranks.ranked_model import Followers
 from inference.engine.serving.channel import Channel
-from inference.protocol.load import (
-    LoadSpec,
-)
+from inference.protocol.load import LoadSpec
 
 JOINS = [
     Join(

@@ -17,12 +17,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import ModelRunner
 from inference.engine.ranks import follower
-from inference.engine.ranks.messages import (
-    LeaderMessage,
-    StepFailed,
-    decode_leader_message,
-    encode,
-)
+from inference.engine.ranks.messages import LeaderMessage, StepFailed, decode_leader_message, encode
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence

@@ -33,11 +33,7 @@ from inference.protocol.engine import (
     decode_engine_message,
     encode_engine_frame,
 )
-from inference.protocol.load import (
-    KVDtype,
-    LoadSpec,
-    StageSpec,
-)
+from inference.protocol.load import KVDtype, LoadSpec, StageSpec
 from inference.protocol.sampling import Grammar, SamplingParams
 
 pytestmark = pytest.mark.slow

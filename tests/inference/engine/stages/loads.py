@@ -10,10 +10,7 @@ import msgspec
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import (
-    LoadSpec,
-    StageSpec,
-)
+from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.sampling import SamplingParams
 
 PROMPT = [(7 * n) % 90 + 1 for n in range(100)]

@@ -15,12 +15,8 @@ import pytest
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.kinds import EngineExit
 from inference.protocol.engine import EngineFaulted, Loaded, SequenceStep, Shutdown
-from inference.protocol.load import (
-    StageSpec,
-)
-from inference.protocol.load_report import (
-    LoadReport,
-)
+from inference.protocol.load import StageSpec
+from inference.protocol.load_report import LoadReport
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess, started
 from tests.processes import has_ended
 

@@ -10,9 +10,7 @@ from safetensors.torch import load_file
 
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
-from inference.protocol.load import (
-    spec_digest,
-)
+from inference.protocol.load import spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
 from tests.cases import each_case
 from tests.inference.engine.stages.loads import PROMPT, answers, load, spec_of
