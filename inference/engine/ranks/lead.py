@@ -15,7 +15,6 @@ from inference.engine.faults.kinds import DeviceFault
 from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
 from inference.engine.ranks.messages import Built, Join, RankFailed
 from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting
-from inference.engine.serving.watchdog import step_timeout_s
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
 from inference.models.cache.kv_format import KVFormat
@@ -29,6 +28,7 @@ from inference.models.parallel.group import (
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_errors import BadSourceError, PartFailedError
 from inference.protocol.load_report import LoadReport, RankReport
+from inference.settings.neuron import STEP_TIMEOUT_S
 
 ENDLESS_S = 24 * 3600.0
 """The timeout of a collective where the operator sets no limit on steps."""
@@ -40,7 +40,7 @@ def lead_ranks(
     """The model, and in words what computes it. Raises ``LoadError``, and ``DeviceFault`` where a
     rank ends."""
     num_ranks = spec.tensor_parallel
-    timeout_s = step_timeout_s(os.environ) or ENDLESS_S
+    timeout_s = STEP_TIMEOUT_S.read(os.environ) or ENDLESS_S
     torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
     with meeting() as place:
         followers = Followers(

@@ -23,6 +23,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,7 +45,6 @@ from inference.engine.serving.messenger import (
     OutputBatcher,
     logging_ends,
 )
-from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.engine.stages.remote_stage import hold_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
@@ -67,12 +69,19 @@ from inference.protocol.engine import (
     Wake,
 )
 from inference.protocol.load import LoadSpec
-from inference.settings.neuron import ENGINE_CHECKS
+from inference.settings.neuron import ENGINE_CHECKS, STEP_TIMEOUT_S
 from inference.settings.storage import DATA_DIR
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
+FINAL_MESSAGE_TIMEOUT_S = 2.0
+"""How long sending the reason to the neuron may take when the process ends by itself."""
+CHECKS_PER_TIMEOUT = 4
+MAX_CHECK_INTERVAL_S = 1.0
+
 AnyEngine = Engine | EmbeddingEngine
+_ending = threading.Lock()
 
 ASLEEP = EngineStats(
     in_flight=0,
@@ -84,6 +93,42 @@ ASLEEP = EngineStats(
     last_forward_unix_s=None,
 )
 """The figures of a model without an engine."""
+
+
+class StepWatchdog:
+    """Notices a step that does not come back: a collective whose peer is gone, an endless kernel.
+
+    It works while the stuck call has released the interpreter lock, as torch and the native decoder
+    do. Where the lock itself is held nothing runs here any more, and the neuron is the one to
+    notice. Loading is not watched, because a download may take any time. ``on_hang`` is called
+    once, in the watchdog's thread; ``timeout_s`` ``None``: never."""
+
+    def __init__(self, timeout_s: float | None, on_hang: Callable[[HangFault], object]) -> None:
+        self._timeout_s = timeout_s
+        self._on_hang = on_hang
+        self._started_s: float | None = None
+
+    def start(self) -> None:
+        if self._timeout_s is not None:
+            SupervisedThread(partial(self._watch, self._timeout_s), name="step-watchdog").start()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around each step, in the engine's thread."""
+        self._started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._started_s = None
+
+    def _watch(self, timeout_s: float) -> None:
+        interval_s = min(timeout_s / CHECKS_PER_TIMEOUT, MAX_CHECK_INTERVAL_S)
+        while True:
+            time.sleep(interval_s)
+            started_s = self._started_s
+            if started_s is not None and time.monotonic() - started_s > timeout_s:
+                self._on_hang(HangFault(f"a step has not ended after {timeout_s:g} s"))
+                return
 
 
 class Served:
@@ -123,12 +168,6 @@ class Served:
         """Writes the prefix cache to disk."""
         if isinstance(self.engine, Engine):
             self.engine.close()
-
-
-_ending = threading.Lock()
-
-FINAL_MESSAGE_TIMEOUT_S = 2.0
-"""How long sending the reason to the neuron may take when the process ends by itself."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -185,7 +224,7 @@ def _data_dir() -> Path:
 def run(served: Served, messenger: Messenger) -> EngineExit:
     """Serves until the neuron sends ``Shutdown``; does not return from a fault."""
     watchdog = StepWatchdog(
-        step_timeout_s(os.environ), lambda fault: _end_by_fault(fault, messenger)
+        STEP_TIMEOUT_S.read(os.environ) or None, lambda fault: _end_by_fault(fault, messenger)
     )
     watchdog.start()
     try:

@@ -34,7 +34,6 @@ import inference
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.kinds import describe_exit
 from inference.engine.serving.channel import Channel
-from inference.engine.serving.watchdog import step_timeout_s
 from inference.environment import Role, environment_for
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError
@@ -54,7 +53,7 @@ from inference.protocol.engine_logs import (
 )
 from inference.protocol.keys import engine_log_key
 from inference.protocol.load import LoadSpec
-from inference.settings.neuron import ENGINE_COMMAND
+from inference.settings.neuron import ENGINE_COMMAND, STEP_TIMEOUT_S
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ def engine_command(environment: Mapping[str, str]) -> list[str]:
 
 def silence_limit_s(environment: Mapping[str, str]) -> float | None:
     """Seconds that an engine may be silent; ``None``: no limit. Raises ``SettingError``."""
-    timeout_s = step_timeout_s(environment)
+    timeout_s = STEP_TIMEOUT_S.read(environment) or None
     return None if timeout_s is None else timeout_s + MARGIN_S
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
+from inference.engine.serving.process import StepWatchdog
 from inference.protocol.engine import (
     EngineFaulted,
     Idle,
@@ -19,6 +19,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
+from inference.settings.neuron import STEP_TIMEOUT_S
 from tests.cases import each_case
 from tests.inference.engine.faulty_executor import Kind
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess, started
@@ -114,13 +115,13 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
 @each_case(("word", "seconds"), [(None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)])
 def test_the_timeout_is_the_operators(word: str | None, seconds: float | None) -> None:
     environment = {} if word is None else {"HELEXA_STEP_TIMEOUT_S": word}
-    assert step_timeout_s(environment) == seconds
+    assert (STEP_TIMEOUT_S.read(environment) or None) == seconds
 
 
 @each_case("word", ["soon", "-1", "nan", "inf"])
 def test_a_timeout_that_is_none_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
-        step_timeout_s({"HELEXA_STEP_TIMEOUT_S": word})
+        STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word})
 
 
 def test_without_a_timeout_nothing_watches() -> None:
