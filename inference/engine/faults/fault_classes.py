@@ -26,6 +26,7 @@ from inference.loading.sources.disk import is_disk_full
 from inference.models.errors import (
     MissingWeightsError,
     UnfitWeightsError,
+    UnlikeKernelsError,
     UnregisteredArchitectureError,
 )
 from inference.protocol.load_errors import LoadError
@@ -108,6 +109,8 @@ def load_failure(error: BaseException, what: str) -> LoadFailure:
             return LoadFailure(code="does_not_fit", message=str(error))
         case UnregisteredArchitectureError():
             return LoadFailure(code="unknown_architecture", message=str(error))
+        case UnlikeKernelsError():
+            return LoadFailure(code="bad_source", message=str(error))
         case MissingWeightsError() | UnfitWeightsError():
             return LoadFailure(code="bad_file", message=str(error))
         case StepFault():

@@ -23,7 +23,7 @@ import torch
 
 from inference.engine.children.step_frames import Step, step_of
 from inference.engine.errors import ChannelError
-from inference.engine.faults.fault_classes import recover
+from inference.engine.faults.fault_classes import load_failure, recover
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
 from inference.engine.ranks.messages import (
@@ -31,7 +31,6 @@ from inference.engine.ranks.messages import (
     FollowerMessage,
     Join,
     LeaderMessage,
-    Measured,
     NewKV,
     RankFailed,
     RankMemory,
@@ -50,11 +49,10 @@ from inference.logs.setup import configure_logging
 from inference.models.cache.kv_format import cache_bytes
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
-from inference.models.errors import UnlikeKernelsError
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
-from inference.protocol.load_errors import BadSourceError, LoadError
-from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_errors import BadSourceError
+from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -78,17 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(join.num_threads)
     try:
         rank = _build(join, gauge, channel)
-    except LoadError as error:
-        _send(channel, RankFailed(failure=error.failure))
-        return EngineExit.FAILED
-    except UnlikeKernelsError as error:
-        failure = LoadFailure(code="bad_source", message=f"rank {join.rank}: {error}")
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
+        failure = load_failure(error, f"rank {join.rank} of {join.spec.model}")
         _send(channel, RankFailed(failure=failure))
-        return EngineExit.FAILED
-    except Exception as error:
-        log.exception("rank %d could not be built", join.rank)
-        message = f"rank {join.rank}: {type(error).__name__} while loading; the log has the details"
-        _send(channel, RankFailed(failure=LoadFailure(code="engine_crashed", message=message)))
         return EngineExit.FAILED
     forget_secrets(os.environ)
     freeze_heap()
@@ -173,7 +163,7 @@ class Rank:
                 process_bytes=self._gauge.process_bytes,
                 free_bytes=free_memory_bytes(self._model.device),
             )
-            _send(self._channel, Measured(memory=memory))
+            _send(self._channel, memory)
         sizes = wanted.num_blocks, wanted.block_tokens, wanted.num_state_slots
         self._kv = self._model.new_kv(*sizes)
         self._kv_bytes = cache_bytes(self._model.config, self._model.kv_format, *sizes)

@@ -48,14 +48,6 @@ class Regroup(msgspec.Struct, frozen=True, kw_only=True, tag="regroup"):
 LeaderMessage = Join | NewKV | Step | Regroup
 
 
-class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    load_bytes: int
-    """All but keys and values, the largest step's numbers included."""
-    process_bytes: int
-    free_bytes: int
-    """Left on its device."""
-
-
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     device: str
     estimated_bytes: int
@@ -67,10 +59,14 @@ class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     failure: LoadFailure
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     """The reply to the second ``NewKV``: the memory that the steps until then took."""
 
-    memory: RankMemory
+    load_bytes: int
+    """All but keys and values, the largest step's numbers included."""
+    process_bytes: int
+    free_bytes: int
+    """Left on its device."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
@@ -83,7 +79,7 @@ class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
     """The generation of the process group that it has left: how many ``Regroup`` came before."""
 
 
-FollowerMessage = Built | RankFailed | Measured | StepFailed
+FollowerMessage = Built | RankFailed | RankMemory | StepFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_leader_message = msgspec.msgpack.Decoder(LeaderMessage).decode

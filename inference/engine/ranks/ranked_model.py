@@ -32,7 +32,6 @@ from inference.engine.ranks.messages import (
     FollowerMessage,
     Join,
     LeaderMessage,
-    Measured,
     NewKV,
     RankMemory,
     Regroup,
@@ -162,7 +161,7 @@ class RankedModel(PlainBackend):
         self._num_kv += 1
         if self._num_kv == 2:
             messages = self.followers.next_of_each(self._timeout_s)
-            self.memory = [one.memory for one in messages if isinstance(one, Measured)]
+            self.memory = [one for one in messages if isinstance(one, RankMemory)]
         return self._kv
 
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
