@@ -23,9 +23,10 @@ from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.stages.built_stages import BuiltStages, build_stages
+from inference.engine.stages.built_stages import build_stages, later_gauges, stages_in_words
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import spec_of_stage
+from inference.engine.stages.staged_model import StagedModel
 from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
@@ -45,10 +46,6 @@ STEP_S = 0.1
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
     model: AnyModel
-    ranked: RankedModel | None
-    """The same model, where ranks share it."""
-    staged: BuiltStages | None
-    """The same model, where it has several stages."""
     execution: str
     """A sentence for people: which code computes, and why not a faster one."""
     drawer: Drawer
@@ -63,6 +60,16 @@ class BuiltModel:
     predictor: AnyPredictor | None
     num_positions: int | None
     """The most tokens of a text that it was built for, where memory allowed no more."""
+
+    @property
+    def ranked(self) -> RankedModel | None:
+        """The model, where ranks share it."""
+        return self.model if isinstance(self.model, RankedModel) else None
+
+    @property
+    def staged(self) -> StagedModel | None:
+        """The model, where it has several stages."""
+        return self.model if isinstance(self.model, StagedModel) else None
 
     @property
     def draft_block_bytes(self) -> int:
@@ -86,8 +93,9 @@ def build_model(
     ``EngineError``, ``ModelError``."""
     wanted = min(opened.config.max_positions, spec.max_context_tokens or MOST_POSITIONS)
     context_tokens = min(wanted, _most_positions(spec, opened, later_stages))
-    chosen = _choose_model(spec, opened, later_stages, context_tokens, cache_dir / "native")
-    model, execution = chosen.model, chosen.execution
+    model, execution = _choose_model(
+        spec, opened, later_stages, context_tokens, cache_dir / "native"
+    )
     predictor = None
     if opened.config.has_predictor:
         predictor = build_predictor(model, opened.weights)
@@ -110,7 +118,7 @@ def build_model(
     limits = _scheduler_limits(spec, model)
     if draft is not None and drafting is not None:
         run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
-    gauges = () if chosen.staged is None else chosen.staged.later_gauges
+    gauges = later_gauges(model) if isinstance(model, StagedModel) else ()
     trial = try_out(
         spec,
         model,
@@ -135,8 +143,6 @@ def build_model(
         torch.set_num_threads(1)
     return BuiltModel(
         model=model,
-        ranked=chosen.ranked,
-        staged=chosen.staged,
         execution=execution,
         drawer=drawer,
         drawing=drawing,
@@ -161,34 +167,25 @@ def _most_positions(spec: LoadSpec, first: OpenedModel, others: StageProcesses |
     return max(min(found), least)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChosenModel:
-    model: AnyModel
-    execution: str
-    ranked: RankedModel | None = None
-    staged: BuiltStages | None = None
-
-
 def _choose_model(
     spec: LoadSpec,
     opened: OpenedModel,
     later_stages: StageProcesses | None,
     context_tokens: int,
     native_cache_dir: Path,
-) -> _ChosenModel:
-    """The path is certain only now: an unexpected one may lack the KV format."""
+) -> tuple[AnyModel, str]:
+    """The model, and in words what computes it. The path is certain only now: an unexpected one may
+    lack the KV format."""
     kv_format = wanted_kv_format(spec)
     try:
         if opened.shares:
-            ranked, words = lead_ranks(spec, opened, context_tokens, kv_format)
-            return _ChosenModel(ranked, words, ranked=ranked)
+            return lead_ranks(spec, opened, context_tokens, kv_format)
         if later_stages is not None:
             staged = build_stages(spec, opened, later_stages, context_tokens, native_cache_dir)
-            return _ChosenModel(staged.model, staged.in_words, staged=staged)
-        model, words = build_fastest_model(
+            return staged, stages_in_words(staged)
+        return build_fastest_model(
             opened.config, opened.weights, context_tokens, native_cache_dir, kv_format
         )
-        return _ChosenModel(model, words)
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None
     except UnsupportedModuleError as error:

@@ -28,8 +28,9 @@ from inference.engine.load.memory_use import allocated_bytes, free_cached
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
 from inference.engine.load.trial import DeviceTrial, Trial
 from inference.engine.ranks.lead import rank_budget_bytes
-from inference.engine.stages.built_stages import BuiltStages, DevicePart
+from inference.engine.stages.built_stages import DevicePart, device_parts
 from inference.engine.stages.messages import StageMemory
+from inference.engine.stages.staged_model import StagedModel
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes
@@ -117,36 +118,36 @@ class PartPlan:
 
 
 def staged_kv_plan(
-    spec: LoadSpec, built: BuiltStages, trial: Trial, num_positions: int | None
+    spec: LoadSpec, model: StagedModel, trial: Trial, num_positions: int | None
 ) -> KVPlan:
     """``num_positions``: how many the model was built for, where that is fewer than it declares.
     Raises ``DoesNotFitError``, by the device."""
-    parts, plans = list(built.parts()), []
+    parts, plans = list(device_parts(model)), []
     for part, of_part in zip(parts, trial.devices, strict=True):
-        memory = _memory_now(built, part)
+        memory = _memory_now(model, part)
         budget_bytes = _budget_bytes(spec, parts, part, of_part, memory)
         plans.append(_plan_part(spec, part, budget_bytes, trial, num_positions))
     return smallest_plan(plans)
 
 
-def staged_asleep_bytes(built: BuiltStages, trial: Trial) -> AsleepBytes | None:
+def staged_asleep_bytes(model: StagedModel, trial: Trial) -> AsleepBytes | None:
     """What the model will hold of its devices at most while it sleeps, before its KV is there.
     ``None`` with stages on other hosts: no neuron there checks whether its host has room for the
     weights, or would give their device to others meanwhile."""
-    parts = list(built.parts())
+    parts = list(device_parts(model))
     if any(isinstance(part.device, RemoteDevice) for part in parts):
         return None
     return asleep_together(
         [
-            (str(part.device), asleep_bytes(of_part, _memory_now(built, part).held_bytes))
+            (str(part.device), asleep_bytes(of_part, _memory_now(model, part).held_bytes))
             for part, of_part in zip(parts, trial.devices, strict=True)
         ]
     )
 
 
-def _memory_now(built: BuiltStages, part: DevicePart) -> DeviceNow:
+def _memory_now(model: StagedModel, part: DevicePart) -> DeviceNow:
     """Returns the device's memory as the processes of its stages measure it."""
-    processes = built.model.processes
+    processes = model.processes
     measured = [processes.memory(index) for index in part.processes]
     if part.has_head:
         assert isinstance(part.device, torch.device), "the first stage's"

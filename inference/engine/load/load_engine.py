@@ -255,7 +255,7 @@ def _engine_builder(
             prefix_fingerprint=fingerprint,
             prefill_average=prefill_average,
             run_ahead=None if built.ranked is None else False,
-            staged=None if built.staged is None else built.staged.model,
+            staged=built.staged,
             speculator=choose_speculator(spec, config),
             draft_model=None if draft is None else draft.model,
             draft_positions=None if draft is None else draft.num_positions,
@@ -311,8 +311,8 @@ def _asleep_bytes(built: BuiltModel) -> AsleepBytes | None:
 def _sleeper(built: BuiltModel, build: Callable[[], Engine]) -> Sleeper:
     staged, draft = built.staged, built.draft
     if staged is not None:
-        first = staged.model.first
-        others = staged.model.processes
+        first = staged.first
+        others = staged.processes
         own_bytes = built.trial.process_bytes - sum(one.process_bytes for one in others.built)
         return Sleeper([first], build, process_bytes=own_bytes, others=others)
     models: list[Sleeps] = [built.model]

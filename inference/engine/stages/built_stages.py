@@ -28,7 +28,7 @@ from inference.engine.stages.stage_specs import (
     stage_behind,
     stage_progress,
 )
-from inference.engine.stages.staged_model import LaterStage, StagedModel
+from inference.engine.stages.staged_model import StagedModel, StageFacts
 from inference.loading.devices import choose_device, wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
@@ -37,27 +37,9 @@ from inference.models.backend import AnyDevice, RemoteDevice, name_of
 from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_block
 from inference.models.config import ModelConfig
 from inference.models.stages.build import as_first_stage, build_stage
-from inference.models.stages.layer_range import LayerRange, stage_config
+from inference.models.stages.layer_range import stage_config
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
-
-
-@dataclass(frozen=True, slots=True)
-class StageFacts:
-    """One stage, whichever process computes it."""
-
-    spec: StageSpec
-    """The spec with the memory that its neuron promised to others, and its limit there."""
-    layers: LayerRange
-    device: AnyDevice
-    kv_format: KVFormat
-    execution: str
-    """A sentence for people: which code computes it."""
-    weights: str
-    """A sentence for people: how the weights are held."""
-    weight_bytes: int
-    estimated_bytes: int
-    """The bytes without keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +76,34 @@ class StageGauge:
         return self.processes.memory(self.index).used_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltStages:
-    model: StagedModel
-    stages: tuple[StageFacts, ...]
+def stages_in_words(model: StagedModel) -> str:
+    """The stages described for the load report."""
+    parts = (f"layers {one.layers} on {one.device}: {one.execution}" for one in model.stages)
+    return f"{model.num_stages} stages: {'; '.join(parts)}"
 
-    @property
-    def in_words(self) -> str:
-        """The stages described for the load report."""
-        parts = (f"layers {one.layers} on {one.device}: {one.execution}" for one in self.stages)
-        return f"{len(self.stages)} stages: {'; '.join(parts)}"
 
-    @property
-    def later_gauges(self) -> Sequence[tuple[AnyDevice, MemoryGauge]]:
-        """The device and memory gauge of each stage that has a process of its own."""
-        processes = self.model.processes
-        return [
-            (one.device, StageGauge(processes, index)) for index, one in enumerate(self.stages[1:])
-        ]
+def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
+    """The device and memory gauge of each stage that has a process of its own."""
+    return [
+        (one.device, StageGauge(model.processes, index))
+        for index, one in enumerate(model.stages[1:])
+    ]
 
-    def parts(self) -> Iterator[DevicePart]:
-        """One for each device, the first stage's before the others."""
-        for device in dict.fromkeys(one.device for one in self.stages):
-            here = [index for index, one in enumerate(self.stages) if one.device == device]
-            stages = [self.stages[index] for index in here]
-            yield DevicePart(
-                device=device,
-                specs=tuple(one.spec for one in stages),
-                config=stage_config(self.model.config, *(one.layers for one in stages)),
-                kv_format=stages[0].kv_format,
-                weight_bytes=sum(one.weight_bytes for one in stages),
-                has_head=0 in here,
-                processes=tuple(index - 1 for index in here if index),
-            )
+
+def device_parts(model: StagedModel) -> Iterator[DevicePart]:
+    """One for each device, the first stage's before the others."""
+    for device in dict.fromkeys(one.device for one in model.stages):
+        here = [index for index, one in enumerate(model.stages) if one.device == device]
+        stages = [model.stages[index] for index in here]
+        yield DevicePart(
+            device=device,
+            specs=tuple(one.spec for one in stages),
+            config=stage_config(model.config, *(one.layers for one in stages)),
+            kv_format=stages[0].kv_format,
+            weight_bytes=sum(one.weight_bytes for one in stages),
+            has_head=0 in here,
+            processes=tuple(index - 1 for index in here if index),
+        )
 
 
 def build_stages(
@@ -135,7 +112,7 @@ def build_stages(
     processes: StageProcesses,
     context_tokens: int,
     native_cache_dir: Path,
-) -> BuiltStages:
+) -> StagedModel:
     """All stages at once, each in its process. Raises what ``build_stage`` does, and what a load of
     another process raises."""
     processes.begin_build(context_tokens, has_images=first.config.vision is not None)
@@ -155,6 +132,7 @@ def build_stages(
             layers=ranges[0],
             device=stage.device,
             kv_format=stage.kv_format,
+            copies_context=stage.copies_context,
             execution=words,
             weights=first.weights.report(),
             weight_bytes=first.need.weight_bytes,
@@ -174,23 +152,14 @@ def build_stages(
                 layers=layers,
                 device=RemoteDevice(own.neuron, device) if own.neuron else device,
                 kv_format=cast(KVFormat, built.kv_format),
+                copies_context=built.copies_context,
                 execution=built.execution,
                 weights=built.weights,
                 weight_bytes=opened.weight_bytes,
                 estimated_bytes=built.estimated_bytes,
             )
         )
-    later = [
-        LaterStage(
-            config=stage_config(config, one.layers),
-            device=one.device,
-            kv_format=one.kv_format,
-            copies_context=built.copies_context,
-        )
-        for one, built in zip(facts[1:], processes.built, strict=True)
-    ]
-    model = StagedModel(config, as_first_stage(stage), later, ranges, processes)
-    return BuiltStages(model=model, stages=tuple(facts))
+    return StagedModel(config, as_first_stage(stage), facts, processes)
 
 
 @contextmanager
@@ -270,7 +239,7 @@ def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> 
 
 def with_stages(
     report: LoadReport,
-    built: BuiltStages,
+    model: StagedModel,
     trial: Trial,
     plan: KVPlan,
     *,
@@ -279,8 +248,8 @@ def with_stages(
 ) -> LoadReport:
     """``report`` with each stage, and what each device of this host holds of them. ``left_out``: in
     words, what of the files the model does not compute with."""
-    stages = stage_reports(built, plan)
-    memory = _memory_by_device(stages, built, trial)
+    stages = stage_reports(model, plan)
+    memory = _memory_by_device(stages, model, trial)
     own = [memory[device] for device in memory if not isinstance(device, RemoteDevice)]
     beside_bytes = report.actual_bytes - sum(one.actual_bytes for one in memory.values())
     own[0] = msgspec.structs.replace(own[0], actual_bytes=own[0].actual_bytes + beside_bytes)
@@ -288,7 +257,7 @@ def with_stages(
     remote_kv_bytes = sum(stage.kv_bytes for stage in stages if stage.neuron)
     return msgspec.structs.replace(
         report,
-        quantization=_quantization(built, left_out),
+        quantization=_quantization(model, left_out),
         estimated_bytes=report.estimated_bytes + later_bytes - remote_kv_bytes,
         actual_bytes=sum(one.actual_bytes for one in own),
         process_bytes=sum(one.process_bytes for one in own),
@@ -300,27 +269,27 @@ def with_stages(
     )
 
 
-def settle_stages(built: BuiltStages, trial: Trial, plan: KVPlan) -> None:
+def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
     """Reports to each stage of another host what it takes there. What several stages take of one
     device is the first one's of them, so that its neuron counts it once."""
-    stages = stage_reports(built, plan)
-    memory = _memory_by_device(stages, built, trial)
+    stages = stage_reports(model, plan)
+    memory = _memory_by_device(stages, model, trial)
     settled = {}
-    for index, (fact, report) in enumerate(zip(built.stages, stages, strict=True)):
+    for index, (fact, report) in enumerate(zip(model.stages, stages, strict=True)):
         if not isinstance(fact.device, RemoteDevice):
             continue
         nothing = DeviceMemory(device=report.device, actual_bytes=0, process_bytes=0)
         own = memory.pop(fact.device, nothing)
         settled[index] = SettleStage(report=report, memory=own)
-    built.model.processes.settle(settled)
+    model.processes.settle(settled)
 
 
 def _memory_by_device(
-    stages: Sequence[StageReport], built: BuiltStages, trial: Trial
+    stages: Sequence[StageReport], model: StagedModel, trial: Trial
 ) -> dict[AnyDevice, DeviceMemory]:
     """What the stages of each device take of it together, the engine's first."""
     kv_bytes: Counter[AnyDevice] = Counter()
-    for fact, stage in zip(built.stages, stages, strict=True):
+    for fact, stage in zip(model.stages, stages, strict=True):
         kv_bytes[fact.device] += stage.kv_bytes
     return {
         one.device: DeviceMemory(
@@ -332,17 +301,17 @@ def _memory_by_device(
     }
 
 
-def _quantization(built: BuiltStages, left_out: str) -> str:
+def _quantization(model: StagedModel, left_out: str) -> str:
     """Describes each stage's quantization, then what of the files the model does not compute
     with."""
-    words = [f"layers {one.layers}: {one.weights}" for one in built.stages]
+    words = [f"layers {one.layers}: {one.weights}" for one in model.stages]
     return "; ".join(filter(None, [*words, left_out]))
 
 
-def stage_reports(built: BuiltStages, plan: KVPlan) -> list[StageReport]:
+def stage_reports(model: StagedModel, plan: KVPlan) -> list[StageReport]:
     found = []
-    for one in built.stages:
-        config = stage_config(built.model.config, one.layers)
+    for one in model.stages:
+        config = stage_config(model.config, one.layers)
         block_bytes = kv_bytes_per_block(config, DEFAULT_BLOCK_TOKENS, one.kv_format)
         state_bytes = cache_layout(config).state_bytes_per_slot
         found.append(

@@ -34,21 +34,30 @@ from inference.models.backend import AnyDevice, BackendSampler, KVStorage, Plain
 from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
 from inference.models.stages.build import on_card
-from inference.models.stages.layer_range import LayerRange
+from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.stages.stage import AnyFirstStage, adapter_of_stage, step_of_stage
 from inference.models.step_input import StepInput
 from inference.models.to_device import on_device
+from inference.protocol.load import StageSpec
 
 
 @dataclass(frozen=True, slots=True)
-class LaterStage:
-    """Facts about a stage that another process computes."""
+class StageFacts:
+    """One stage, whichever process computes it."""
 
-    config: ModelConfig
-    """The config of its layers."""
+    spec: StageSpec
+    """The spec with the memory that its neuron promised to others, and its limit there."""
+    layers: LayerRange
     device: AnyDevice
     kv_format: KVFormat
     copies_context: bool
+    execution: str
+    """A sentence for people: which code computes it."""
+    weights: str
+    """A sentence for people: how the weights are held."""
+    weight_bytes: int
+    estimated_bytes: int
+    """The bytes without keys and values."""
 
 
 class StagedKV:
@@ -82,16 +91,14 @@ class StagedModel(PlainBackend):
         self,
         config: ModelConfig,
         first: AnyFirstStage,
-        others: list[LaterStage],
-        ranges: list[LayerRange],
+        stages: list[StageFacts],
         processes: StageProcesses,
     ) -> None:
-        """``config``: of the whole model. ``ranges``: of all stages, in order."""
-        assert len(ranges) == 1 + len(others) == 1 + len(processes)
+        """``config``: of the whole model. ``stages``: all, in order."""
+        assert len(stages) == 1 + len(processes)
         self.config = config
         self.first = first
-        self.others = tuple(others)
-        self.ranges = tuple(ranges)
+        self.stages = tuple(stages)
         self.processes = processes
         self.tower = first.tower
         self.has_own_threads = first.has_own_threads
@@ -108,7 +115,7 @@ class StagedModel(PlainBackend):
 
     @property
     def num_stages(self) -> int:
-        return len(self.ranges)
+        return len(self.stages)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,7 +133,7 @@ class StagedModel(PlainBackend):
 
     @property
     def copies_context(self) -> bool:
-        return self.first.copies_context or any(one.copies_context for one in self.others)
+        return any(one.copies_context for one in self.stages)
 
     @property
     def sampler(self) -> BackendSampler | None:
@@ -156,12 +163,13 @@ class StagedModel(PlainBackend):
     ) -> Mapping[AnyDevice, int]:
         sizes = num_blocks, block_tokens, num_state_slots
         found: Counter[AnyDevice] = Counter(self.first.cache_bytes(*sizes))
-        for one in self.others:
-            found[one.device] += cache_bytes(one.config, one.kv_format, *sizes)
+        for one in self.stages[1:]:
+            config = stage_config(self.config, one.layers)
+            found[one.device] += cache_bytes(config, one.kv_format, *sizes)
         return found
 
     def prepare_adapter(self, weights: AdapterWeights) -> StagedAdapter:
-        own, *others = (adapter_of_stage(weights, layers) for layers in self.ranges)
+        own, *others = (adapter_of_stage(weights, one.layers) for one in self.stages)
         parts: list[Any] = [None if own is None else self.first.prepare_adapter(own)]
         for index, part in enumerate(others):
             parts.append(None if part is None else self.processes.add_adapter(index, part))
@@ -176,10 +184,10 @@ class StagedModel(PlainBackend):
     def begin(self, step: StepInput, kv: StagedKV) -> int:
         """The step's number. The first stage has computed it when this returns; the others wait for
         no one. Raises what the first stage raises: then nothing is under way."""
-        last = len(self.ranges) - 1
+        last = len(self.stages) - 1
         steps = [
-            step_of_stage(step, layers, index, is_last=index == last)
-            for index, layers in enumerate(self.ranges)
+            step_of_stage(step, one.layers, index, is_last=index == last)
+            for index, one in enumerate(self.stages)
         ]
         with on_card(self.device):
             hidden = self.first.forward_rows(steps[0], None, kv.first)

@@ -11,7 +11,7 @@ import torch
 
 from inference.engine.faults.kinds import DeviceFault, StepInputFault
 from inference.engine.stages.row_link import Arrival
-from inference.engine.stages.staged_model import LaterStage, StagedModel
+from inference.engine.stages.staged_model import StagedModel
 from inference.models.stages.layer_range import LayerRange
 from inference.models.step_input import StepInput
 from tests.inference.models.parallel.tiny_configs import config_of
@@ -66,9 +66,8 @@ def processes() -> FakeProcesses:
 @pytest.fixture
 def model(processes: FakeProcesses) -> StagedModel:
     config = config_of("llama")
-    ranges = [LayerRange(0, 1), LayerRange(1, 2)]
-    later = LaterStage(config, torch.device("cpu"), "float32", False)  # type: ignore[arg-type]
-    return StagedModel(config, FakeStage(), [later], ranges, processes)  # type: ignore[arg-type]
+    stages = [SimpleNamespace(layers=LayerRange(n, n + 1)) for n in (0, 1)]
+    return StagedModel(config, FakeStage(), stages, processes)  # type: ignore[arg-type]
 
 
 def _rows(number: int, num_rows: int = 2) -> Arrival:
