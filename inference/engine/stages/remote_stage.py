@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,7 +30,6 @@ from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import Messenger
 from inference.engine.stages.messages import JoinStage, MeetStage, StageFailed, StageProgressed
 from inference.engine.stages.stage_runner import (
-    ALIVE_INTERVAL_S,
     Replies,
     RowEnds,
     StageRunner,
@@ -54,9 +52,7 @@ from inference.protocol.engine import (
     LoadFailedMessage,
     LoadProgressed,
     Shutdown,
-    StageAlive,
     StageListening,
-    StageReady,
     StageReleased,
 )
 from inference.protocol.load import LoadSpec
@@ -154,7 +150,6 @@ class _Holder:
         self._replies = Replies(Channel(control), self._end)
         self._links: Future[dict[Purpose, SecureConnection]] = Future()
         self._behind: SecureConnection | None = None
-        self._is_ready = threading.Event()
 
     def load(self, gauge: HostGauge) -> StageRunner | None:
         """``None``: the engine has gone. Raises what a load raises."""
@@ -176,7 +171,7 @@ class _Holder:
             raise UnexpectedFrameError(f"{type(meet).__name__} before the stage was met")
         self._meet(meet, opened)
         return build_runner(
-            join, opened, self._replies, self._row_ends, gauge, on_event=self._note_event
+            join, opened, self._replies, self._row_ends, gauge, on_event=self._messenger.send
         )
 
     def report(self, failure: LoadFailure) -> None:
@@ -223,16 +218,6 @@ class _Holder:
     def _note_progress(self, progress: LoadProgress) -> None:
         self._messenger.send(LoadProgressed(progress=progress))
         self._replies.send(StageProgressed(progress=progress))
-
-    def _note_event(self, event: object) -> None:
-        self._messenger.send(event)  # type: ignore[arg-type]
-        if isinstance(event, StageReady) and not self._is_ready.is_set():
-            self._is_ready.set()
-            SupervisedThread(self._report_alive, name="stage-alive-neuron").start()
-
-    def _report_alive(self) -> None:
-        while not self._replies.is_gone.wait(ALIVE_INTERVAL_S):
-            self._messenger.send(StageAlive())
 
     def _end(self) -> NoReturn:
         """Called by whatever notices that the engine is gone: the main thread may compute."""

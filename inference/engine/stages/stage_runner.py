@@ -73,7 +73,7 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.models.errors import UnsupportedAdapterError, UnsupportedKVError
 from inference.models.stages.build import BuiltStage, build_stage, on_card
-from inference.protocol.engine import Awake, EngineMessage, FellAsleep, StageReady
+from inference.protocol.engine import Awake, EngineMessage, FellAsleep, StageAlive, StageReady
 from inference.protocol.load_errors import BadSourceError
 from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedThread
@@ -148,6 +148,7 @@ class StageRunner:
         self._inbox: queue.SimpleQueue[ToStage | None] = queue.SimpleQueue()
         self._kv: dict[int, tuple[StorageSize, Any]] = {}
         self._adapters: dict[int, Any] = {}
+        self._is_settled = False
 
     @property
     def process_bytes(self) -> int:
@@ -192,6 +193,7 @@ class StageRunner:
                 self._replies.send(answer)
             case SettleStage(report=report, memory=memory):
                 self._on_event(StageReady(report=report, memory=memory))
+                self._is_settled = True
             case _:
                 raise UnexpectedFrameError(f"{type(message).__name__} after the stage was built")
 
@@ -277,6 +279,8 @@ class StageRunner:
     def _report_alive(self) -> None:
         while not self._replies.is_gone.wait(ALIVE_INTERVAL_S):
             self._replies.send(Alive())
+            if self._is_settled:  # its neuron waits for it no more
+                self._on_event(StageAlive())
 
 
 def report_lost_link(replies: Replies, error: ChannelError) -> None:
