@@ -43,17 +43,13 @@ class ChildEnd(Protocol):
     def connection(self) -> socket.socket | Connection: ...
 
     def end_in_words(self) -> str:
-        """How it ended, to be read after its name. May wait for its end."""
+        """How it ended, in words that follow its name. May wait for its end."""
         ...
 
-    def kill(self) -> None:
-        """Ends it, whatever it does."""
-        ...
+    def kill(self) -> None: ...
 
 
 class ChildProcess:
-    """A process that this one starts."""
-
     def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
         """``module`` is run with ``--fd``, ``--parent`` and ``fds``: options whose file descriptors
         it inherits. Raises ``OSError`` where it cannot be started."""
@@ -173,7 +169,6 @@ class Children(Generic[OneChild]):
 
     @property
     def lost(self) -> StepFault | None:
-        """Which child is gone, if one is."""
         with self._lock:
             return self._lost
 
@@ -194,7 +189,7 @@ class Children(Generic[OneChild]):
             on_lost(fault)
 
     def close(self) -> None:
-        """Ends all of them, whatever they do."""
+        """Kills all of them."""
         with self._lock:
             self._is_closed = True
         for child in self.all:

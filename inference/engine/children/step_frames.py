@@ -26,10 +26,9 @@ class ImageArrays(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """``inference.models.step_input.StepInput``, without its adapters."""
+    """A ``StepInput`` without its adapters; ``arrays`` by field."""
 
     arrays: dict[str, Array]
-    """The step's arrays, by field."""
     block_tokens: int
     num_decodes: int
     images: ImageArrays | None = None
@@ -47,11 +46,9 @@ ARRAYS = (
     "state_writes",
     "last_seen",
 )
-"""The arrays of a ``StepInput``."""
 
 
 def message_of(step: StepInput) -> Step:
-    """All but the adapters of ``step``."""
     step = step.with_all_ids()
     return Step(
         arrays={
@@ -66,8 +63,8 @@ def message_of(step: StepInput) -> Step:
 
 
 def step_of(message: Step) -> StepInput:
-    """What it was made of, in the host's memory. Raises ``ValueError``, ``TypeError`` and
-    ``RuntimeError`` for a message that no step was made into."""
+    """The step, in the host's memory. Raises ``ValueError``, ``TypeError`` and ``RuntimeError`` for
+    a message that no step was made into."""
     if not message.arrays.keys() <= set(ARRAYS):
         raise ValueError(f"{sorted(message.arrays)} are not all arrays of a step")
     arrays: dict[str, Any] = {name: _ints(array) for name, array in message.arrays.items()}

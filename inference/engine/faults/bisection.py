@@ -32,9 +32,9 @@ class Outcome(Generic[Part, Result]):
 
     done: list[tuple[Part, Result]] = field(default_factory=list)
     failed: list[tuple[Part, StepFault]] = field(default_factory=list)
-    """Parts of one row that raised, and what they raised."""
+    """Parts of one row that raised, with their fault."""
     faults: list[StepFault] = field(default_factory=list)
-    """What every attempt raised, also those whose parts then ran."""
+    """The fault of every attempt, also of those whose parts then ran."""
 
 
 def isolate_faults(

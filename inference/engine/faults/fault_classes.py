@@ -101,7 +101,7 @@ def _is_collective(error: BaseException, text: str) -> bool:
 
 
 def load_failure(error: BaseException, what: str) -> LoadFailure:
-    """``what`` was loaded, for the log."""
+    """``what`` was being loaded, for the log."""
     match error:
         case LoadError():
             return error.failure
@@ -124,7 +124,7 @@ def load_failure(error: BaseException, what: str) -> LoadFailure:
 
 
 def _unforeseen(error: BaseException) -> LoadFailure:
-    """Whatever was asked for memory and got none: it was free when the load was looked at."""
+    """Out of memory, or of disk: both were free when the load was checked."""
     if issubclass(classify(error, "cpu"), OutOfMemoryFault):
         message = "the device ran out of memory while the model was loaded"
         return LoadFailure(code="does_not_fit", message=message)

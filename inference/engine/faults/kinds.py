@@ -41,7 +41,6 @@ _NAMES = {
 
 
 def describe_exit(code: int) -> str:
-    """The exit in words for people: ``exited with code 70 (device fault)``."""
     name = _NAMES.get(EngineExit(code)) if code in set(EngineExit) else None
     return f"exited with code {code}" + (f" ({name})" if name else "")
 

@@ -54,9 +54,8 @@ class BuiltModel:
     limits: SchedulerLimits
     trial: Trial
     quality: str
-    """A sentence for people: what quantising cost."""
+    """A sentence for people: the loss by quantising."""
     draft: BuiltDraftModel | None
-    """Among what the trial measured."""
     predictor: AnyPredictor | None
     num_positions: int | None
     """The most tokens of a text that it was built for, where memory allowed no more."""
@@ -73,7 +72,7 @@ class BuiltModel:
 
     @property
     def draft_block_bytes(self) -> int:
-        """What keys and values that only drafts need take of each block."""
+        """Bytes of each block for keys and values that only drafts need."""
         if self.predictor is not None:
             return self.predictor.block_bytes(DEFAULT_BLOCK_TOKENS)
         return 0 if self.draft is None else self.draft.block_bytes

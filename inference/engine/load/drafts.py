@@ -58,7 +58,6 @@ def choose_speculator(spec: LoadSpec, config: ModelConfig) -> Speculator | None:
 
 
 def speculation_in_words(spec: LoadSpec, config: ModelConfig, draft_weight_bytes: int = 0) -> str:
-    """Describes speculation for the load report; empty where it is off."""
     if spec.speculation == "off":
         return ""
     if problem := drafts_problem(spec, config):
@@ -93,7 +92,7 @@ class BuiltDraftModel:
 
     @property
     def block_bytes(self) -> int:
-        """What its keys and values take of each of the answering model's blocks."""
+        """Bytes of its keys and values in each of the answering model's blocks."""
         return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
 
 

@@ -63,7 +63,7 @@ def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
 
 
 def _own_adapter_bytes(spec: LoadSpec, built: BuiltModel) -> int:
-    """What all adapter slots take. A model that ranks share has none."""
+    """Bytes of all adapter slots. A model that ranks share has none."""
     if built.ranked is not None:
         return 0
     model = built.model
@@ -71,7 +71,7 @@ def _own_adapter_bytes(spec: LoadSpec, built: BuiltModel) -> int:
 
 
 def _own_budget_bytes(spec: LoadSpec, built: BuiltModel) -> int:
-    """Measured now, less what other models were promised and what this one may not take."""
+    """Measured now, less what other models were promised and within the limit of this one."""
     if spec.kv_memory_bytes is not None:
         return spec.kv_memory_bytes // spec.tensor_parallel
     model, trial = built.model, built.trial
@@ -100,8 +100,6 @@ def _own_budget_bytes(spec: LoadSpec, built: BuiltModel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNow:
-    """The memory of one device once everything is loaded."""
-
     free_bytes: int
     held_bytes: int
     """The bytes that the model holds, as the allocator of a card counts; 0 on a CPU."""
@@ -109,7 +107,7 @@ class DeviceNow:
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """What one device has room for. ``kv`` is ``None`` where its layers have no keys."""
+    """The room on one device. ``kv`` is ``None`` where its layers have no keys."""
 
     kv: KVPlan | None
     states: StatePlan
@@ -131,9 +129,9 @@ def staged_kv_plan(
 
 
 def staged_asleep_bytes(model: StagedModel, trial: Trial) -> AsleepBytes | None:
-    """What the model will hold of its devices at most while it sleeps, before its KV is there.
-    ``None`` with stages on other hosts: no neuron there checks whether its host has room for the
-    weights, or would give their device to others meanwhile."""
+    """Bytes of its devices that the model will hold at most while it sleeps, before its KV is
+    there. ``None`` with stages on other hosts: no neuron there checks whether its host has room for
+    the weights, or would give their device to others meanwhile."""
     parts = list(device_parts(model))
     if any(isinstance(part.device, RemoteDevice) for part in parts):
         return None
@@ -146,7 +144,6 @@ def staged_asleep_bytes(model: StagedModel, trial: Trial) -> AsleepBytes | None:
 
 
 def _memory_now(model: StagedModel, part: DevicePart) -> DeviceNow:
-    """Returns the device's memory as the processes of its stages measure it."""
     processes = model.processes
     measured = [processes.memory(index) for index in part.processes]
     if part.has_head:
@@ -161,7 +158,7 @@ def _memory_now(model: StagedModel, part: DevicePart) -> DeviceNow:
 
 
 def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
-    """What all of ``plans`` have room for; bytes are of all devices together."""
+    """The smallest of ``plans``; bytes are of all devices together."""
     of_blocks = [plan.kv for plan in plans if plan.kv is not None]
     of_states = [plan.states for plan in plans if plan.states.num_slots]
     shortest = min(of_blocks, key=lambda plan: plan.context_tokens)
@@ -247,6 +244,6 @@ def _budget_bytes(
 
 
 def _unit_bytes(part: DevicePart) -> int:
-    """What a block and a state slot take."""
+    """Bytes of a block and a state slot."""
     block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
     return block_bytes + cache_layout(part.config).state_bytes_per_slot

@@ -46,7 +46,7 @@ TABLE_COPIES = 3 * 4
 """Bytes of each rotated feature of a position: cosines, sines, and the native decoder's halves of
 both, float32."""
 GROWTH_BYTES = 4
-"""What each position of a model takes whose queries grow."""
+"""Bytes of each position of a model whose queries grow."""
 KEPT_PER_WEIGHT_BYTE = 2
 """Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
 the more weights, the longer it takes to compute them again."""
@@ -86,7 +86,7 @@ class ContextBounds:
 
     @property
     def unbound_by_kv_tokens(self) -> int:
-        """What KV memory need be found for."""
+        """The context for which KV memory is wanted."""
         wanted = min(self.model_tokens, self.operator_tokens or self.model_tokens)
         return wanted if self.prefill is None else self.prefill.tokens(wanted)
 
@@ -120,15 +120,12 @@ class StatePlan:
     num_slots: int
     state_bytes: int
     max_sequences: int
-    """How many can run at once."""
 
     @property
     def num_snapshots(self) -> int:
-        """The number of snapshots there is room for while all sequences run."""
         return max(0, self.num_slots - 1 - SLOTS_PER_SEQUENCE * self.max_sequences)
 
     def in_words(self) -> str:
-        """Describes the states for the load report; empty without states."""
         if not self.num_slots:
             return ""
         return (
@@ -138,7 +135,7 @@ class StatePlan:
 
 
 def wanted_slots(max_sequences: int) -> int:
-    """The empty state's, and those of all sequences and their snapshots."""
+    """Slots of all sequences and their snapshots, and the empty state."""
     return 1 + (SLOTS_PER_SEQUENCE + SNAPSHOTS_PER_SEQUENCE) * max_sequences
 
 
@@ -180,7 +177,6 @@ class KVPlan:
 
     @property
     def cache_bytes(self) -> int:
-        """What blocks and states take."""
         return self.kv_bytes + self.states.state_bytes
 
 

@@ -77,7 +77,7 @@ from inference.settings.neuron import ENGINE_THREADS
 
 
 def load_warnings(device: torch.device) -> list[str]:
-    """Returns, as text, what this host lacks to run its models as fast as they could."""
+    """Says what this host lacks to run its models as fast as they could."""
     problem = triton_problem() if device.type == "cuda" else None
     return [] if problem is None else [problem]
 
@@ -300,8 +300,8 @@ def _report(
 
 
 def _asleep_bytes(built: BuiltModel) -> AsleepBytes | None:
-    """What it will hold of its devices at most, while it sleeps; ``None``: it does not sleep; see
-    ``staged_asleep_bytes``."""
+    """Bytes of its devices that it will hold at most while it sleeps; ``None``: it does not
+    sleep."""
     trial = built.trial
     if built.staged is not None:
         return staged_asleep_bytes(built.staged, trial)
@@ -323,7 +323,7 @@ def _sleeper(built: BuiltModel, build: Callable[[], Engine]) -> Sleeper:
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
-    """The same without its vision tower, so that the faster text path can run it."""
+    """The model without its vision tower, so that the faster text path can run it."""
     words = "; ".join(filter(None, [opened.left_out, reason]))
     return replace(opened, config=replace(opened.config, vision=None), left_out=words)
 

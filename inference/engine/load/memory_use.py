@@ -30,11 +30,11 @@ RESET_PEAK = "5"
 class MemoryGauge(Protocol):
     @property
     def process_bytes(self) -> int:
-        """What the process took there with nothing loaded."""
+        """Bytes of the process there with nothing loaded."""
         ...
 
     def watch(self) -> None:
-        """The largest steps come now."""
+        """Call it before the largest steps."""
         ...
 
     def used_bytes(self) -> int:
@@ -112,7 +112,7 @@ def free_cached(device: torch.device) -> None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What this process' tensors hold of a card; 0 on a CPU."""
+    """Bytes of this process' tensors on a card; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -122,8 +122,8 @@ def card_uuid(device: torch.device) -> str:
 
 
 def cuda_process_bytes(device: torch.device) -> int:
-    """What this process takes on ``device`` as the driver counts it; 0 where it does not report it
-    (in a container it may know the process by another id)."""
+    """Bytes of this process on ``device`` as the driver counts; 0 where it does not report them (in
+    a container it may know the process by another id)."""
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()

@@ -59,11 +59,12 @@ class RestingModels:
 
     @property
     def problem(self) -> str:
-        """What makes sleeping and waking slower than it could be, in words; empty: nothing."""
+        """Why sleeping and waking is slower than it could be; empty: no reason."""
         return self._away.problem
 
     def fall_asleep(self) -> AsleepBytes:
-        """Raises what a host without memory raises: then the process is of no use any more."""
+        """Raises ``RuntimeError`` and ``MemoryError`` where the host has no memory: then the
+        process is of no use any more."""
         for model in self._models:
             model.sleep()
         collect_all()
@@ -74,7 +75,7 @@ class RestingModels:
         return self._held()
 
     def wake(self) -> None:
-        """Raises what a device without memory raises."""
+        """Raises ``RuntimeError`` where the device has no memory."""
         self._away.restore()
         for model in self._models:
             model.wake()
@@ -93,9 +94,7 @@ class RestingModels:
 class OtherSleepers(Protocol):
     """Processes that have parts of the model."""
 
-    def fall_asleep(self) -> Sequence[tuple[str, AsleepBytes]]:
-        """Returns the device of each, and what it holds."""
-        ...
+    def fall_asleep(self) -> Sequence[tuple[str, AsleepBytes]]: ...
 
     def wake(self) -> None:
         """Raises ``MemoryError`` where a device has no room."""
@@ -136,8 +135,8 @@ class Sleeper:
 
     def fall_asleep(self) -> AsleepBytes:
         """Puts the models to sleep and returns the memory that they still hold. Call it once the
-        last reference to the engine is gone. Raises whatever a host without memory raises: the
-        process is of no use after that."""
+        last reference to the engine is gone. Raises where the host has no memory: the process is of
+        no use after that."""
         started_s = time.monotonic()
         if self._loaded_captures is None:
             self._loaded_captures = self._captures_in_words()
@@ -154,7 +153,7 @@ class Sleeper:
         return held
 
     def wake(self) -> Engine:
-        """Gives an engine as after the load. Raises what a device without memory raises."""
+        """Builds an engine as the load did. Raises where the device has no memory."""
         self._own.wake()
         if self._others is not None:
             self._others.wake()
@@ -193,8 +192,8 @@ def asleep_together(parts: Sequence[tuple[str, AsleepBytes]]) -> AsleepBytes:
 
 
 def asleep_bytes(trial: DeviceTrial, held_bytes: int) -> AsleepBytes:
-    """What a model will hold at most of one of its devices, before its KV is there.
-    ``held_bytes``: what it holds of a card, as the allocator counts."""
+    """The most that a model will hold of one of its devices while it sleeps, before its KV is
+    there. ``held_bytes``: of a card, as the allocator counts."""
     if trial.device.type != "cuda":
         return AsleepBytes(device_bytes=trial.process_bytes + trial.load_bytes)
     return AsleepBytes(device_bytes=trial.process_bytes, host_bytes=held_bytes)
@@ -210,9 +209,8 @@ class AwayWeights:
         self._device = device
         self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
         self._locked: list[torch.Tensor] = []
-        """Those buffers whose pages are locked."""
         self.problem = ""
-        """Why pages are not locked any more, in words; empty where nothing was refused."""
+        """Why pages are not locked any more; empty where nothing was refused."""
 
     @property
     def num_bytes(self) -> int:

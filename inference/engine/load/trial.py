@@ -33,8 +33,6 @@ TRIAL_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrial:
-    """The memory that was taken on one device."""
-
     device: AnyDevice
     load_bytes: int
     """All but KV."""
@@ -46,12 +44,10 @@ class Trial:
     devices: tuple[DeviceTrial, ...]
     """The model's, the one where it samples first."""
     prefill_speed: PrefillSpeed
-    """The speed that was just measured."""
     bound: PrefillBound
 
     @property
     def load_bytes(self) -> int:
-        """The bytes that loading takes on all devices, without KV."""
         return sum(one.load_bytes for one in self.devices)
 
     @property
@@ -111,8 +107,8 @@ def try_out(
 def with_memory(
     report: LoadReport, spec: LoadSpec, opened: OpenedEmbeddingModel, host_gauge: HostGauge
 ) -> LoadReport:
-    """The report with what the load took. An embedding model has run its steps by now, and has no
-    KV."""
+    """The report with the bytes that the load took. An embedding model has run its steps by now,
+    and has no KV."""
     gauge = gauge_for(opened.device, host_gauge)
     earlier = earlier_loads_on(spec, opened.device)
     correction_bytes = earlier.memory_correction_bytes if earlier else 0

@@ -52,11 +52,10 @@ DRAWN = SamplingParams(
 def run_largest_steps(
     model: AnyModel, limits: SchedulerLimits, context_tokens: int, num_parameters: int
 ) -> int:
-    """The most rows that a step holds of prompts and of sequences that decode, a chunk at a
-    context's end, and the widest decode step, for the gauge of the caller to see. On a CPU a model
-    that copies no context takes no more for a deep row than for one that has just begun: there the
-    first of these is all. Returns how many blocks they ran over, which the gauge sees too, beside
-    ``NUM_LONE_STATES`` states."""
+    """Runs the widest step of prompts and of sequences that decode, a chunk at a context's end, and
+    the widest decode step. On a CPU a model that copies no context takes no more for a deep row
+    than for one that has just begun: there the first of these is all. Returns how many blocks they
+    ran over, which the gauge sees too, beside ``NUM_LONE_STATES`` states."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
     num_rows = min(limits.max_running, most_rows // 2)
     num_tokens = min(limits.prefill_tokens_per_step, most_rows - num_rows)

@@ -75,7 +75,7 @@ def lead_ranks(
 
 
 def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
-    """The same model from where it lies now: nothing is downloaded or chosen again."""
+    """The same model from where it lies on this host: nothing is downloaded or chosen again."""
     first, projector = opened.weight_paths[0], opened.projector
     is_gguf = not is_safetensors(first.name)
     gguf_file = NO_PROJECTOR if projector is None else str(projector.absolute())
@@ -107,8 +107,8 @@ def check_ranks(spec: LoadSpec) -> None:
 def rank_budget_bytes(
     model: RankedModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int
 ) -> int:
-    """What each rank may have for keys and values of ``budget_bytes``, which this rank measured. A
-    host's memory is all ranks'; of several cards the fullest decides."""
+    """The share of each rank of ``budget_bytes``, which this rank measured. A host's memory is all
+    ranks'; of several cards the fullest decides."""
     if model.device.type == "cpu":
         return budget_bytes // model.num_ranks
     others = [

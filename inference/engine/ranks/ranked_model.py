@@ -119,7 +119,6 @@ class RankedModel(PlainBackend):
         built: list[Built],
         timeout_s: float,
     ) -> None:
-        """``group`` has been joined."""
         self.config: ModelConfig = model.config
         self.dtype = model.dtype
         self.device = model.device
@@ -127,7 +126,7 @@ class RankedModel(PlainBackend):
         self.tower = model.tower
         self.followers = followers
         self.built = built
-        """What the other ranks have built."""
+        """Of the other ranks."""
         self._model = model
         self._group = group
         self._timeout_s = timeout_s
@@ -140,7 +139,7 @@ class RankedModel(PlainBackend):
         """Whether another rank has reported that it left this one."""
         followers.on_step_failed = self._note_step_failed
         self.memory: list[RankMemory] = []
-        """What the steps over the first storage took on the other ranks; filled by the second
+        """Memory of the other ranks over the steps of the first storage; filled by the second
         one."""
 
     @property
@@ -152,8 +151,7 @@ class RankedModel(PlainBackend):
         return self._model.copies_context
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
-        """Makes new storage of keys and values. Only the newest can be stepped: the others have
-        given theirs back."""
+        """Only the newest storage can be stepped: the other ranks have freed theirs."""
         self.followers.send(
             NewKV(num_blocks=num_blocks, block_tokens=block_tokens, num_state_slots=num_state_slots)
         )
@@ -165,7 +163,6 @@ class RankedModel(PlainBackend):
         return self._kv
 
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
-        """Raises ``UnsupportedAdapterError``."""
         raise UnsupportedAdapterError("a model that several devices share takes no adapters")
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:

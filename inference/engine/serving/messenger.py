@@ -65,7 +65,6 @@ class OutputBatcher:
             self.flush(now_s)
 
     def flush(self, now_s: float) -> None:
-        """Sends the held outputs as one message with the newest stats, if there are any."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -78,12 +77,11 @@ class OutputBatcher:
         return now_s - self._last_sent_s >= STATS_INTERVAL_S
 
     def record_sent(self, now_s: float) -> None:
-        """Records that another message was just sent."""
         self._last_sent_s = now_s
 
 
 def _is_waited_for(output: object) -> bool:
-    """Whether it is more than one of many tokens: the first of its sequence, or an end."""
+    """Whether it is the first token of its sequence, or an end."""
     if not isinstance(output, SequenceStep):
         return True
     return output.num_cached_tokens is not None or output.finish_reason is not None
@@ -136,8 +134,8 @@ def _end(_error: BaseException) -> None:
 
 
 def logging_ends(send: Callable[[EngineMessage], None]) -> Callable[[StepOutputs], None]:
-    """``send``, which logs what has ended first, and adds to its timing what the engine holds of
-    the device then."""
+    """Wraps ``send``: logs the ends of sequences first, and adds the bytes held on the device to
+    their timing."""
 
     def log_and_send(outputs: StepOutputs) -> None:
         if any(map(_has_ended, outputs.outputs)):

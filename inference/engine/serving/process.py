@@ -114,7 +114,6 @@ class StepWatchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around each step, in the engine's thread."""
         self._started_s = time.monotonic()
         try:
             yield
@@ -156,7 +155,7 @@ class Served:
         return FellAsleep(held=self._sleeper.fall_asleep())
 
     def wake(self) -> Awake:
-        """One that is awake stays as it is."""
+        """Does nothing where it is awake."""
         started_s, capture_problem = time.monotonic(), ""
         if self.engine is None:
             assert self._sleeper is not None, "it fell asleep"
@@ -165,7 +164,6 @@ class Served:
         return Awake(seconds=time.monotonic() - started_s, capture_problem=capture_problem)
 
     def close(self) -> None:
-        """Writes the prefix cache to disk."""
         if isinstance(self.engine, Engine):
             self.engine.close()
 

@@ -44,15 +44,12 @@ from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """All stages of one device."""
-
     device: AnyDevice
     specs: tuple[StageSpec, ...]
     config: ModelConfig
     """The config of the device's layers together."""
     kv_format: KVFormat
     weight_bytes: int
-    """The bytes of its weights, as estimated from the files."""
     has_head: bool
     processes: tuple[int, ...]
     """Indices of those that have processes of their own, among those that do."""
@@ -77,13 +74,11 @@ class StageGauge:
 
 
 def stages_in_words(model: StagedModel) -> str:
-    """The stages described for the load report."""
     parts = (f"layers {one.layers} on {one.device}: {one.execution}" for one in model.stages)
     return f"{model.num_stages} stages: {'; '.join(parts)}"
 
 
 def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
-    """The device and memory gauge of each stage that has a process of its own."""
     return [
         (one.device, StageGauge(model.processes, index))
         for index, one in enumerate(model.stages[1:])
@@ -226,7 +221,7 @@ def divide_threads(num_threads: int, spec: LoadSpec) -> Sequence[int]:
 
 
 def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:
-    """What the stages before need of the device of ``spec``."""
+    """Bytes that the stages before need of the device of ``spec``."""
     device = choose_device(spec)
     taken_bytes = first.need.required_bytes if first.weights.device == device else 0
     here = zip(spec.stages[1:], others.opened, strict=False)  # as many as are open
@@ -287,7 +282,7 @@ def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
 def _memory_by_device(
     stages: Sequence[StageReport], model: StagedModel, trial: Trial
 ) -> dict[AnyDevice, DeviceMemory]:
-    """What the stages of each device take of it together, the engine's first."""
+    """Memory of each device that its stages take together, the engine's first."""
     kv_bytes: Counter[AnyDevice] = Counter()
     for fact, stage in zip(model.stages, stages, strict=True):
         kv_bytes[fact.device] += stage.kv_bytes
@@ -302,8 +297,7 @@ def _memory_by_device(
 
 
 def _quantization(model: StagedModel, left_out: str) -> str:
-    """Describes each stage's quantization, then what of the files the model does not compute
-    with."""
+    """Each stage's quantization, and the weights that the model does not compute with."""
     words = [f"layers {one.layers}: {one.weights}" for one in model.stages]
     return "; ".join(filter(None, [*words, left_out]))
 

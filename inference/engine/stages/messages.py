@@ -47,8 +47,6 @@ class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
 
 
 class MeetStage(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
-    """The first frame to a stage of another host."""
-
     files_digest: str
     """The digest of the first stage's files: the stage's is to be the same (``files_digest``)."""
     address_behind: str = ""
@@ -58,12 +56,10 @@ class MeetStage(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
 class BuildStage(msgspec.Struct, frozen=True, kw_only=True, tag="build"):
     context_tokens: int
     has_images: bool
-    """Whether the first stage is given any."""
 
 
 class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="new_kv"):
     number: int
-    """The number of this storage of keys, values and states."""
     num_blocks: int
     block_tokens: int
     num_state_slots: int
@@ -82,7 +78,6 @@ class LowRankArrays(msgspec.Struct, frozen=True, array_like=True):
 class AddAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="add_adapter"):
     number: int
     modules: dict[str, LowRankArrays]
-    """The adapter's arrays, by the stage's own names of modules."""
 
 
 class DropAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter"):
@@ -100,7 +95,7 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class WatchMemory(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """The largest steps come now."""
+    """Sent before the largest steps."""
 
 
 class MeasureMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
@@ -116,8 +111,8 @@ class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
 
 
 class SettleStage(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
-    """The model is loaded: what the stage turned out to take, for its neuron. To stages of other
-    hosts alone."""
+    """Memory that the stage turned out to take, for its neuron, once the model is loaded. Sent to
+    stages of other hosts alone."""
 
     report: StageReport
     memory: DeviceMemory
@@ -156,7 +151,7 @@ class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """The bytes that the device must have, with a short context's keys and values."""
     weight_bytes: int
     num_positions: int
-    """How many tokens of a text its memory can serve."""
+    """Tokens of a text that its memory can serve."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
     """The bytes that its ``StageSpec`` has; a stage of another host has those of its own neuron."""
@@ -176,11 +171,10 @@ class StageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
     used_bytes: int
-    """The most since ``WatchMemory``, keys and values included."""
+    """The peak since ``WatchMemory``, keys and values included."""
     held_bytes: int
-    """The bytes that it holds of that now, as the device's allocator counts; 0 on a CPU."""
+    """Bytes of that which it holds now, as the device's allocator counts; 0 on a CPU."""
     free_bytes: int
-    """The bytes of the device that are free now."""
 
 
 class StageAsleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
@@ -200,11 +194,10 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"
 class AdapterAdded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="adapter"):
     number: int
     refusal: str = ""
-    """Why the stage cannot have it, for its client; empty: it has."""
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
-    """Whatever the stage computes, its process runs."""
+    """Sent every second, whatever the stage computes."""
 
 
 class LinkLost(msgspec.Struct, frozen=True, kw_only=True, tag="link_lost"):

@@ -131,8 +131,6 @@ def listen(spec: LoadSpec, environment: Mapping[str, str]) -> tuple[LinkListener
 
 
 class _Holder:
-    """One stage, from its control link on."""
-
     def __init__(
         self,
         spec: LoadSpec,
@@ -152,7 +150,7 @@ class _Holder:
         self._behind: SecureConnection | None = None
 
     def load(self, gauge: HostGauge) -> StageRunner | None:
-        """``None``: the engine has gone. Raises what a load raises."""
+        """``None``: the engine has gone. Raises what ``open_stage`` and ``build_runner`` do."""
         SupervisedThread(self._accept, name="stage-links", restarts=False).start()
         join = JoinStage(
             spec=spec_of_stage(self._spec, self._index),
@@ -175,7 +173,6 @@ class _Holder:
         )
 
     def report(self, failure: LoadFailure) -> None:
-        """Sends the engine what its neuron was sent."""
         self._replies.send(StageFailed(failure=failure))
 
     def _num_threads(self) -> int:
@@ -200,7 +197,6 @@ class _Holder:
             self._behind = dial_stage(peer, "rows")
 
     def _row_ends(self) -> RowEnds:
-        """Raises ``StageUnreachableError``."""
         try:
             links = self._links.result(LINKS_TIMEOUT_S)
         except (LinkTimeoutError, OSError) as error:  # TimeoutError among them
@@ -220,7 +216,8 @@ class _Holder:
         self._replies.send(StageProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
-        """Called by whatever notices that the engine is gone: the main thread may compute."""
+        """Called by the thread that notices that the engine is gone: the main thread may
+        compute."""
         os._exit(_release(self._messenger, "its engine has gone"))
 
 

@@ -43,7 +43,6 @@ JOINED_BYTES = 1 << 16
 @dataclass(frozen=True, slots=True)
 class Arrival:
     number: int
-    """The step's number, as the sender counts."""
     rows: torch.Tensor | None
     """(num_rows, features) in the host's memory; ``None``: there is a fault instead."""
     fault: StepFault | None = None
@@ -130,7 +129,6 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(rows: torch.Tensor) -> memoryview:
-    """The numbers of a tensor in the host's memory, in place."""
     return rows.flatten().view(torch.uint8).numpy().data
 
 

@@ -74,14 +74,12 @@ def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
 
 
 def _rows_before(join: JoinStage, rows: Mapping[str, socket.socket]) -> Connection:
-    """Raises ``StageUnreachableError``."""
     if join.before is not None:
         return dial_stage(join.before, "rows-back")
     return as_connection(rows[ROWS_IN])
 
 
 def _rows_behind(join: JoinStage, rows: Mapping[str, socket.socket]) -> Connection:
-    """Raises ``StageUnreachableError``."""
     if join.behind is not None:
         return dial_stage(join.behind, "rows")
     return as_connection(rows[ROWS_OUT])

@@ -96,8 +96,6 @@ Reply = TypeVar("Reply", bound=FromStage)
 
 
 class StageProcess(Child[FromStage]):
-    """The engine's end of one stage's process."""
-
     def ask(self, message: ToStage, kind: type[Reply]) -> Reply:
         """Raises ``DeviceFault`` where the stage is gone, ``MemoryError`` where its device has no
         room."""
@@ -223,7 +221,6 @@ class StageProcesses(Children[StageProcess]):
         ]
 
     def settle(self, stages: Mapping[int, SettleStage]) -> None:
-        """Reports to stages of other hosts, by index, what they take."""
         for index, report in stages.items():
             self._by_index[index].send(encode(report))
 

@@ -85,7 +85,7 @@ LOST_LINK_S = 1.0
 """How long the engine has to see by itself that a stage is gone, and how it ended."""
 
 OnEvent = Callable[[EngineMessage], object]
-"""Takes what a stage of another host reports to its own neuron."""
+"""Reports of a stage of another host to its own neuron."""
 RowEnds = tuple[Connection, Connection]
 """The ends that the stage's rows come from and go to."""
 
@@ -94,7 +94,7 @@ class Replies:
     """The control connection. Any thread may send."""
 
     def __init__(self, channel: Channel, on_gone: Callable[[], object]) -> None:
-        """``on_gone`` is called by whatever notices that the engine is gone."""
+        """``on_gone`` is called by the thread that notices that the engine is gone."""
         self._channel = channel
         self._on_gone = on_gone
         self._sending = threading.Lock()
@@ -123,8 +123,6 @@ class Replies:
 
 
 class StageRunner:
-    """Runs what the engine sends, in its order, over a built stage."""
-
     def __init__(
         self,
         stage: BuiltStage,
@@ -136,7 +134,6 @@ class StageRunner:
         num_positions: int,
         on_event: OnEvent,
     ) -> None:
-        """``num_positions``: that the stage was built for."""
         self._stage = stage
         self._num_positions = num_positions
         self._on_event = on_event
@@ -155,7 +152,6 @@ class StageRunner:
         return self._gauge.process_bytes
 
     def run(self) -> None:
-        """Runs the stage until the engine is gone."""
         for target, name in ((self._read, "stage-control"), (self._report_alive, "stage-alive")):
             SupervisedThread(
                 target, name=name, restarts=False, on_broken=lambda _: os._exit(EngineExit.FAILED)
@@ -284,8 +280,8 @@ class StageRunner:
 
 
 def report_lost_link(replies: Replies, error: ChannelError) -> None:
-    """Waits, then reports: of two stages that are left without each other, the engine would notice
-    neither."""
+    """Waits before reporting: the engine may see by itself that a stage is gone, and how it ended.
+    Of two stages that lost each other, it would notice neither."""
     log.info("a link of rows has ended: %s", error)
     if not replies.is_gone.wait(LOST_LINK_S):
         replies.send(LinkLost(message=str(error)))

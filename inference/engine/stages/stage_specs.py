@@ -153,7 +153,8 @@ def check_links(spec: LoadSpec) -> None:
 
 
 def rows_peer(spec: LoadSpec, stage: StageSpec) -> RowsPeer | None:
-    """How a process of the engine's host reaches ``stage``; ``None``: it is on this host."""
+    """How a process of the engine's host reaches ``stage``; ``None``: over a socket, on this
+    host."""
     if not stage.neuron:
         return None
     assert spec.link_identity is not None, "it was checked"

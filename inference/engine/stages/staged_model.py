@@ -43,8 +43,6 @@ from inference.protocol.load import StageSpec
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """One stage, whichever process computes it."""
-
     spec: StageSpec
     """The spec with the memory that its neuron promised to others, and its limit there."""
     layers: LayerRange
@@ -123,7 +121,6 @@ class StagedModel(PlainBackend):
 
     @property
     def device(self) -> torch.device:
-        """The device of logits and sampled tokens."""
         return self.first.device
 
     @property
@@ -182,8 +179,8 @@ class StagedModel(PlainBackend):
         return self.finish(self.begin(step, kv))
 
     def begin(self, step: StepInput, kv: StagedKV) -> int:
-        """The step's number. The first stage has computed it when this returns; the others wait for
-        no one. Raises what the first stage raises: then nothing is under way."""
+        """Returns the step's number. The first stage has computed it then; the others wait for no
+        one. Raises the error of the first stage: then nothing is under way."""
         last = len(self.stages) - 1
         steps = [
             step_of_stage(step, one.layers, index, is_last=index == last)
@@ -244,8 +241,8 @@ class StagedModel(PlainBackend):
         return found
 
     def _is_expected(self, arrival: Arrival) -> bool:
-        """Whether a step of the newest storage waits for it. Raises ``DeviceFault`` for what the
-        last stage was not asked for, of which there might be any number."""
+        """Whether a step of the newest storage waits for it. Raises ``DeviceFault`` for steps that
+        are not under way, of which there might be any number."""
         num_rows = self._num_rows.pop(arrival.number, None)
         if num_rows is None:
             if 0 < arrival.number < self._first_number:
@@ -268,7 +265,7 @@ def _num_last_rows(step: StepInput) -> int:
 class BegunStep:
     number: int
     owners: list[Sequence]
-    """Whose each row of its logits is."""
+    """The sequence of each row of the logits."""
 
 
 class StagedExecutor:
