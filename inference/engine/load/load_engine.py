@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,7 @@ from inference.engine.stages.built_stages import (
     later_stages,
     open_later,
     settle_stages,
+    weights_in_words,
     with_stages,
 )
 from inference.engine.stages.stage_processes import StageProcesses
@@ -74,70 +74,6 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress
 from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.settings.neuron import ENGINE_THREADS
-
-
-def load_warnings(device: torch.device) -> list[str]:
-    """Says what this host lacks to run its models as fast as they could."""
-    problem = triton_problem() if device.type == "cuda" else None
-    return [] if problem is None else [problem]
-
-
-def sampling_warnings(unused_defaults: Sequence[str]) -> list[str]:
-    return [
-        f"the model's files recommend {default}, and no sampler here computes that: answers are "
-        "sampled without it"
-        for default in unused_defaults
-    ]
-
-
-def load_report(
-    opened: OpenedModel,
-    built: BuiltModel,
-    plan: KVPlan,
-    load_seconds: float,
-    grammar_problem: str | None,
-) -> LoadReport:
-    config, trial = opened.config, built.trial
-    draft = built.draft
-    estimated_bytes = opened.estimated_load_bytes
-    estimated_bytes += 0 if draft is None else draft.estimated_load_bytes
-    beside_bytes = plan.cache_bytes + plan.adapter_bytes + config.kept_rows_bytes
-    return LoadReport(
-        architecture=config.architecture,
-        device=str(built.model.device),
-        dtype=str(built.model.dtype).removeprefix("torch."),
-        num_parameters=opened.num_parameters,
-        weight_bytes=opened.weight_bytes + (0 if draft is None else draft.weight_bytes),
-        kv_bytes=plan.cache_bytes,
-        num_kv_blocks=plan.num_blocks,
-        kv_block_tokens=DEFAULT_BLOCK_TOKENS,
-        kv_dtype=built.model.kv_format,
-        context_tokens=plan.context_tokens,
-        vocab_size=config.vocab_size,
-        quantization="; ".join(filter(None, [opened.weights.report(), opened.left_out])),
-        quality=built.quality,
-        compiled=", ".join(
-            filter(None, [built.execution, built.model.capture_in_words, built.drawing])
-        ),
-        load_seconds=load_seconds,
-        tokenizer_dir=str(opened.tokenizer_dir),
-        eos_token_ids=list(config.eos_token_ids),
-        generation_defaults=dict(config.generation_defaults),
-        grammar_problem=grammar_problem,
-        warnings=[
-            *load_warnings(built.model.device),
-            *tokenizer_warnings(opened.tokenizer_dir),
-            *sampling_warnings(config.unused_defaults),
-        ],
-        vision=vision_input(config),
-        context_reason=plan.context_reason,
-        prefill_speed=trial.prefill_speed,
-        estimated_bytes=estimated_bytes + beside_bytes,
-        actual_bytes=trial.load_bytes + beside_bytes,
-        adapter_bytes=plan.adapter_bytes,
-        process_bytes=trial.process_bytes,
-        memory_correction_bytes=opened.need.correction_bytes + trial.load_bytes - estimated_bytes,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +145,17 @@ def _load(
         plan = kv_plan(spec, opened, built)
         # Before there are blocks: they hold nothing while the model sleeps.
         sleeping = _asleep_bytes(built)
-        build = _engine_builder(spec, opened, built, plan, grammars, data_dir, processor)
-        build = partial(build, on_progress=on_progress, check_when_idle=check_when_idle)
+        build = _engine_builder(
+            spec,
+            opened,
+            built,
+            plan,
+            grammars,
+            data_dir,
+            processor,
+            on_progress,
+            check_when_idle=check_when_idle,
+        )
         engine = build(first_concurrencies(built.model))
         seconds = time.monotonic() - started_s
         report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
@@ -229,7 +174,10 @@ def _engine_builder(
     grammars: GrammarCompiler,
     data_dir: Path,
     processor: ImageProcessor | None,
-) -> Callable[..., Engine]:
+    on_progress: OnProgress,
+    *,
+    check_when_idle: bool,
+) -> Callable[[Sequence[int]], Engine]:
     """Builds the engine, after the load and after each sleep. It holds the models and nothing of
     the files."""
     draft, config = built.draft, opened.config
@@ -237,9 +185,7 @@ def _engine_builder(
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
     prefill_average = PrefillAverage(built.trial.bound.speed)
 
-    def build(
-        concurrencies: Sequence[int], on_progress: OnProgress, check_when_idle: bool
-    ) -> Engine:
+    def build(concurrencies: Sequence[int]) -> Engine:
         engine = build_engine(
             built.model,
             context_tokens=plan.context_tokens,
@@ -269,36 +215,6 @@ def _engine_builder(
     return build
 
 
-def _report(
-    spec: LoadSpec,
-    opened: OpenedModel,
-    built: BuiltModel,
-    plan: KVPlan,
-    seconds: float,
-    grammar_problem: str | None,
-) -> LoadReport:
-    draft, config = built.draft, opened.config
-    report = load_report(opened, built, plan, seconds, grammar_problem)
-    if built.ranked is not None:
-        report = with_ranks(report, built.ranked, plan.cache_bytes)
-    if built.staged is not None:
-        settle_stages(built.staged, built.trial, plan)
-        report = with_stages(
-            report,
-            built.staged,
-            built.trial,
-            plan,
-            left_out=opened.left_out,
-            predicted_tokens_per_s=spec.predicted_tokens_per_s,
-        )
-    draft_weight_bytes = 0 if draft is None else draft.weight_bytes
-    return msgspec.structs.replace(
-        report,
-        speculation=speculation_in_words(spec, config, draft_weight_bytes),
-        takes_predictions=choose_speculator(spec, config) is not None,
-    )
-
-
 def _asleep_bytes(built: BuiltModel) -> AsleepBytes | None:
     """Bytes of its devices that it will hold at most while it sleeps; ``None``: it does not
     sleep."""
@@ -326,6 +242,82 @@ def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
     """The model without its vision tower, so that the faster text path can run it."""
     words = "; ".join(filter(None, [opened.left_out, reason]))
     return replace(opened, config=replace(opened.config, vision=None), left_out=words)
+
+
+def load_warnings(device: torch.device) -> list[str]:
+    """Says what this host lacks to run its models as fast as they could."""
+    problem = triton_problem() if device.type == "cuda" else None
+    return [] if problem is None else [problem]
+
+
+def sampling_warnings(unused_defaults: Sequence[str]) -> list[str]:
+    return [
+        f"the model's files recommend {default}, and no sampler here computes that: answers are "
+        "sampled without it"
+        for default in unused_defaults
+    ]
+
+
+def _report(
+    spec: LoadSpec,
+    opened: OpenedModel,
+    built: BuiltModel,
+    plan: KVPlan,
+    load_seconds: float,
+    grammar_problem: str | None,
+) -> LoadReport:
+    config, trial, staged = opened.config, built.trial, built.staged
+    estimated_bytes, draft_weight_bytes = opened.estimated_load_bytes, 0
+    if built.draft is not None:
+        estimated_bytes += built.draft.estimated_load_bytes
+        draft_weight_bytes = built.draft.weight_bytes
+    weights = [opened.weights.report()] if staged is None else weights_in_words(staged)
+    beside_bytes = plan.cache_bytes + plan.adapter_bytes + config.kept_rows_bytes
+    report = LoadReport(
+        architecture=config.architecture,
+        device=str(built.model.device),
+        dtype=str(built.model.dtype).removeprefix("torch."),
+        num_parameters=opened.num_parameters,
+        weight_bytes=opened.weight_bytes + draft_weight_bytes,
+        kv_bytes=plan.cache_bytes,
+        num_kv_blocks=plan.num_blocks,
+        kv_block_tokens=DEFAULT_BLOCK_TOKENS,
+        kv_dtype=built.model.kv_format,
+        context_tokens=plan.context_tokens,
+        vocab_size=config.vocab_size,
+        quantization="; ".join(filter(None, [*weights, opened.left_out])),
+        quality=built.quality,
+        compiled=", ".join(
+            filter(None, [built.execution, built.model.capture_in_words, built.drawing])
+        ),
+        load_seconds=load_seconds,
+        tokenizer_dir=str(opened.tokenizer_dir),
+        eos_token_ids=list(config.eos_token_ids),
+        generation_defaults=dict(config.generation_defaults),
+        grammar_problem=grammar_problem,
+        warnings=[
+            *load_warnings(built.model.device),
+            *tokenizer_warnings(opened.tokenizer_dir),
+            *sampling_warnings(config.unused_defaults),
+        ],
+        vision=vision_input(config),
+        context_reason=plan.context_reason,
+        prefill_speed=trial.prefill_speed,
+        estimated_bytes=estimated_bytes + beside_bytes,
+        actual_bytes=trial.load_bytes + beside_bytes,
+        adapter_bytes=plan.adapter_bytes,
+        process_bytes=trial.process_bytes,
+        memory_correction_bytes=opened.need.correction_bytes + trial.load_bytes - estimated_bytes,
+        speculation=speculation_in_words(spec, config, draft_weight_bytes),
+        takes_predictions=choose_speculator(spec, config) is not None,
+        predicted_tokens_per_s=None if staged is None else spec.predicted_tokens_per_s,
+    )
+    if built.ranked is not None:
+        return with_ranks(report, built.ranked, plan.cache_bytes)
+    if staged is not None:
+        settle_stages(staged, trial, plan)
+        return with_stages(report, staged, trial, plan)
+    return report
 
 
 def configure_threads() -> int:

@@ -78,6 +78,10 @@ def stages_in_words(model: StagedModel) -> str:
     return f"{model.num_stages} stages: {'; '.join(parts)}"
 
 
+def weights_in_words(model: StagedModel) -> list[str]:
+    return [f"layers {one.layers}: {one.weights}" for one in model.stages]
+
+
 def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
     return [
         (one.device, StageGauge(model.processes, index))
@@ -237,12 +241,8 @@ def with_stages(
     model: StagedModel,
     trial: Trial,
     plan: KVPlan,
-    *,
-    left_out: str,
-    predicted_tokens_per_s: float | None,
 ) -> LoadReport:
-    """``report`` with each stage, and what each device of this host holds of them. ``left_out``: in
-    words, what of the files the model does not compute with."""
+    """``report`` with each stage, and what each device of this host holds of them."""
     stages = stage_reports(model, plan)
     memory = _memory_by_device(stages, model, trial)
     own = [memory[device] for device in memory if not isinstance(device, RemoteDevice)]
@@ -252,13 +252,11 @@ def with_stages(
     remote_kv_bytes = sum(stage.kv_bytes for stage in stages if stage.neuron)
     return msgspec.structs.replace(
         report,
-        quantization=_quantization(model, left_out),
         estimated_bytes=report.estimated_bytes + later_bytes - remote_kv_bytes,
         actual_bytes=sum(one.actual_bytes for one in own),
         process_bytes=sum(one.process_bytes for one in own),
         stages=stages,
         stage_memory=own,
-        predicted_tokens_per_s=predicted_tokens_per_s,
         device=", ".join(one.device for one in own),
         memory_correction_bytes=0,
     )
@@ -294,12 +292,6 @@ def _memory_by_device(
         )
         for one in trial.devices
     }
-
-
-def _quantization(model: StagedModel, left_out: str) -> str:
-    """Each stage's quantization, and the weights that the model does not compute with."""
-    words = [f"layers {one.layers}: {one.weights}" for one in model.stages]
-    return "; ".join(filter(None, [*words, left_out]))
 
 
 def stage_reports(model: StagedModel, plan: KVPlan) -> list[StageReport]:

@@ -72,22 +72,16 @@ class RowLink:
             rows = narrowed(rows)
         data = _bytes_of(rows.detach().cpu().contiguous())
         header = HEADER.pack(number, KINDS[rows.dtype], rows.shape[0], rows.shape[1])
-        try:
-            if len(data) <= JOINED_BYTES:
-                self._connection.sendall(header + data)
-            else:
-                self._connection.sendall(header)
-                self._connection.sendall(data)
-        except OSError as error:
-            raise ChannelClosedError(f"the other end of the rows is gone: {error}") from error
+        if len(data) <= JOINED_BYTES:
+            self._send(header + data)
+        else:
+            self._send(header)
+            self._send(data)
 
     def send_fault(self, number: int, fault: StepFault) -> None:
         """Sends a fault in place of the step's rows. Raises ``ChannelClosedError``."""
         text = f"{type(fault).__name__}\n{fault}".encode()[:MOST_FAULT_BYTES]
-        try:
-            self._connection.sendall(HEADER.pack(number, FAULT, len(text), 0) + text)
-        except OSError as error:
-            raise ChannelClosedError(f"the other end of the rows is gone: {error}") from error
+        self._send(HEADER.pack(number, FAULT, len(text), 0) + text)
 
     def receive(self) -> Arrival:
         """The next step's. Blocks. Raises ``ChannelClosedError``, and ``BadRowsError`` for what no
@@ -109,6 +103,12 @@ class RowLink:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _send(self, data: bytes | memoryview) -> None:
+        try:
+            self._connection.sendall(data)
+        except OSError as error:
+            raise ChannelClosedError(f"the other end of the rows is gone: {error}") from error
 
     def _fault(self, num_bytes: int) -> StepFault:
         if num_bytes > MOST_FAULT_BYTES:
@@ -141,11 +141,11 @@ class RowReader:
         name: str,
         on_end: Callable[[ChannelError], object],
         *,
-        max_arrivals: int = 0,
+        max_arrivals: int = UNREAD_ARRIVALS,
     ) -> None:
         """``on_end`` is called in that thread, once, when the link can be read no more.
         ``max_arrivals``: while so many wait for ``next``, no more are read, and then their sender
-        waits; 0: all are read."""
+        waits."""
         self._link = link
         self._on_end = on_end
         self._arrived: queue.Queue[Arrival | None] = queue.Queue(max_arrivals)

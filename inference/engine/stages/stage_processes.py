@@ -57,7 +57,6 @@ from inference.engine.stages.messages import (
 from inference.engine.stages.row_link import (
     ROWS_IN,
     ROWS_OUT,
-    UNREAD_ARRIVALS,
     Arrival,
     RowLink,
     RowReader,
@@ -175,12 +174,8 @@ class StageProcesses(Children[StageProcess]):
         )
         is_narrow = are_narrow(self._spec, 0)
         self._first_link = RowLink(write, num_features, is_narrow=is_narrow)
-        self._arrivals = RowReader(
-            RowLink(read, num_features),
-            "rows-of-stages",
-            self._note_rows_end,
-            max_arrivals=UNREAD_ARRIVALS,
-        )
+        incoming = RowLink(read, num_features)
+        self._arrivals = RowReader(incoming, "rows-of-stages", self._note_rows_end)
 
     def _add(self, index: int, end: ChildEnd) -> None:
         stages = self._spec.stages

@@ -65,7 +65,7 @@ from inference.engine.stages.messages import (
     decode_to_stage,
     encode,
 )
-from inference.engine.stages.row_link import UNREAD_ARRIVALS, RowLink, RowReader
+from inference.engine.stages.row_link import RowLink, RowReader
 from inference.engine.stages.stage_specs import are_narrow
 from inference.garbage import release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
@@ -338,12 +338,8 @@ def build_runner(
         torch.set_num_threads(1)
     num_features = opened.config.hidden_size
     rows_in, rows_out = row_ends()
-    reader = RowReader(
-        RowLink(rows_in, num_features),
-        "stage-rows",
-        partial(report_lost_link, replies),
-        max_arrivals=UNREAD_ARRIVALS,
-    )
+    incoming = RowLink(rows_in, num_features)
+    reader = RowReader(incoming, "stage-rows", partial(report_lost_link, replies))
     runner = StageRunner(
         stage,
         replies,
