@@ -10,9 +10,11 @@ processes; no tensors.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +27,8 @@ import msgspec
 from inference.engine.errors import ChannelClosedError, ChannelError
 from inference.engine.faults.kinds import DeviceFault, StepFault, describe_exit
 from inference.engine.serving.channel import Channel, Connection
+from inference.loading.sources.pip_child import die_with_parent
+from inference.logs.setup import configure_logging
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -150,6 +154,21 @@ def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Pop
         pass_fds=[fd for _, fd in fds],
         stdin=subprocess.DEVNULL,
     )
+
+
+def begin_child(module: str, arguments: list[str] | None, *sockets: str) -> argparse.Namespace:
+    """The first call in a process that ``ChildProcess`` starts. Returns its options: ``fd``, and
+    ``sockets``, which it may have."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
+    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
+    for name in sockets:
+        parser.add_argument(name, type=int, help="inherited socket to a process beside this one")
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    configure_logging("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
+    return options
 
 
 OneChild = TypeVar("OneChild", bound=Child[Any])

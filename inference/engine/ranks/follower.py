@@ -10,17 +10,16 @@ It schedules and samples nothing: its logits are thrown away, its part of every 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 from pathlib import Path
 
 import torch
 
+from inference.engine.children.children import begin_child
 from inference.engine.children.step_frames import Step, step_of
 from inference.engine.errors import ChannelError
 from inference.engine.faults.fault_classes import load_failure, recover
@@ -44,8 +43,6 @@ from inference.environment import forget_secrets
 from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.sources.pip_child import die_with_parent
-from inference.logs.setup import configure_logging
 from inference.models.cache.kv_format import cache_bytes
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
@@ -59,13 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m inference.engine.ranks.follower")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
-    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
-    options = parser.parse_args(arguments)
-    die_with_parent(options.parent)
-    configure_logging("engine")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
+    options = begin_child("inference.engine.ranks.follower", arguments)
     channel = Channel(socket.socket(fileno=options.fd))
     try:
         join = decode_leader_message(channel.receive())

@@ -11,8 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -112,23 +111,19 @@ def chosen_devices(
 
 
 def lone_model(spec: LoadSpec, folder: Path) -> AnyModel:
-    with opened_model(spec, folder) as opened:
+    with closing(opened_model(spec, folder)) as opened:
         return build_model(opened.config, opened.weights, opened.config.max_positions)
 
 
 def ranked_model(spec: LoadSpec, folder: Path) -> RankedModel:
-    with opened_model(spec, folder) as opened:
+    with closing(opened_model(spec, folder)) as opened:
         return lead_ranks(spec, opened, opened.config.max_positions, None)[0]
 
 
-@contextmanager
-def opened_model(spec: LoadSpec, folder: Path) -> Iterator[OpenedModel]:
+def opened_model(spec: LoadSpec, folder: Path) -> OpenedModel:
     opened = open_model(spec, folder / "cache", lambda progress: None)
     assert isinstance(opened, OpenedModel)
-    try:
-        yield opened
-    finally:
-        opened.close()
+    return opened
 
 
 @torch.inference_mode()

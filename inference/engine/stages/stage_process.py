@@ -6,15 +6,14 @@ control's end of file ─▶ os._exit: no stage outlives its engine
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
 
 import torch
 
+from inference.engine.children.children import begin_child
 from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge
@@ -25,21 +24,11 @@ from inference.engine.stages.stage_runner import Replies, build_runner, open_sta
 from inference.engine.stages.stage_specs import dial_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
-from inference.loading.sources.pip_child import die_with_parent
-from inference.logs.setup import configure_logging
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m inference.engine.stages.stage_process")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
-    parser.add_argument(ROWS_IN, type=int, help="from the stage before, where it is on this host")
-    parser.add_argument(ROWS_OUT, type=int, help="to the stage behind, where it is on this host")
-    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
-    options = parser.parse_args(arguments)
-    die_with_parent(options.parent)
-    configure_logging("engine")
+    options = begin_child("inference.engine.stages.stage_process", arguments, ROWS_IN, ROWS_OUT)
     forget_secrets(os.environ)  # the files are on this host already
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
     fds = {ROWS_IN: options.rows_in, ROWS_OUT: options.rows_out}
     rows = {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
     # At once: the main thread may be computing, or waiting for rows.
