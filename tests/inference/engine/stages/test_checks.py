@@ -1,20 +1,27 @@
-"""A step that came from another host indexes nothing but the stage's own storage."""
+"""A stage computes with no step and no adapter that would reach beyond its memory: native code
+reads them as they are, and the engine may be another host's."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from inference.engine.children.step_frames import Array, message_of
 from inference.engine.faults.kinds import StepInputFault
-from inference.engine.stages.checks import StorageSize, checked_step
+from inference.engine.stages.checks import StorageSize, adapter_of, checked_step, message_of_adapter
+from inference.engine.stages.messages import AddAdapter, LowRankArrays
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
+from inference.models.errors import UnsupportedAdapterError
+from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.step_input import StepImages, StepInput
 from inference.models.vision.tower import ImageEmbeddings
 from tests.cases import each_case
+from tests.inference.models.parallel.tiny_configs import config_of
 
 SIZE = StorageSize(num_blocks=6, block_tokens=16, num_state_slots=4)
 NUM_POSITIONS = 64
@@ -176,3 +183,58 @@ def test_arrays_of_other_names_are_refused(names: dict[str, Array] | None) -> No
     changed = type(message)(arrays=arrays, block_tokens=16, num_decodes=1)
     with pytest.raises(StepInputFault):
         checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)
+
+
+CONFIG = stage_config(config_of("llama"), LayerRange(1, 2))
+NAME = "model.layers.0.self_attn.v_proj"
+OUT, IN = adaptable_shapes(CONFIG)[NAME]
+RANK = 3
+
+
+def message(down: torch.Tensor, up: torch.Tensor, scale: float = 2.0) -> AddAdapter:
+    return message_of_adapter(7, AdapterWeights({NAME: LowRank(down, up, scale)}))
+
+
+GOOD = message(torch.ones(RANK, IN), torch.ones(OUT, RANK, dtype=torch.bfloat16))
+
+
+def changed(**changes: object) -> AddAdapter:
+    arrays = msgspec.structs.replace(GOOD.modules[NAME], **changes)
+    return msgspec.structs.replace(GOOD, modules={NAME: arrays})
+
+
+def test_an_adapter_crosses_byte_for_byte() -> None:
+    one = adapter_of(GOOD, CONFIG).modules[NAME]
+    assert torch.equal(one.down, torch.ones(RANK, IN)) and one.up.dtype is torch.bfloat16
+    assert (one.up.shape, one.scale) == ((OUT, RANK), 2.0)
+
+
+@each_case(
+    "lie",
+    [
+        message(torch.ones(RANK, IN + 1), torch.ones(OUT, RANK)),
+        message(torch.ones(RANK, IN), torch.ones(OUT - 1, RANK)),
+        message(torch.ones(RANK, IN), torch.ones(OUT, RANK + 1)),
+        message(torch.ones(0, IN), torch.ones(OUT, 0)),
+        message(torch.ones(RANK * IN), torch.ones(OUT, RANK)),
+        message(torch.tensor(1.0), torch.ones(OUT, RANK)),
+        message(torch.ones(RANK, IN, dtype=torch.int32), torch.ones(OUT, RANK)),
+        message(torch.ones(RANK, IN), torch.ones(OUT, RANK), scale=float("nan")),
+        changed(down=msgspec.structs.replace(GOOD.modules[NAME].down, dtype="nothing")),
+        changed(down=msgspec.structs.replace(GOOD.modules[NAME].down, shape=(RANK, IN * 1000))),
+    ],
+    ids=[
+        *("wider", "fewer outputs", "another rank", "no rank", "flat", "a number", "integers"),
+        *("no scale", "no dtype", "more than its bytes"),
+    ],
+)
+def test_what_would_be_read_past_its_end_is_refused(lie: AddAdapter) -> None:
+    with pytest.raises(UnsupportedAdapterError, match=NAME):
+        adapter_of(lie, CONFIG)
+
+
+@each_case("name", ["model.layers.1.self_attn.v_proj", "lm_head", "model.embed_tokens", ""])
+def test_weights_that_are_not_the_stages_are_refused(name: str) -> None:
+    arrays: LowRankArrays = GOOD.modules[NAME]
+    with pytest.raises(UnsupportedAdapterError, match="no weight of this stage"):
+        adapter_of(AddAdapter(number=1, modules={name: arrays}), CONFIG)

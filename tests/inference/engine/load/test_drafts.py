@@ -1,21 +1,26 @@
-"""A model that is loaded with another one to make its drafts."""
+"""Which drafts a model is loaded with, a model that makes them among them, and how its report
+describes them."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from inference.engine.engine import Engine
+from inference.engine.load.drafts import choose_speculator, speculation_in_words
 from inference.engine.load.load_engine import LoadedEngine, load_engine
+from inference.engine.speculation.speculator import LookupSpeculator
 from inference.loading.draft_check import check_shared_vocabulary
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.load.test_kv_memory import HYBRID
 
 
 def spec_of(model_dir: Path, draft_dir: Path | None = None, **settings: object) -> LoadSpec:
@@ -98,3 +103,65 @@ def test_its_spec_is_the_models_but_for_the_files(tiny_model_dir: Path) -> None:
     assert drafting.file == NO_PROJECTOR, "it reads no images"
     assert draft_spec(spec_of(tiny_model_dir)) is None
     assert spec_digest(spec) != spec_digest(spec_of(tiny_model_dir, tiny_model_dir))
+
+
+def named_spec(**settings: object) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source="path:/m", **settings)  # type: ignore[arg-type]
+
+
+def test_no_drafts_by_default() -> None:
+    plain = replace(HYBRID, mixers=None)
+    assert choose_speculator(named_spec(), plain) is None
+    assert speculation_in_words(named_spec(), plain) == ""
+
+
+def test_recurrent_layers_have_them_too() -> None:
+    spec = named_spec(speculation="prompt_lookup")
+    assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
+    assert "up to 8" in speculation_in_words(spec, HYBRID)
+
+
+def test_automatic_speculation_names_its_origins() -> None:
+    spec = named_spec(speculation="auto")
+    assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
+    assert speculation_in_words(spec, replace(HYBRID, has_predictor=True)) == (
+        "auto: prompt lookup or multi-token prediction, whichever pays, up to 8 tokens a step"
+    )
+    alone = speculation_in_words(spec, HYBRID)
+    assert alone.startswith("auto: prompt lookup where it pays, up to 8 tokens a step; the model's")
+    divided = speculation_in_words(named_spec(speculation="auto", tensor_parallel=2), HYBRID)
+    assert divided.endswith("a divided model has no multi-token prediction")
+
+
+def test_a_sliding_window_has_no_draft_model_and_the_report_names_the_reason() -> None:
+    windowed = replace(HYBRID, mixers=None, sliding_window=32)
+    spec = named_spec(speculation="draft_model", draft_model="path:/d")
+    assert "none: " in speculation_in_words(spec, windowed)
+    assert "window" in speculation_in_words(spec, windowed)
+    assert "path:/d" in speculation_in_words(spec, replace(HYBRID, mixers=None))
+
+
+def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Path) -> None:
+    spec = LoadSpec(
+        job_id="1",
+        model="m",
+        source=f"path:{tiny_model_dir}",
+        devices=["cpu"],
+        kv_memory_bytes=4_000_000,
+        speculation="prompt_lookup",
+        max_draft_tokens=4,
+    )
+    loaded = load_engine(spec, data_dir, lambda progress: None)
+    assert loaded.report.speculation == "prompt lookup, up to 4 tokens a step"
+    engine = loaded.engine
+    assert isinstance(engine.scheduler.speculator, LookupSpeculator)  # type: ignore[union-attr]
+    few_words = dict.fromkeys((5, 6, 7), 100.0)
+    params = SamplingParams(max_tokens=30, temperature=0.0, logit_bias=few_words)
+    engine.submit(SubmitSequence(sequence_id="a", token_ids=[1, 2, 3], params=params))
+    num_tokens = 0
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            num_tokens += len(output.token_ids)
+    assert num_tokens == 30
+    assert engine.stats().num_drafted_tokens > 0
