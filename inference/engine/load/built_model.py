@@ -15,8 +15,7 @@ from inference.engine.load.drafts import BuiltDraftModel, build_draft_model
 from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
-from inference.engine.load.trial import TRIAL_STEPS, Trial, try_out
-from inference.engine.load.trial_steps import run_largest_steps
+from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
 from inference.engine.ranks.lead import lead_ranks
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer

@@ -27,6 +27,7 @@ from inference.engine.stages.stage_specs import (
     spec_of_stage,
     stage_behind,
     stage_progress,
+    threads_of_stage,
 )
 from inference.engine.stages.staged_model import StagedModel, StageFacts
 from inference.loading.devices import choose_device, wanted_kv_format
@@ -187,8 +188,8 @@ def open_later(
     ``DeviceFault``."""
     if processes is None:
         return
-    threads_of = divide_threads(torch.get_num_threads(), spec)
-    torch.set_num_threads(threads_of[0])
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(threads_of_stage(num_threads, spec, 0))
     processes.start(first.config.hidden_size)
     digest = files_digest(first) if any(stage.neuron for stage in spec.stages) else ""
     for stage in range(1, len(spec.stages)):
@@ -209,19 +210,11 @@ def open_later(
             stage=stage,
             cache_dir=str(first.cache_dir),
             native_cache_dir=str(native_cache_dir),
-            num_threads=threads_of[stage],
+            num_threads=threads_of_stage(num_threads, spec, stage),
             before=rows_peer(spec, spec.stages[stage - 1]),
             behind=rows_peer(spec, stage_behind(spec, stage)),
         )
         processes.open(join, report)
-
-
-def divide_threads(num_threads: int, spec: LoadSpec) -> Sequence[int]:
-    """Returns the number of threads of each stage. Stages on this host's processors share the
-    threads, since they work at the same time."""
-    on_cpu = [stage.device == "cpu" and not stage.neuron for stage in spec.stages]
-    each = max(1, num_threads // max(1, sum(on_cpu)))
-    return [each if is_cpu else num_threads for is_cpu in on_cpu]
 
 
 def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:

@@ -44,6 +44,7 @@ from inference.engine.stages.stage_specs import (
     rows_peer,
     spec_of_stage,
     stage_behind,
+    threads_of_stage,
 )
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
@@ -157,7 +158,7 @@ class _Holder:
             stage=self._index,
             cache_dir=str(self._data_dir / "models"),
             native_cache_dir=str(self._data_dir / "cache" / "native"),
-            num_threads=self._num_threads(),
+            num_threads=threads_of_stage(configure_threads(), self._spec, self._index),
         )
         torch.set_num_threads(join.num_threads)
         opened = open_stage(join, self._note_progress)
@@ -174,13 +175,6 @@ class _Holder:
 
     def report(self, failure: LoadFailure) -> None:
         self._replies.send(StageFailed(failure=failure))
-
-    def _num_threads(self) -> int:
-        """Stages of one neuron's processors share its threads, since they work at the same time."""
-        own = self._spec.stages[self._index]
-        here = [one for one in self._spec.stages if one.neuron == own.neuron]
-        num_here = sum(one.device == "cpu" for one in here)
-        return max(1, configure_threads() // (max(1, num_here) if own.device == "cpu" else 1))
 
     def _meet(self, meet: MeetStage, opened: OpenedModel) -> None:
         if meet.files_digest != files_digest(opened):

@@ -78,6 +78,15 @@ def stage_progress(spec: LoadSpec, stage: int, on_progress: OnProgress) -> OnPro
     return report
 
 
+def threads_of_stage(num_threads: int, spec: LoadSpec, stage: int) -> int:
+    """Stages on one host's processors share its threads, since they work at the same time."""
+    own = spec.stages[stage]
+    if own.device != "cpu":
+        return num_threads
+    num_here = sum(one.device == "cpu" and one.neuron == own.neuron for one in spec.stages)
+    return max(1, num_threads // num_here)
+
+
 def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
     """``spec`` as of the one device that the stage is on; itself, without stages. What earlier
     loads took of one device stands for no part of the model, and what keys and values may take is

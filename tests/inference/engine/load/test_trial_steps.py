@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.load.trial import measure_prefill, run_largest_steps
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel, PlainBackend
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token

@@ -12,7 +12,7 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.engine.load.trial_steps import run_largest_image
+from inference.engine.load.trial import run_largest_image
 from inference.loading import image_processor
 from inference.models.vision.tower import VisionTower
 from inference.models.vision_config import KEPT_ROWS_BYTES

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from inference.engine.load import trial_steps
+from inference.engine.load import trial
 from inference.models.vision.towers import SiglipTower
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.test_image_files import vision_of
@@ -58,12 +58,12 @@ def test_a_trial_may_run_a_part_of_an_image(
     """A part of the tower, on a CPU: a whole one takes too long."""
     model = tiny_hybrid.on_torch(GEMMA3.save(tmp_path / "model"), tmp_path)
     assert model.tower is not None
-    operations = 20 * trial_steps.block_weights(model.tower.config)
-    monkeypatch.setattr(trial_steps, "LARGEST_TRIAL_OPERATIONS", operations)
+    operations = 20 * trial.block_weights(model.tower.config)
+    monkeypatch.setattr(trial, "LARGEST_TRIAL_OPERATIONS", operations)
     with patch.object(
         SiglipTower, "__call__", autospec=True, side_effect=SiglipTower.__call__
     ) as spy:
-        trial_steps.run_largest_image(model)
+        trial.run_largest_image(model)
     ((_, patches, grid),) = (call.args for call in spy.call_args_list)
     assert grid == (1, 4, 4) and len(patches) == 16
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.engine.load import trial_steps
+from inference.engine.load import trial
 from inference.loading.config.hub_config import parse_config
 from inference.models.families.tower import with_pixels
 from inference.protocol.images import image_layout
@@ -47,7 +47,7 @@ def test_a_trial_runs_one_tile(
     monkeypatch.setattr(
         type(model.tower), "__call__", lambda self, patches, grid: grids.append(grid)
     )
-    trial_steps.run_largest_image(model)
+    trial.run_largest_image(model)
     assert grids == [(1, SIDE, SIDE)]
 
 
