@@ -75,6 +75,10 @@ def classify(error: BaseException, device_type: str) -> type[StepFault]:
     return StepInputFault
 
 
+def is_out_of_memory(error: BaseException, device_type: str) -> bool:
+    return issubclass(classify(error, device_type), OutOfMemoryFault)
+
+
 def recover(error: Exception, device_type: str) -> StepFault:
     """The fault that ``error`` is; after it, what the failed attempt held is free again."""
     fault = classify(error, device_type)(str(error))
@@ -125,7 +129,7 @@ def load_failure(error: BaseException, what: str) -> LoadFailure:
 
 def _unforeseen(error: BaseException) -> LoadFailure:
     """Out of memory, or of disk: both were free when the load was checked."""
-    if issubclass(classify(error, "cpu"), OutOfMemoryFault):
+    if is_out_of_memory(error, "cpu"):
         message = "the device ran out of memory while the model was loaded"
         return LoadFailure(code="does_not_fit", message=message)
     if is_disk_full(error):

@@ -20,7 +20,7 @@ from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError, DoesNotFitError, WarmupError
-from inference.engine.faults.fault_classes import classify
+from inference.engine.faults.fault_classes import is_out_of_memory
 from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.kv_memory import wanted_slots
@@ -234,7 +234,7 @@ class AdapterLoader:
         except (LoadError, UnsupportedAdapterError) as error:
             raise AdapterError(str(error)) from error
         except (MemoryError, RuntimeError) as error:
-            if issubclass(classify(error, self._model.device.type), OutOfMemoryFault):
+            if is_out_of_memory(error, self._model.device.type):
                 raise AdapterError("the device has no memory left for it") from error
             raise
         return LoadedAdapter(prepared, opened.fingerprint)

@@ -31,8 +31,8 @@ from inference.engine.errors import (
     ChannelError,
     UnexpectedFrameError,
 )
-from inference.engine.faults.fault_classes import classify, recover
-from inference.engine.faults.kinds import EngineExit, OutOfMemoryFault, StepFault
+from inference.engine.faults.fault_classes import is_out_of_memory, recover
+from inference.engine.faults.kinds import EngineExit, StepFault
 from inference.engine.load.kv_memory import positions_of_part
 from inference.engine.load.memory_use import HostGauge, allocated_bytes, free_cached, gauge_for
 from inference.engine.load.sleeper import RestingModels
@@ -245,7 +245,7 @@ class StageRunner:
         except UnsupportedAdapterError as error:
             refusal = str(error)
         except (MemoryError, RuntimeError) as error:
-            if not issubclass(classify(error, self._stage.device.type), OutOfMemoryFault):
+            if not is_out_of_memory(error, self._stage.device.type):
                 raise
             refusal = f"{self._stage.device} has no memory left for it"
         self._replies.send(AdapterAdded(number=message.number, refusal=refusal))
@@ -254,7 +254,7 @@ class StageRunner:
         try:
             action()
         except (MemoryError, RuntimeError) as error:
-            if not issubclass(classify(error, self._stage.device.type), OutOfMemoryFault):
+            if not is_out_of_memory(error, self._stage.device.type):
                 raise
             return OutOfMemory(message=f"{self._stage.device}: {error}")
         return Done()

@@ -21,7 +21,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case
-from tests.inference.engine.load.test_trial_steps import TimedModel
+from tests.inference.engine.load.test_trial import TimedModel
 
 VOCAB_SIZE = 3000
 NUM_ROWS = 11
