@@ -99,13 +99,6 @@ def _own_budget_bytes(spec: LoadSpec, built: BuiltModel) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceNow:
-    free_bytes: int
-    held_bytes: int
-    """The bytes that the model holds, as the allocator of a card counts; 0 on a CPU."""
-
-
-@dataclass(frozen=True, slots=True)
 class PartPlan:
     """The room on one device. ``kv`` is ``None`` where its layers have no keys."""
 
@@ -143,7 +136,8 @@ def staged_asleep_bytes(model: StagedModel, trial: Trial) -> AsleepBytes | None:
     )
 
 
-def _memory_now(model: StagedModel, part: DevicePart) -> DeviceNow:
+def _memory_now(model: StagedModel, part: DevicePart) -> StageMemory:
+    """The device's memory once everything is loaded, as the processes of its stages measure it."""
     processes = model.processes
     measured = [processes.memory(index) for index in part.processes]
     if part.has_head:
@@ -151,9 +145,10 @@ def _memory_now(model: StagedModel, part: DevicePart) -> DeviceNow:
         free_cached(part.device)
         held_bytes, free_bytes = allocated_bytes(part.device), free_memory_bytes(part.device)
         measured.append(StageMemory(used_bytes=0, held_bytes=held_bytes, free_bytes=free_bytes))
-    return DeviceNow(
-        free_bytes=min(one.free_bytes for one in measured),
+    return StageMemory(
+        used_bytes=sum(one.used_bytes for one in measured),
         held_bytes=sum(one.held_bytes for one in measured),
+        free_bytes=min(one.free_bytes for one in measured),
     )
 
 
@@ -224,7 +219,7 @@ def _budget_bytes(
     parts: Sequence[DevicePart],
     part: DevicePart,
     trial: DeviceTrial,
-    memory: DeviceNow,
+    memory: StageMemory,
 ) -> int:
     """Returns the bytes for the device's keys, values and states: measured now, or its part of what
     the operator asked for."""

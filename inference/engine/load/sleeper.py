@@ -25,6 +25,7 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes
 from inference.engine.load.trial import DeviceTrial
+from inference.engine.stages.stage_processes import StageProcesses
 from inference.garbage import collect_all, release_freed_memory
 from inference.protocol.load_report import AsleepBytes
 
@@ -91,16 +92,6 @@ class RestingModels:
         )
 
 
-class OtherSleepers(Protocol):
-    """Processes that have parts of the model."""
-
-    def fall_asleep(self) -> Sequence[tuple[str, AsleepBytes]]: ...
-
-    def wake(self) -> None:
-        """Raises ``MemoryError`` where a device has no room."""
-        ...
-
-
 class Captures(Protocol):
     """A model whose decode steps may be captured."""
 
@@ -117,7 +108,7 @@ class Sleeper:
         build: Callable[[], Engine],
         *,
         process_bytes: int,
-        others: OtherSleepers | None = None,
+        others: StageProcesses | None = None,
         captures: Sequence[Captures] = (),
     ) -> None:
         """``models``: the one that answers, and what drafts for it. ``build`` makes an engine
