@@ -22,6 +22,7 @@ from inference.engine.load.memory_use import anonymous_bytes
 from inference.garbage import release_freed_memory
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
+from tests.inference.engine.load.loads import cpu_spec
 
 KV_MEMORY_BYTES = 2**26
 SAMPLE_EVERY_S = 0.0005
@@ -52,13 +53,7 @@ class Watch:
 
 def main(directory: str, kind: str) -> None:
     watch = Watch()
-    spec = LoadSpec(
-        job_id="1",
-        model="sharded",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        kv_memory_bytes=KV_MEMORY_BYTES,
-    )
+    spec = cpu_spec(directory, kv_memory_bytes=KV_MEMORY_BYTES)
     asked = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
     spec = msgspec.convert(msgspec.to_builtins(spec) | asked, LoadSpec)
     load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), watch.on_progress)

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from inference.engine.engine import Engine
 from inference.engine.load.drafts import choose_speculator, speculation_in_words
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.speculation.speculator import LookupSpeculator
 from inference.loading.draft_check import check_shared_vocabulary
-from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.load.loads import answer_of, cpu_spec
 from tests.inference.engine.load.test_kv_memory import HYBRID
 
 
@@ -27,28 +25,11 @@ def spec_of(model_dir: Path, draft_dir: Path | None = None, **settings: object) 
     drafting = {}
     if draft_dir is not None:
         drafting = {"speculation": "draft_model", "draft_model": f"path:{draft_dir}"}
-    return LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{model_dir}",
-        devices=["cpu"],
-        kv_memory_bytes=4_000_000,
-        **drafting,  # type: ignore[arg-type]
-        **settings,  # type: ignore[arg-type]
-    )
+    return cpu_spec(model_dir, kv_memory_bytes=4_000_000, **drafting, **settings)
 
 
 def tokens(loaded: LoadedEngine) -> list[int]:
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
-    params = SamplingParams(max_tokens=30, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id="a", token_ids=[1, 2, 3], params=params))
-    found: list[int] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep)
-            found += output.token_ids
-    return found
+    return answer_of(loaded, [1, 2, 3], 30)
 
 
 def test_it_is_loaded_beside_the_model_and_counted(tiny_model_dir: Path, data_dir: Path) -> None:
@@ -142,26 +123,13 @@ def test_a_sliding_window_has_no_draft_model_and_the_report_names_the_reason() -
 
 
 def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Path) -> None:
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{tiny_model_dir}",
-        devices=["cpu"],
-        kv_memory_bytes=4_000_000,
-        speculation="prompt_lookup",
-        max_draft_tokens=4,
+    spec = cpu_spec(
+        tiny_model_dir, kv_memory_bytes=4_000_000, speculation="prompt_lookup", max_draft_tokens=4
     )
     loaded = load_engine(spec, data_dir, lambda progress: None)
     assert loaded.report.speculation == "prompt lookup, up to 4 tokens a step"
     engine = loaded.engine
     assert isinstance(engine.scheduler.speculator, LookupSpeculator)  # type: ignore[union-attr]
     few_words = dict.fromkeys((5, 6, 7), 100.0)
-    params = SamplingParams(max_tokens=30, temperature=0.0, logit_bias=few_words)
-    engine.submit(SubmitSequence(sequence_id="a", token_ids=[1, 2, 3], params=params))
-    num_tokens = 0
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep)
-            num_tokens += len(output.token_ids)
-    assert num_tokens == 30
+    assert len(answer_of(loaded, [1, 2, 3], 30, logit_bias=few_words)) == 30
     assert engine.stats().num_drafted_tokens > 0

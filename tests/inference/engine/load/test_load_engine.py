@@ -19,17 +19,11 @@ from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
+from tests.inference.engine.load.loads import cpu_spec
 
 
 def loaded(directory: Path, data_dir: Path, **queue: int | float) -> Engine:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        kv_memory_bytes=4 * 1024**2,
-        max_concurrent_sequences=1,
-    )
+    spec = cpu_spec(directory, kv_memory_bytes=4 * 1024**2, max_concurrent_sequences=1)
     engine = load_engine(msgspec.structs.replace(spec, **queue), data_dir, lambda _: None).engine
     assert isinstance(engine, Engine)
     return engine
@@ -72,13 +66,7 @@ def test_depth_share_and_wait(
 
 
 def test_a_first_load_counts_its_steps(tiny_model_dir: Path, data_dir: Path) -> None:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{tiny_model_dir}",
-        devices=["cpu"],
-        kv_memory_bytes=4 * 1024**2,
-    )
+    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=4 * 1024**2)
     reported: list[LoadProgress] = []
     load_engine(spec, data_dir, reported.append)
     steps = [one for one in reported if one.stage is LoadStage.WARMUP]
@@ -102,14 +90,8 @@ HEAD_DIM = 16
 
 
 def spec(directory: Path, kv_dtype: KVDtype) -> LoadSpec:
-    return LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        kv_dtype=kv_dtype,
-        kv_memory_bytes=KV_MEMORY_BYTES,
-        max_concurrent_sequences=2,
+    return cpu_spec(
+        directory, kv_dtype=kv_dtype, kv_memory_bytes=KV_MEMORY_BYTES, max_concurrent_sequences=2
     )
 
 

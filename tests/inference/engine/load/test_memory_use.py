@@ -23,9 +23,10 @@ from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_f
 from inference.engine.serving.channel import Channel
 from inference.models.cache.paged_kv import lazy_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
-from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
+from inference.protocol.load import EarlierLoads, PrefillSpeed
 from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
+from tests.inference.engine.load.loads import cpu_spec
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[5]
 MB = 10**6
@@ -125,14 +126,8 @@ def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport
         )
         try:
             channel = Channel(ours)
-            spec = LoadSpec(
-                job_id="1",
-                model="default",
-                source=f"path:{gguf}",
-                devices=["cpu"],
-                kv_memory_bytes=KV_MEMORY_BYTES,
-                max_prefill_s=300,
-                earlier_loads=earlier,
+            spec = cpu_spec(
+                gguf, kv_memory_bytes=KV_MEMORY_BYTES, max_prefill_s=300, earlier_loads=earlier
             )
             channel.send(msgspec.msgpack.encode(spec))
             while isinstance(message := decode_engine_message(channel.receive()), LoadProgressed):

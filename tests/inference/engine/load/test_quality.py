@@ -20,10 +20,11 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
-from inference.protocol.load import LoadSpec, Quantization
+from inference.protocol.load import Quantization
 from inference.protocol.load_progress import LoadProgress
 from tests.cases import each_case
 from tests.inference.engine.conftest import CONTEXT_TOKENS
+from tests.inference.engine.load.loads import cpu_spec
 
 CALMER = 0.3
 """Times the layers' weights: as they are, a change of a hundredth is another model by layer 3."""
@@ -43,13 +44,7 @@ def save_calmer(source: Path, directory: Path, dtype: torch.dtype) -> Path:
 
 
 def opened(source: Path, tmp_path: Path, quantization: Quantization = "auto") -> OpenedModel:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{source}",
-        devices=["cpu"],
-        quantization=quantization,
-    )
+    spec = cpu_spec(source, quantization=quantization)
     return open_model(spec, tmp_path / "models", lambda _: None)
 
 
@@ -157,14 +152,7 @@ def test_the_report_has_the_figure_and_a_second_load_does_not_measure(
 
 
 def test_a_load_reports_what_quantising_cost(tiny_model_dir: Path, data_dir: Path) -> None:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{tiny_model_dir}",
-        devices=["cpu"],
-        quantization="q8",
-        kv_memory_bytes=4 * 1024**2,
-    )
+    spec = cpu_spec(tiny_model_dir, quantization="q8", kv_memory_bytes=4 * 1024**2)
     reported: list[LoadProgress] = []
     report = load_engine(spec, data_dir, reported.append).report
     assert report.quality.startswith("KL 0.") and "q8" in report.quantization

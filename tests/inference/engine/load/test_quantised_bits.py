@@ -20,7 +20,8 @@ from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight, StoredWeight
-from inference.protocol.load import LoadSpec, Quantization
+from inference.protocol.load import Quantization
+from tests.inference.engine.load.loads import cpu_spec
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,7 @@ def dense_dir(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     up to half a step, as if it had been rounded from there. On the grid, four bits would hold it
     exactly."""
     directory = tmp_path_factory.mktemp("dense")
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{default_gguf}", devices=["cpu"])
+    spec = cpu_spec(default_gguf)
     opened = open_model(spec, directory / "cache", lambda _: None)
     assert isinstance(opened, OpenedModel)
     generator = torch.Generator().manual_seed(1)
@@ -97,13 +98,7 @@ def off_the_grid(stored: StoredWeight, generator: torch.Generator) -> torch.Tens
 
 
 def built(directory: Path, quantization: Quantization, execution: str, cache_dir: Path) -> AnyModel:
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        quantization=quantization,
-    )
+    spec = cpu_spec(directory, quantization=quantization)
     opened = open_model(spec, cache_dir / "models", lambda _: None)
     assert isinstance(opened, OpenedModel)
     try:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pytest
 
-from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.models import step
 from inference.models.config import ModelConfig
@@ -17,11 +16,9 @@ from inference.models.errors import PositionError
 from inference.models.layers import rope
 from inference.models.native import model as native_model
 from inference.models.step_input import StepInput, block_table_of
-from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
+from tests.inference.engine.load.loads import answer_of, cpu_spec
 
 
 @each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
@@ -32,28 +29,17 @@ def test_a_clamped_context_loads_and_is_used_to_its_end(
     dtype: Literal["bfloat16", "float32"],
     context_tokens: int,
 ) -> None:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{tiny_model_dir}",
-        devices=["cpu"],
+    spec = cpu_spec(
+        tiny_model_dir,
         dtype=dtype,
         max_context_tokens=context_tokens,
         kv_memory_bytes=4 * 1024**2,
         max_concurrent_sequences=16,
     )
     loaded = load_engine(spec, data_dir, lambda _: None)
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
     assert loaded.report.context_tokens == context_tokens
     prompt = list(range(1, 41))
-    params = SamplingParams(max_tokens=context_tokens, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id="longest", token_ids=prompt, params=params))
-    answer: list[int] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            answer += output.token_ids
+    answer = answer_of(loaded, prompt, context_tokens)
     assert len(prompt) + len(answer) == context_tokens
 
 
@@ -78,14 +64,7 @@ def test_a_declared_context_is_a_claim_that_memory_bounds(
 
     for user in (native_model, step):
         monkeypatch.setattr(user, "rope_table", measured)
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{path.parent}",
-        devices=["cpu"],
-        dtype=dtype,
-        kv_memory_bytes=4 * 1024**2,
-    )
+    spec = cpu_spec(path.parent, dtype=dtype, kv_memory_bytes=4 * 1024**2)
     report = load_engine(spec, data_dir, lambda _: None).report
     assert 1000 < report.context_tokens <= max(lengths) < 30_000
     assert "bound by KV memory, the model's own are 16,777,216" in report.context_reason

@@ -17,9 +17,9 @@ from inference.engine.load.memory_use import anonymous_bytes
 from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
 from inference.engine.serving.process import Served
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.load.loads import cpu_spec
 
 PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
 NUM_TOKENS = 12
@@ -45,14 +45,7 @@ def answer(served: Served) -> tuple[list[int], int]:
 def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
     dtype: str, tiny_model_dir: Path, data_dir: Path
 ) -> None:
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{tiny_model_dir}",
-        devices=["cpu"],
-        kv_memory_bytes=32_000_000,
-        dtype=dtype,  # type: ignore[arg-type]
-    )
+    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=32_000_000, dtype=dtype)
     loaded = load_engine(spec, data_dir, lambda progress: None)
     report = loaded.report
     assert ("native" in report.compiled) == (dtype == "auto")

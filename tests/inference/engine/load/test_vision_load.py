@@ -24,7 +24,7 @@ from inference.protocol.images import (
     image_grid,
     num_image_tokens,
 )
-from inference.protocol.load import LoadSpec
+from tests.inference.engine.load.loads import cpu_spec
 from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, submit
@@ -46,14 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(directory: Path, data_dir: Path) -> LoadedEngine:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        max_concurrent_sequences=4,
-        kv_memory_bytes=2 * 1024**2,
-    )
+    spec = cpu_spec(directory, max_concurrent_sequences=4, kv_memory_bytes=2 * 1024**2)
     gc.collect()  # what earlier tests left is not freed while the load's memory is measured
     return load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
 

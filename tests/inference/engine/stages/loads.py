@@ -12,6 +12,7 @@ from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.load.loads import cpu_spec
 
 PROMPT = [(7 * n) % 90 + 1 for n in range(100)]
 NUM_TOKENS = 12
@@ -20,11 +21,8 @@ _loaded: list[LoadedEngine] = []
 
 def spec_of(source: Path, *ends: int, **changes: object) -> LoadSpec:
     """``ends``: of each stage's layers; none: one stage."""
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{source}",
-        devices=["cpu"],
+    spec = cpu_spec(
+        source,
         kv_memory_bytes=16_000_000,
         stages=[
             StageSpec(device="cpu", layers=bounds) for bounds in zip((0, *ends), ends, strict=False)
