@@ -229,7 +229,8 @@ class AdapterLoader:
     @torch.inference_mode()
     def _load(self, spec: AdapterSpec) -> LoadedAdapter:
         try:
-            opened = open_adapter(spec, self._model.config, self._cache_dir, _no_progress)
+            # No progress: an adapter's download is too short to report.
+            opened = open_adapter(spec, self._model.config, self._cache_dir, lambda _: None)
             prepared = self._model.prepare_adapter(opened.weights)
         except (LoadError, UnsupportedAdapterError) as error:
             raise AdapterError(str(error)) from error
@@ -238,10 +239,6 @@ class AdapterLoader:
                 raise AdapterError("the device has no memory left for it") from error
             raise
         return LoadedAdapter(prepared, opened.fingerprint)
-
-
-def _no_progress(progress: LoadProgress) -> None:
-    """Discards the progress: an adapter's download is too short to report."""
 
 
 def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:

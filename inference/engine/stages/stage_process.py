@@ -18,12 +18,13 @@ from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.channel import Channel, Connection, as_connection
-from inference.engine.stages.messages import JoinStage, StageFailed, StageProgressed
+from inference.engine.stages.messages import JoinStage, RowsPeer, StageFailed, StageProgressed
 from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
 from inference.engine.stages.stage_runner import Replies, build_runner, open_stage
 from inference.engine.stages.stage_specs import dial_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
+from inference.stage_links.identities import Purpose
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +49,10 @@ def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
     assert isinstance(join, JoinStage), "the first frame"
     torch.set_num_threads(join.num_threads)
     try:
-        ends = _rows_before(join, rows), _rows_behind(join, rows)
+        ends = (
+            _row_end(join.before, "rows-back", rows.get(ROWS_IN)),
+            _row_end(join.behind, "rows", rows.get(ROWS_OUT)),
+        )
         opened = open_stage(join, lambda one: replies.send(StageProgressed(progress=one)))
         stage = build_runner(join, opened, replies, lambda: ends, gauge)
     except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
@@ -62,16 +66,12 @@ def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
     return EngineExit.ORPHANED
 
 
-def _rows_before(join: JoinStage, rows: Mapping[str, socket.socket]) -> Connection:
-    if join.before is not None:
-        return dial_stage(join.before, "rows-back")
-    return as_connection(rows[ROWS_IN])
-
-
-def _rows_behind(join: JoinStage, rows: Mapping[str, socket.socket]) -> Connection:
-    if join.behind is not None:
-        return dial_stage(join.behind, "rows")
-    return as_connection(rows[ROWS_OUT])
+def _row_end(peer: RowsPeer | None, purpose: Purpose, own: socket.socket | None) -> Connection:
+    """``own``: the socket to a neighbour on this host. Raises ``StageUnreachableError``."""
+    if peer is not None:
+        return dial_stage(peer, purpose)
+    assert own is not None, "the engine passes it to each neighbour on its host"
+    return as_connection(own)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,6 @@ from inference.engine.stages.row_link import (
 from inference.engine.stages.stage_specs import (
     StageOfOtherHost,
     are_narrow,
-    dial_control,
     dial_stage,
     rows_peer,
 )
@@ -145,7 +144,7 @@ class StageProcesses(Children[StageProcess]):
         try:
             for index, stage in enumerate(spec.stages):
                 if stage.neuron:
-                    self._add(index, StageOfOtherHost(dial_control(spec, stage)))
+                    self._add(index, StageOfOtherHost(self._dial(index, "control")))
         except BaseException:
             self.close()
             raise
@@ -192,7 +191,7 @@ class StageProcesses(Children[StageProcess]):
 
     def _dial(self, index: int, purpose: Purpose) -> SecureConnection:
         peer = rows_peer(self._spec, self._spec.stages[index])
-        assert peer is not None, "else it is linked by a socket"
+        assert peer is not None, "else it is on this host"
         return dial_stage(peer, purpose)
 
     def open(self, frame: JoinStage | MeetStage, on_progress: OnProgress) -> StageOpened:

@@ -20,7 +20,7 @@ import msgspec
 from inference.engine.stages.messages import RowsPeer
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
-from inference.protocol.load import LinkIdentity, LoadSpec, StageSpec
+from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_errors import BadSourceError, StageUnreachableError
 from inference.protocol.load_progress import LoadProgress
 from inference.stage_links.addresses import address_of
@@ -174,22 +174,11 @@ def rows_peer(spec: LoadSpec, stage: StageSpec) -> RowsPeer | None:
 
 def dial_stage(peer: RowsPeer, purpose: Purpose) -> SecureConnection:
     """Raises ``StageUnreachableError``."""
-    return _dial(peer.address, peer.certificate, peer.identity, purpose)
-
-
-def dial_control(spec: LoadSpec, stage: StageSpec) -> SecureConnection:
-    """Raises ``StageUnreachableError``."""
-    assert spec.link_identity is not None, "it was checked"
-    return _dial(stage.address, stage.certificate, spec.link_identity, "control")
-
-
-def _dial(
-    address: str, certificate: str, identity: LinkIdentity, purpose: Purpose
-) -> SecureConnection:
     try:
-        return dial(address_of(address), identity, certificate, purpose, timeout_s=DIAL_TIMEOUT_S)
+        address = address_of(peer.address)
+        return dial(address, peer.identity, peer.certificate, purpose, timeout_s=DIAL_TIMEOUT_S)
     except (StageLinkError, ValueError, OSError) as error:
-        raise StageUnreachableError(f"a stage of the model at {address}: {error}") from error
+        raise StageUnreachableError(f"a stage of the model at {peer.address}: {error}") from error
 
 
 def files_digest(opened: OpenedModel) -> str:
