@@ -16,9 +16,9 @@ from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.kv_memory import (
     CUDA_MARGIN_BYTES,
     KVPlan,
+    PrefillBound,
     StatePlan,
     cpu_kv_share,
-    free_cuda_bytes,
     kept_host_bytes,
     plan_kv,
     plan_states,
@@ -35,39 +35,29 @@ from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.backend import RemoteDevice
-from inference.models.cache.kv_format import cache_layout, kv_bytes_per_block
+from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_block
+from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
 
 
 def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
+    """Raises ``DoesNotFitError``."""
     if built.staged is not None:
         return staged_kv_plan(spec, built.staged, built.trial, built.num_positions)
     model = built.model
-    is_asked = spec.kv_memory_bytes is not None
-    is_cpu = model.device.type != "cuda"
-    return plan_kv(
+    return _plan(
+        spec,
         model.config,
+        model.device.type,
+        model.kv_format,
         budget_bytes=_own_budget_bytes(spec, built),
-        block_tokens=DEFAULT_BLOCK_TOKENS,
-        kv_format=model.kv_format,
-        max_context_tokens=spec.max_context_tokens,
-        max_sequences=spec.max_concurrent_sequences,
+        weight_bytes=opened.weight_bytes,
+        adapter_dtype=None if built.ranked is not None else model.dtype,
         prefill=built.trial.bound,
-        kept_bytes=kept_host_bytes(opened.weight_bytes) if is_cpu and not is_asked else None,
-        leaves_room=not is_cpu and not is_asked,
-        draft_block_bytes=built.draft_block_bytes,
-        adapter_bytes=0 if is_cpu or is_asked else _own_adapter_bytes(spec, built),
         num_positions=built.num_positions,
+        draft_block_bytes=built.draft_block_bytes,
     )
-
-
-def _own_adapter_bytes(spec: LoadSpec, built: BuiltModel) -> int:
-    """Bytes of all adapter slots. A model that ranks share has none."""
-    if built.ranked is not None:
-        return 0
-    model = built.model
-    return spec.adapter_slots * planned_adapter_bytes(model.config, model.dtype.itemsize)
 
 
 def _own_budget_bytes(spec: LoadSpec, built: BuiltModel) -> int:
@@ -77,24 +67,68 @@ def _own_budget_bytes(spec: LoadSpec, built: BuiltModel) -> int:
     model, trial = built.model, built.trial
     moment_bytes, num_here = 0, ranks_on_one_device(spec, model.device)
     if model.device.type == "cuda":
-        held_bytes = torch.cuda.memory_allocated(model.device)
-        moment_bytes = trial.load_bytes - held_bytes
+        torch.cuda.empty_cache()
+        moment_bytes = trial.load_bytes - torch.cuda.memory_allocated(model.device)
         moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
         if built.draft is not None:
             moment_bytes += built.draft.model.captured_bytes(spec.max_concurrent_sequences)
-        free_bytes = free_cuda_bytes(model.device, moment_bytes)
-        budget_bytes = max(0, free_bytes - spec.promised_bytes - model.config.kept_rows_bytes)
-    else:
-        taken_bytes = spec.promised_bytes + model.config.kept_rows_bytes
-        free_bytes = max(0, free_memory_bytes(model.device) - taken_bytes)
-        budget_bytes = int(free_bytes * cpu_kv_share())
+    kept_bytes = model.config.kept_rows_bytes
+    budget_bytes = _share_of(
+        model.device.type,
+        free_memory_bytes(model.device) - spec.promised_bytes - kept_bytes,
+        moment_bytes,
+    )
     if built.ranked is not None:
         budget_bytes = rank_budget_bytes(built.ranked, spec, budget_bytes, moment_bytes)
     limit_bytes = spec.memory_limit_bytes
     return within_limit(
         budget_bytes,
         None if limit_bytes is None else limit_bytes // num_here,
-        trial.process_bytes + trial.load_bytes + model.config.kept_rows_bytes,
+        trial.process_bytes + trial.load_bytes + kept_bytes,
+    )
+
+
+def _share_of(device_type: str, free_bytes: int, moment_bytes: int) -> int:
+    """A card's free bytes are all for keys and values, but for the margin and for ``moment_bytes``,
+    which the largest step takes beside what the model holds; a host's are shared."""
+    if device_type == "cuda":
+        return max(0, free_bytes - moment_bytes - CUDA_MARGIN_BYTES)
+    return int(max(0, free_bytes) * cpu_kv_share())
+
+
+def _plan(
+    spec: LoadSpec,
+    config: ModelConfig,
+    device_type: str,
+    kv_format: KVFormat,
+    *,
+    budget_bytes: int,
+    weight_bytes: int,
+    adapter_dtype: torch.dtype | None,
+    prefill: PrefillBound,
+    num_positions: int | None,
+    draft_block_bytes: int = 0,
+) -> KVPlan:
+    """``adapter_dtype``: ``None`` for a model without adapters. ``num_positions``: how many the
+    model was built for, where that is fewer than it declares."""
+    is_asked, is_cpu = spec.kv_memory_bytes is not None, device_type == "cpu"
+    leaves_room = not is_cpu and not is_asked
+    adapter_bytes = 0
+    if leaves_room and adapter_dtype is not None:
+        adapter_bytes = spec.adapter_slots * planned_adapter_bytes(config, adapter_dtype.itemsize)
+    return plan_kv(
+        config,
+        budget_bytes=budget_bytes,
+        block_tokens=DEFAULT_BLOCK_TOKENS,
+        kv_format=kv_format,
+        max_context_tokens=spec.max_context_tokens,
+        max_sequences=spec.max_concurrent_sequences,
+        prefill=prefill,
+        kept_bytes=kept_host_bytes(weight_bytes) if is_cpu and not is_asked else None,
+        leaves_room=leaves_room,
+        draft_block_bytes=draft_block_bytes,
+        adapter_bytes=adapter_bytes,
+        num_positions=num_positions,
     )
 
 
@@ -178,40 +212,31 @@ def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
 def _plan_part(
     spec: LoadSpec, part: DevicePart, budget_bytes: int, trial: Trial, num_positions: int | None
 ) -> PartPlan:
-    is_asked, is_cpu = spec.kv_memory_bytes is not None, part.device.type == "cpu"
-    layout = cache_layout(part.config)
+    layout, device_type = cache_layout(part.config), part.device.type
     block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
-    leaves_room = not is_cpu and not is_asked
     try:
         if not block_bytes:
             states = plan_states(
                 layout,
                 budget_bytes=budget_bytes,
                 max_sequences=spec.max_concurrent_sequences,
-                leaves_room=leaves_room,
+                leaves_room=device_type != "cpu" and spec.kv_memory_bytes is None,
             )
             return PartPlan(None, states, 0, layout.state_bytes_per_slot)
-        plan = plan_kv(
+        plan = _plan(
+            spec,
             part.config,
+            device_type,
+            part.kv_format,
             budget_bytes=budget_bytes,
-            block_tokens=DEFAULT_BLOCK_TOKENS,
-            kv_format=part.kv_format,
-            max_context_tokens=spec.max_context_tokens,
-            max_sequences=spec.max_concurrent_sequences,
+            weight_bytes=part.weight_bytes,
+            adapter_dtype=torch.bfloat16,
             prefill=trial.bound,
-            kept_bytes=kept_host_bytes(part.weight_bytes) if is_cpu and not is_asked else None,
-            leaves_room=leaves_room,
-            adapter_bytes=0 if is_cpu or is_asked else _adapter_bytes(spec, part),
             num_positions=num_positions,
         )
     except DoesNotFitError as error:
         raise DoesNotFitError(f"{part.device}: {error}") from None
     return PartPlan(plan, plan.states, block_bytes, layout.state_bytes_per_slot)
-
-
-def _adapter_bytes(spec: LoadSpec, part: DevicePart) -> int:
-    of_one = planned_adapter_bytes(part.config, torch.bfloat16.itemsize)
-    return spec.adapter_slots * of_one
 
 
 def _budget_bytes(
@@ -228,12 +253,12 @@ def _budget_bytes(
         return spec.kv_memory_bytes * sizes[part.device] // sum(sizes.values())
     limits = [one.memory_limit_bytes for one in part.specs if one.memory_limit_bytes is not None]
     kept_bytes = part.config.kept_rows_bytes if part.has_head else 0
-    taken_bytes = max(one.promised_bytes for one in part.specs) + kept_bytes
-    if part.device.type == "cuda":
-        taken_bytes += trial.load_bytes - memory.held_bytes + CUDA_MARGIN_BYTES
-        budget_bytes = max(0, memory.free_bytes - taken_bytes)
-    else:
-        budget_bytes = int(max(0, memory.free_bytes - taken_bytes) * cpu_kv_share())
+    promised_bytes = max(one.promised_bytes for one in part.specs)
+    budget_bytes = _share_of(
+        part.device.type,
+        memory.free_bytes - promised_bytes - kept_bytes,
+        trial.load_bytes - memory.held_bytes,
+    )
     own_bytes = trial.process_bytes + trial.load_bytes + kept_bytes
     return within_limit(budget_bytes, min(limits, default=None), own_bytes)
 

@@ -307,12 +307,6 @@ def kept_host_bytes(weight_bytes: int) -> int | None:
     return KEPT_PER_WEIGHT_BYTE * weight_bytes
 
 
-def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:
-    """Free bytes of the device beside the weights and the largest step's activations."""
-    torch.cuda.empty_cache()
-    return max(0, free_memory_bytes(device) - peak_activation_bytes - CUDA_MARGIN_BYTES)
-
-
 def positions_of_part(spec: LoadSpec, opened: OpenedModel) -> int:
     """How many positions the device can serve, before anything is built there. ``spec`` and
     ``opened``: of the whole model, or of one stage of it."""

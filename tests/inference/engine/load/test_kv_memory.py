@@ -140,20 +140,33 @@ def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> Non
         cpu_kv_share()
 
 
-def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
-    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
-    model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
-    trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
-    built: Any = SimpleNamespace(
+def model_on(device: str, dtype: torch.dtype, kv_format: str) -> Any:
+    return SimpleNamespace(
+        config=CONFIG,
+        device=torch.device(device),
+        dtype=dtype,
+        kv_format=kv_format,
+        captured_bytes=lambda max_rows: 0,
+    )
+
+
+def built_of(model: Any, load_bytes: int = 0, process_bytes: int = 0) -> Any:
+    return SimpleNamespace(
         model=model,
         ranked=None,
         staged=None,
-        trial=trial,
+        trial=SimpleNamespace(bound=None, load_bytes=load_bytes, process_bytes=process_bytes),
         draft=None,
         draft_block_bytes=0,
         num_positions=None,
     )
+
+
+def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    model: Any = model_on("cpu", torch.float32, "fp32")
+    built = built_of(model)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
     assert kv_budget.kv_plan(spec, opened, built).num_blocks == 40
@@ -162,17 +175,8 @@ def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.Mo
 def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
-    model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
-    trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
-    built: Any = SimpleNamespace(
-        model=model,
-        ranked=None,
-        staged=None,
-        trial=trial,
-        draft=None,
-        draft_block_bytes=0,
-        num_positions=None,
-    )
+    model: Any = model_on("cpu", torch.float32, "fp32")
+    built = built_of(model, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
     assert kv_budget.kv_plan(spec, opened, built).num_blocks == 20
@@ -205,23 +209,10 @@ def test_a_planned_adapter_changes_every_projection() -> None:
 def test_a_card_keeps_room_for_the_adapters_of_all_slots(
     monkeypatch: pytest.MonkeyPatch, device: str, changes: dict[str, Any], is_planned: bool
 ) -> None:
-    monkeypatch.setattr(kv_budget, "free_cuda_bytes", lambda device, moment_bytes: 10**9)
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 10**9)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    model: Any = SimpleNamespace(
-        config=CONFIG, device=torch.device(device), dtype=torch.bfloat16, kv_format="bf16"
-    )
-    model.captured_bytes = lambda max_rows: 0
-    trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
-    built: Any = SimpleNamespace(
-        model=model,
-        ranked=None,
-        staged=None,
-        trial=trial,
-        draft=None,
-        draft_block_bytes=0,
-        num_positions=None,
-    )
+    model: Any = model_on(device, torch.bfloat16, "bf16")
+    built = built_of(model)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)
     found = kv_budget.kv_plan(msgspec.structs.replace(spec, **changes), opened, built)
