@@ -6,7 +6,7 @@
 
 The first rank that failed by itself reports the fault. On cards a collective only orders streams:
 ``forward`` waits for them, and when a rank reports a failed step the group is aborted at once,
-which ends the wait.
+which ends the wait. ``Followers`` are the other ranks' processes, from this end.
 """
 
 from __future__ import annotations

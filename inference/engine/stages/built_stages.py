@@ -23,9 +23,9 @@ from inference.engine.stages.messages import JoinStage, MeetStage, SettleStage
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import (
     files_digest,
-    rows_peer,
     spec_of_stage,
     stage_behind,
+    stage_peer,
     stage_progress,
     threads_of_stage,
 )
@@ -41,6 +41,129 @@ from inference.models.stages.build import as_first_stage, build_stage
 from inference.models.stages.layer_range import stage_config
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
+
+
+@contextmanager
+def later_stages(spec: LoadSpec) -> Iterator[StageProcesses | None]:
+    """The stages behind the first; those of other hosts begin to open their files. ``None``: the
+    model has one stage. They end where the block raises. Raises ``StageUnreachableError``."""
+    if len(spec.stages) < 2:
+        yield None
+        return
+    processes = StageProcesses(spec)
+    try:
+        yield processes
+    except BaseException:
+        processes.close()
+        raise
+
+
+def open_later(
+    spec: LoadSpec,
+    first: OpenedModel,
+    processes: StageProcesses | None,
+    native_cache_dir: Path,
+    on_progress: OnProgress,
+) -> None:
+    """Has all of them open their files; nothing of their weights is read. Raises ``LoadError`` and
+    ``DeviceFault``."""
+    if processes is None:
+        return
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(threads_of_stage(num_threads, spec, 0))
+    processes.start(first.config.hidden_size)
+    digest = files_digest(first) if any(stage.neuron for stage in spec.stages) else ""
+    for stage in range(1, len(spec.stages)):
+        report = stage_progress(spec, stage, on_progress)
+        if spec.stages[stage].neuron:
+            address_behind = stage_behind(spec, stage).address
+            meet = MeetStage(files_digest=digest, address_behind=address_behind)
+            processes.open(meet, report)
+            continue
+        own = spec_of_stage(follower_spec(spec, first), stage)
+        own = msgspec.structs.replace(
+            own,
+            promised_bytes=own.promised_bytes + _taken_bytes(own, first, processes),
+            link_identity=None,
+        )
+        join = JoinStage(
+            spec=own,
+            stage=stage,
+            cache_dir=str(first.cache_dir),
+            native_cache_dir=str(native_cache_dir),
+            num_threads=threads_of_stage(num_threads, spec, stage),
+            before=stage_peer(spec, spec.stages[stage - 1]),
+            behind=stage_peer(spec, stage_behind(spec, stage)),
+        )
+        processes.open(join, report)
+
+
+def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:
+    """Bytes that the stages before need of the device of ``spec``."""
+    device = choose_device(spec)
+    taken_bytes = first.need.required_bytes if first.weights.device == device else 0
+    here = zip(spec.stages[1:], others.opened, strict=False)  # as many as are open
+    return taken_bytes + sum(
+        one.required_bytes
+        for stage, one in here
+        if not stage.neuron and torch.device(one.device) == device
+    )
+
+
+def build_stages(
+    spec: LoadSpec,
+    first: OpenedModel,
+    processes: StageProcesses,
+    context_tokens: int,
+    native_cache_dir: Path,
+) -> StagedModel:
+    """All stages at once, each in its process. Raises what ``build_stage`` does, and what a load of
+    another process raises."""
+    processes.begin_build(context_tokens, has_images=first.config.vision is not None)
+    config, ranges = first.config, stage_ranges(spec)
+    stage, words = build_stage(
+        config,
+        ranges[0],
+        first.weights,
+        context_tokens,
+        native_cache_dir,
+        wanted_kv_format(spec),
+    )
+    processes.wait_built()
+    facts = [
+        StageFacts(
+            spec=spec.stages[0],
+            layers=ranges[0],
+            device=stage.device,
+            kv_format=stage.kv_format,
+            copies_context=stage.copies_context,
+            execution=words,
+            weights=first.weights.report(),
+            weight_bytes=first.need.weight_bytes,
+            estimated_bytes=first.estimated_load_bytes,
+        )
+    ]
+    others = zip(spec.stages[1:], ranges[1:], processes.opened, processes.built, strict=True)
+    for own, layers, opened, built in others:
+        device = torch.device(opened.device)
+        facts.append(
+            StageFacts(
+                spec=msgspec.structs.replace(
+                    own,
+                    promised_bytes=opened.promised_bytes if own.neuron else own.promised_bytes,
+                    memory_limit_bytes=opened.memory_limit_bytes,
+                ),
+                layers=layers,
+                device=RemoteDevice(own.neuron, device) if own.neuron else device,
+                kv_format=cast(KVFormat, built.kv_format),
+                copies_context=built.copies_context,
+                execution=built.execution,
+                weights=built.weights,
+                weight_bytes=opened.weight_bytes,
+                estimated_bytes=built.estimated_bytes,
+            )
+        )
+    return StagedModel(config, as_first_stage(stage), facts, processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,129 +227,6 @@ def device_parts(model: StagedModel) -> Iterator[DevicePart]:
             has_head=0 in here,
             processes=tuple(index - 1 for index in here if index),
         )
-
-
-def build_stages(
-    spec: LoadSpec,
-    first: OpenedModel,
-    processes: StageProcesses,
-    context_tokens: int,
-    native_cache_dir: Path,
-) -> StagedModel:
-    """All stages at once, each in its process. Raises what ``build_stage`` does, and what a load of
-    another process raises."""
-    processes.begin_build(context_tokens, has_images=first.config.vision is not None)
-    config, ranges = first.config, stage_ranges(spec)
-    stage, words = build_stage(
-        config,
-        ranges[0],
-        first.weights,
-        context_tokens,
-        native_cache_dir,
-        wanted_kv_format(spec),
-    )
-    processes.wait_built()
-    facts = [
-        StageFacts(
-            spec=spec.stages[0],
-            layers=ranges[0],
-            device=stage.device,
-            kv_format=stage.kv_format,
-            copies_context=stage.copies_context,
-            execution=words,
-            weights=first.weights.report(),
-            weight_bytes=first.need.weight_bytes,
-            estimated_bytes=first.estimated_load_bytes,
-        )
-    ]
-    others = zip(spec.stages[1:], ranges[1:], processes.opened, processes.built, strict=True)
-    for own, layers, opened, built in others:
-        device = torch.device(opened.device)
-        facts.append(
-            StageFacts(
-                spec=msgspec.structs.replace(
-                    own,
-                    promised_bytes=opened.promised_bytes if own.neuron else own.promised_bytes,
-                    memory_limit_bytes=opened.memory_limit_bytes,
-                ),
-                layers=layers,
-                device=RemoteDevice(own.neuron, device) if own.neuron else device,
-                kv_format=cast(KVFormat, built.kv_format),
-                copies_context=built.copies_context,
-                execution=built.execution,
-                weights=built.weights,
-                weight_bytes=opened.weight_bytes,
-                estimated_bytes=built.estimated_bytes,
-            )
-        )
-    return StagedModel(config, as_first_stage(stage), facts, processes)
-
-
-@contextmanager
-def later_stages(spec: LoadSpec) -> Iterator[StageProcesses | None]:
-    """The stages behind the first; those of other hosts begin to open their files. ``None``: the
-    model has one stage. They end where the block raises. Raises ``StageUnreachableError``."""
-    if len(spec.stages) < 2:
-        yield None
-        return
-    processes = StageProcesses(spec)
-    try:
-        yield processes
-    except BaseException:
-        processes.close()
-        raise
-
-
-def open_later(
-    spec: LoadSpec,
-    first: OpenedModel,
-    processes: StageProcesses | None,
-    native_cache_dir: Path,
-    on_progress: OnProgress,
-) -> None:
-    """Has all of them open their files; nothing of their weights is read. Raises ``LoadError`` and
-    ``DeviceFault``."""
-    if processes is None:
-        return
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(threads_of_stage(num_threads, spec, 0))
-    processes.start(first.config.hidden_size)
-    digest = files_digest(first) if any(stage.neuron for stage in spec.stages) else ""
-    for stage in range(1, len(spec.stages)):
-        report = stage_progress(spec, stage, on_progress)
-        if spec.stages[stage].neuron:
-            address_behind = stage_behind(spec, stage).address
-            meet = MeetStage(files_digest=digest, address_behind=address_behind)
-            processes.open(meet, report)
-            continue
-        own = spec_of_stage(follower_spec(spec, first), stage)
-        own = msgspec.structs.replace(
-            own,
-            promised_bytes=own.promised_bytes + _taken_bytes(own, first, processes),
-            link_identity=None,
-        )
-        join = JoinStage(
-            spec=own,
-            stage=stage,
-            cache_dir=str(first.cache_dir),
-            native_cache_dir=str(native_cache_dir),
-            num_threads=threads_of_stage(num_threads, spec, stage),
-            before=rows_peer(spec, spec.stages[stage - 1]),
-            behind=rows_peer(spec, stage_behind(spec, stage)),
-        )
-        processes.open(join, report)
-
-
-def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:
-    """Bytes that the stages before need of the device of ``spec``."""
-    device = choose_device(spec)
-    taken_bytes = first.need.required_bytes if first.weights.device == device else 0
-    here = zip(spec.stages[1:], others.opened, strict=False)  # as many as are open
-    return taken_bytes + sum(
-        one.required_bytes
-        for stage, one in here
-        if not stage.neuron and torch.device(one.device) == device
-    )
 
 
 def with_stages(

@@ -20,8 +20,8 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport
 
 
-class RowsPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of another host, to which a process of the engine's host opens a link for rows."""
+class StagePeer(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of another host, to which a process of the engine's host opens links."""
 
     address: str
     certificate: str
@@ -40,9 +40,9 @@ class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     """Where the first stage has opened the model's files."""
     native_cache_dir: str
     num_threads: int
-    before: RowsPeer | None = None
+    before: StagePeer | None = None
     """The stage that its rows come from, where it is on another host."""
-    behind: RowsPeer | None = None
+    behind: StagePeer | None = None
     """The stage that its rows go to, where it is on another host."""
 
 

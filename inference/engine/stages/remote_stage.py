@@ -41,9 +41,9 @@ from inference.engine.stages.stage_specs import (
     dial_stage,
     expected_links,
     files_digest,
-    rows_peer,
     spec_of_stage,
     stage_behind,
+    stage_peer,
     threads_of_stage,
 )
 from inference.environment import forget_secrets
@@ -186,7 +186,7 @@ class _Holder:
         behind = stage_behind(self._spec, self._index)
         if behind.neuron:
             addressed = msgspec.structs.replace(behind, address=meet.address_behind)
-            peer = rows_peer(self._spec, addressed)
+            peer = stage_peer(self._spec, addressed)
             assert peer is not None, "it has a neuron"
             self._behind = dial_stage(peer, "rows")
 

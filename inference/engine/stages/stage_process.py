@@ -18,7 +18,7 @@ from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.channel import Channel, Connection, as_connection
-from inference.engine.stages.messages import JoinStage, RowsPeer, StageFailed, StageProgressed
+from inference.engine.stages.messages import JoinStage, StageFailed, StagePeer, StageProgressed
 from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
 from inference.engine.stages.stage_runner import Replies, build_runner, open_stage
 from inference.engine.stages.stage_specs import dial_stage
@@ -66,7 +66,7 @@ def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
     return EngineExit.ORPHANED
 
 
-def _row_end(peer: RowsPeer | None, purpose: Purpose, own: socket.socket | None) -> Connection:
+def _row_end(peer: StagePeer | None, purpose: Purpose, own: socket.socket | None) -> Connection:
     """``own``: the socket to a neighbour on this host. Raises ``StageUnreachableError``."""
     if peer is not None:
         return dial_stage(peer, purpose)

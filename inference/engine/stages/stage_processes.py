@@ -65,7 +65,7 @@ from inference.engine.stages.stage_specs import (
     StageOfOtherHost,
     are_narrow,
     dial_stage,
-    rows_peer,
+    stage_peer,
 )
 from inference.loading.progress import OnProgress
 from inference.models.adapter import AdapterWeights
@@ -190,7 +190,7 @@ class StageProcesses(Children[StageProcess]):
         self.all.append(child)
 
     def _dial(self, index: int, purpose: Purpose) -> SecureConnection:
-        peer = rows_peer(self._spec, self._spec.stages[index])
+        peer = stage_peer(self._spec, self._spec.stages[index])
         assert peer is not None, "else it is on this host"
         return dial_stage(peer, purpose)
 

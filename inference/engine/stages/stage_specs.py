@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from inference.engine.stages.messages import RowsPeer
+from inference.engine.stages.messages import StagePeer
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadSpec, StageSpec
@@ -161,18 +161,18 @@ def check_links(spec: LoadSpec) -> None:
         raise BadSourceError("a load with stages of other neurons came without their addresses")
 
 
-def rows_peer(spec: LoadSpec, stage: StageSpec) -> RowsPeer | None:
+def stage_peer(spec: LoadSpec, stage: StageSpec) -> StagePeer | None:
     """How a process of the engine's host reaches ``stage``; ``None``: over a socket, on this
     host."""
     if not stage.neuron:
         return None
     assert spec.link_identity is not None, "it was checked"
-    return RowsPeer(
+    return StagePeer(
         address=stage.address, certificate=stage.certificate, identity=spec.link_identity
     )
 
 
-def dial_stage(peer: RowsPeer, purpose: Purpose) -> SecureConnection:
+def dial_stage(peer: StagePeer, purpose: Purpose) -> SecureConnection:
     """Raises ``StageUnreachableError``."""
     try:
         address = address_of(peer.address)
