@@ -46,7 +46,7 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge, allocated_bytes
 from inference.engine.load.sleeper import Sleeper, Sleeps, asleep_bytes
 from inference.engine.load.trial import with_memory
-from inference.engine.ranks.lead import check_ranks, with_ranks
+from inference.engine.ranks.lead import with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.stages.built_stages import (
@@ -58,7 +58,7 @@ from inference.engine.stages.built_stages import (
 )
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import (
-    check_stages,
+    check_divided,
     check_undivided,
     spec_of_stage,
     stage_progress,
@@ -96,8 +96,7 @@ def load_engine(
     """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
     ``ModelError``."""
     host_gauge = HostGauge()
-    check_ranks(spec)
-    check_stages(spec)
+    check_divided(spec)
     with later_stages(spec) as later:
         return _load(spec, data_dir, on_progress, host_gauge, later, check_when_idle)
 

@@ -26,7 +26,7 @@ from inference.models.parallel.group import (
     file_store,
 )
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
-from inference.protocol.load_errors import BadSourceError, PartFailedError
+from inference.protocol.load_errors import PartFailedError
 from inference.protocol.load_report import LoadReport, RankReport
 from inference.settings.neuron import STEP_TIMEOUT_S
 
@@ -86,22 +86,6 @@ def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
         revision=None,
         sha256=None,
     )
-
-
-def check_ranks(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError``, by name, for what a model that several devices share cannot do."""
-    if spec.tensor_parallel == 1:
-        return
-    if spec.speculation in ("draft_model", "mtp"):
-        raise BadSourceError(
-            f"speculation {spec.speculation} is not built for a model that several devices share; "
-            "set it to prompt_lookup or off, or tensor_parallel to 1"
-        )
-    if spec.prefix_disk_bytes is not None:
-        raise BadSourceError(
-            "prefix_disk_bytes is not built for a model that several devices share; leave it "
-            "empty, or set tensor_parallel to 1"
-        )
 
 
 def rank_budget_bytes(

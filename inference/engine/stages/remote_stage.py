@@ -37,7 +37,7 @@ from inference.engine.stages.stage_runner import (
     open_stage,
 )
 from inference.engine.stages.stage_specs import (
-    check_stages,
+    check_divided,
     dial_stage,
     expected_links,
     files_digest,
@@ -86,7 +86,7 @@ def hold_stage(spec: LoadSpec, data_dir: Path, messenger: Messenger) -> EngineEx
     SupervisedThread(lambda: _obey(messenger), name="stage-commands", restarts=False).start()
     gauge, holder = HostGauge(), None
     try:
-        check_stages(spec)
+        check_divided(spec)
         listener, address = listen(spec, os.environ)
         messenger.send(StageListening(address=address))
         try:

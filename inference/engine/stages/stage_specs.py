@@ -34,25 +34,27 @@ DIGESTED_BYTES = 1 << 20
 """Read of the beginning of each file, which has its header, and of its end, which has weights."""
 
 
-def check_stages(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError`` for each feature, by name, that several stages do not have, and for
-    links to other hosts that the load does not describe."""
+def check_divided(spec: LoadSpec) -> None:
+    """Raises ``BadSourceError`` for each feature, by name, that ranks and stages do not have, and
+    for links to other hosts that the load does not describe."""
     check_links(spec)
-    if not spec.stages:
-        return
     if spec.tensor_parallel > 1:
+        what, remedy = "a model that several devices share", ", or set tensor_parallel to 1"
+    elif spec.stages:
+        what, remedy = "a model of several stages", ""
+    else:
+        return
+    if spec.stages and spec.tensor_parallel > 1:
         raise BadSourceError(
             "stages and tensor_parallel exclude each other; set tensor_parallel to 1"
         )
     if spec.speculation in ("draft_model", "mtp"):
         raise BadSourceError(
-            f"speculation {spec.speculation} is not built for a model of several stages; set it to "
-            "prompt_lookup or off"
+            f"speculation {spec.speculation} is not built for {what}; set it to prompt_lookup or "
+            f"off{remedy}"
         )
     if spec.prefix_disk_bytes is not None:
-        raise BadSourceError(
-            "prefix_disk_bytes is not built for a model of several stages; leave it empty"
-        )
+        raise BadSourceError(f"prefix_disk_bytes is not built for {what}; leave it empty{remedy}")
 
 
 def check_undivided(spec: LoadSpec) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from inference.engine.ranks.lead import check_ranks, follower_spec
+from inference.engine.ranks.lead import follower_spec
+from inference.engine.stages.stage_specs import check_divided
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.protocol.load import LoadSpec
@@ -97,8 +98,8 @@ def test_what_cannot_be_shared_is_refused_by_name(
 )
 def test_what_ranks_do_not_do_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadSourceError, match=message):
-        check_ranks(spec(Path("/m"), **changes))
-    check_ranks(spec(Path("/m"), tensor_parallel=1, **changes))
+        check_divided(spec(Path("/m"), **changes))
+    check_divided(spec(Path("/m"), tensor_parallel=1, **changes))
 
 
 def test_other_ranks_load_what_the_first_has_chosen(tiny_directory: Path, tmp_path: Path) -> None:
