@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from inference.engine.faults.fault_classes import classify, recover
+from inference.engine.errors import DoesNotFitError
+from inference.engine.faults.fault_classes import classify, load_failure, recover
 from inference.engine.faults.kinds import (
     DeviceFault,
     HangFault,
@@ -21,6 +22,7 @@ from inference.engine.faults.kinds import (
     StepFault,
     StepInputFault,
 )
+from inference.models.errors import UnfitWeightsError, UnlikeKernelsError
 from tests.cases import each_case
 
 EXABYTE = 1 << 60
@@ -146,3 +148,18 @@ def test_only_a_device_that_is_not_sound_ends_the_process() -> None:
     assert [kind.is_device_sound for kind in kinds] == [True, True, True, False, False]
     assert len({kind.code for kind in kinds}) == len(kinds)
     assert DeviceFault.exit_code != HangFault.exit_code
+
+
+@each_case(
+    ("error", "code"),
+    [
+        (DoesNotFitError("too large"), "does_not_fit"),
+        (MemoryError("too large"), "does_not_fit"),
+        (UnlikeKernelsError("rank 1 lacks it"), "bad_source"),
+        (UnfitWeightsError("of another shape"), "bad_file"),
+        (DeviceFault("lost"), "device_fault"),
+        (RuntimeError("a bug"), "engine_crashed"),
+    ],
+)
+def test_a_load_that_raised_is_reported_by_its_reason(error: Exception, code: str) -> None:
+    assert load_failure(error, "a model").code == code
