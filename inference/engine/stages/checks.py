@@ -8,7 +8,6 @@ shapes. The engine may be another host's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 
 from inference.engine.children.step_frames import Step, array_of, step_of, tensor_of
 from inference.engine.faults.kinds import StepInputFault
-from inference.engine.stages.messages import AddAdapter, LowRankArrays
+from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedAdapterError
@@ -26,42 +25,33 @@ from inference.models.step_input import Ints, StepImages, StepInput
 ADAPTER_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-@dataclass(frozen=True, slots=True)
-class StorageSize:
-    num_blocks: int
-    block_tokens: int
-    num_state_slots: int
-
-
-def checked_step(
-    message: Step, rows: torch.Tensor, size: StorageSize, num_positions: int
-) -> StepInput:
+def checked_step(message: Step, rows: torch.Tensor, kv: NewKV, num_positions: int) -> StepInput:
     """The step of ``message``, whose hidden rows are ``rows``. Raises ``StepInputFault``."""
     try:
         step = step_of(message)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise StepInputFault(f"a step of this stage: it cannot be read ({error})") from error
-    check_step(step, size, num_positions)
+    check_step(step, kv, num_positions)
     _require(len(rows) == len(step.positions), f"it came with {len(rows)} hidden rows")
     if step.images is not None:
         _check_images(step.images, *rows.shape)
     return step
 
 
-def check_step(step: StepInput, size: StorageSize, num_positions: int) -> None:
+def check_step(step: StepInput, kv: NewKV, num_positions: int) -> None:
     """``num_positions``: that the stage was built for. Raises ``StepInputFault`` naming the
     array or number at fault."""
     num_rows, num_seqs = _length(step.positions), _length(step.context_lens)
     _require(num_rows > 0 and num_seqs > 0, "it has no rows")
-    _require(step.block_tokens == size.block_tokens, "its blocks have another size")
+    _require(step.block_tokens == kv.block_tokens, "its blocks have another size")
     _require(0 <= step.num_decodes <= num_seqs, "it has more sequences that decode than sequences")
     _require(_length(step.token_ids) == num_rows, "its token ids are not one for each row")
     _require(_length(step.slots) == num_rows, "its slots are not one for each row")
     _check_queries(step, num_rows, num_seqs)
     _within(step.token_ids, 0, 2**31, "token ids")
     _within(step.positions, 0, num_positions, "positions")
-    _within(step.slots, 0, size.num_blocks * size.block_tokens, "slots")
-    _check_contexts(step, size, num_positions, num_seqs)
+    _within(step.slots, 0, kv.num_blocks * kv.block_tokens, "slots")
+    _check_contexts(step, kv, num_positions, num_seqs)
     if step.logit_rows is not None:
         _require(step.logit_rows.ndim == 1, "its logit rows are not a row")
         _require(len(step.logit_rows) <= num_rows, "it has more logit rows than rows")
@@ -71,7 +61,7 @@ def check_step(step: StepInput, size: StorageSize, num_positions: int) -> None:
     for name, slots in (("reads", step.state_reads), ("writes", step.state_writes)):
         if slots is not None:
             _require(_length(slots) == num_seqs, f"its state {name} are not one for each sequence")
-            _within(slots, 0, size.num_state_slots, f"state {name}")
+            _within(slots, 0, kv.num_state_slots, f"state {name}")
 
 
 def _check_images(images: StepImages, num_rows: int, num_features: int) -> None:
@@ -108,11 +98,11 @@ def _check_queries(step: StepInput, num_rows: int, num_seqs: int) -> None:
     )
 
 
-def _check_contexts(step: StepInput, size: StorageSize, num_positions: int, num_seqs: int) -> None:
+def _check_contexts(step: StepInput, kv: NewKV, num_positions: int, num_seqs: int) -> None:
     table = step.block_table
     _require(table.ndim == 2 and len(table) == num_seqs, "its block table is not one of its rows")
-    _within(table, 0, size.num_blocks, "blocks")
-    longest = min(num_positions, table.shape[1] * size.block_tokens)
+    _within(table, 0, kv.num_blocks, "blocks")
+    longest = min(num_positions, table.shape[1] * kv.block_tokens)
     _within(step.context_lens, 1, longest + 1, "context lengths")
 
 

@@ -37,7 +37,7 @@ from inference.engine.load.kv_memory import positions_of_part
 from inference.engine.load.memory_use import HostGauge, allocated_bytes, free_cached, gauge_for
 from inference.engine.load.sleeper import RestingModels
 from inference.engine.serving.channel import Channel, Connection
-from inference.engine.stages.checks import StorageSize, adapter_of, checked_step
+from inference.engine.stages.checks import adapter_of, checked_step
 from inference.engine.stages.messages import (
     AdapterAdded,
     AddAdapter,
@@ -143,7 +143,7 @@ class StageRunner:
         self._gauge = gauge_for(stage.device, gauge)
         self._resting = RestingModels([stage], process_bytes=self._gauge.process_bytes)
         self._inbox: queue.SimpleQueue[ToStage | None] = queue.SimpleQueue()
-        self._kv: dict[int, tuple[StorageSize, Any]] = {}
+        self._kv: dict[int, tuple[NewKV, Any]] = {}
         self._adapters: dict[int, Any] = {}
         self._is_settled = False
 
@@ -228,13 +228,8 @@ class StageRunner:
             self._rows_out.send(message.number, found)
 
     def _renew_kv(self, wanted: NewKV) -> None:
-        size = StorageSize(
-            num_blocks=wanted.num_blocks,
-            block_tokens=wanted.block_tokens,
-            num_state_slots=wanted.num_state_slots,
-        )
         kv = self._stage.new_kv(wanted.num_blocks, wanted.block_tokens, wanted.num_state_slots)
-        self._kv[wanted.number] = size, kv
+        self._kv[wanted.number] = wanted, kv
 
     def _add_adapter(self, message: AddAdapter) -> None:
         refusal = ""

@@ -13,8 +13,8 @@ import torch
 
 from inference.engine.children.step_frames import Array, message_of
 from inference.engine.faults.kinds import StepInputFault
-from inference.engine.stages.checks import StorageSize, adapter_of, checked_step, message_of_adapter
-from inference.engine.stages.messages import AddAdapter, LowRankArrays
+from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
+from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config
@@ -23,7 +23,7 @@ from inference.models.vision.tower import ImageEmbeddings
 from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 
-SIZE = StorageSize(num_blocks=6, block_tokens=16, num_state_slots=4)
+SIZE = NewKV(number=1, num_blocks=6, block_tokens=16, num_state_slots=4)
 NUM_POSITIONS = 64
 NUM_FEATURES = 8
 STEP = StepInput.of_queries(
