@@ -14,8 +14,13 @@ from functools import partial
 
 import torch
 
-from inference.engine.sampling.drawing import Draw, Drawer, TorchDrawer, TritonDrawer
-from inference.engine.sampling.filters import TOP_CANDIDATES
+from inference.engine.sampling.drawing import (
+    TOP_CANDIDATES,
+    Draw,
+    Drawer,
+    TorchDrawer,
+    TritonDrawer,
+)
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.cuda.timing import device_ms
 from inference.models.layers.attention import Attention, TorchAttention

@@ -20,7 +20,7 @@ from inference.engine.faults.bisection import (
     isolate_faults,
 )
 from inference.engine.faults.kinds import StepFault
-from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
+from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
 from inference.engine.scheduling.admission import EngineLimits, command_problem, prompt_images
 from inference.engine.scheduling.pace import PrefillAverage, StepTimes
 from inference.engine.scheduling.run_ahead import StepsAhead

@@ -22,10 +22,8 @@ import torch
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.kv_memory import PrefillBound
 from inference.engine.load.memory_use import HostGauge, MemoryGauge, gauge_for
-from inference.engine.sampling.drawing import Drawer
-from inference.engine.sampling.logprobs import token_logprobs
-from inference.engine.sampling.row_pieces import rows_at_once
-from inference.engine.sampling.sampler import Sampler
+from inference.engine.sampling.drawing import Drawer, rows_at_once
+from inference.engine.sampling.sampler import Sampler, token_logprobs
 from inference.engine.scheduling.schedule import SMALLEST_CHUNK
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.sequence import Sequence

@@ -9,8 +9,14 @@ import logging
 
 import torch
 
-from inference.engine.sampling.drawing import Draw, Drawer, NativeDrawer, TorchDrawer, TritonDrawer
-from inference.engine.sampling.filters import filter_probabilities
+from inference.engine.sampling.drawing import (
+    Draw,
+    Drawer,
+    NativeDrawer,
+    TorchDrawer,
+    TritonDrawer,
+    filter_probabilities,
+)
 from inference.models.backend import AnyModel
 from inference.models.cuda.setup import WrongResultError
 from inference.protocol.sampling import SamplingParams

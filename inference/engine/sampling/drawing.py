@@ -5,6 +5,7 @@ On torch, in C++ where the model is native, or by Triton's kernels on a card.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,20 +14,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.sampling.filters import filter_among
-from inference.engine.sampling.row_pieces import row_pieces
 from inference.models.backend import BackendSampler
 from inference.models.native.structs import Draw as NativeDraw
 from inference.models.to_device import column, on_device, rows_of
 from inference.protocol.sampling import SamplingParams
 
+TOP_CANDIDATES = 1024
+"""Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
+MOST_SCORES_AT_ONCE = 2**23
+"""The most scores that one operation works on, 32 MiB as float32 (55 rows of 152,000 tokens):
+intermediate results take several times as much."""
 Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
     row: int
-    """Which row of the scores."""
+    """A row index into the scores."""
     params: SamplingParams
     uniform: float
     """A random number in [0, 1)."""
@@ -45,9 +49,9 @@ class Drawer(Protocol):
         ...
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        """Minus infinity for tokens whose bit, (num_rows, bytes of a vocabulary's bits or more),
-        is not set, least significant first. ``scores`` (_, vocab_size) float32, contiguous, in
-        place."""
+        """Sets the scores of tokens whose bit, (num_rows, bytes of a vocabulary's bits or more), is
+        not set, least significant first, to minus infinity. ``scores`` (_, vocab_size) float32,
+        contiguous, in place."""
         ...
 
     def draw(
@@ -76,7 +80,7 @@ class TorchDrawer:
         return token_ids, torch.isfinite(largest)
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        """Looked up a byte at a time, which is ten times as fast as shifting bits and filling."""
+        """Looks the bits up a byte at a time: ten times as fast as shifting them and filling."""
         if self._biases is None:
             self._biases = byte_biases().to(scores.device)
         bytes_there = on_device(bits, torch.uint8, scores.device)
@@ -132,12 +136,16 @@ class NativeDrawer:
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Looks at every token, whatever ``num_candidates``."""
-        token_ids = self._sampler.draw(scores, [_native(draw) for draw in draws])
-        return token_ids, torch.zeros(len(draws), dtype=torch.bool)
+        native = [
+            NativeDraw(draw.row, p.top_k, p.temperature, p.top_p, p.min_p, draw.uniform)
+            for draw in draws
+            for p in (draw.params,)
+        ]
+        return self._sampler.draw(scores, native), torch.zeros(len(draws), dtype=torch.bool)
 
 
 class TritonDrawer:
-    """One launch for the likeliest, one for all draws. Imports triton."""
+    """One kernel finds the likeliest, one makes all draws. Imports triton."""
 
     is_exact = True
 
@@ -159,7 +167,9 @@ class TritonDrawer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Looks at every token, whatever ``num_candidates``."""
         integers = np.array([(draw.row, draw.params.top_k) for draw in draws])
-        floats = np.array([_floats(draw) for draw in draws])
+        floats = np.array(
+            [(p.temperature, p.top_p, p.min_p, d.uniform) for d in draws for p in (d.params,)]
+        )
         token_ids = self._kernels.draw_tokens(
             scores,
             on_device(integers, torch.int64, scores.device),
@@ -169,20 +179,68 @@ class TritonDrawer:
 
 
 def byte_biases() -> torch.Tensor:
-    """(256, 8) float32: what the bits of each byte add to the scores of eight tokens."""
+    """(256, 8) float32: the biases of eight tokens for each byte of bits."""
     values = torch.arange(256).unsqueeze(1)
     is_set = (values >> torch.arange(8)) & 1 == 1
     return torch.where(is_set, 0.0, float("-inf"))
 
 
-def _native(draw: Draw) -> NativeDraw:
-    params = draw.params
-    return NativeDraw(
-        draw.row, params.top_k, params.temperature, params.top_p, params.min_p, draw.uniform
-    )
+def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Zeroes the tokens that top_k, top_p and min_p exclude: (num_rows, vocab_size), not
+    renormalised. Filters apply in that order, top_p to the distribution that top_k left. The most
+    likely token always stays."""
+    filtered, is_short = filter_among(probabilities, params, TOP_CANDIDATES)
+    if bool(is_short.any()):
+        filtered, _ = filter_among(probabilities, params, probabilities.shape[-1])
+    return filtered
 
 
-def _floats(draw: Draw) -> tuple[float, float, float, float]:
-    """Returns the draw's numbers in the order of ``inference.models.cuda.drawing.draw_tokens``."""
-    params = draw.params
-    return params.temperature, params.top_p, params.min_p, draw.uniform
+def filter_among(
+    probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Filters as ``filter_probabilities`` does, for rows that keep fewer than the
+    ``num_candidates`` most likely tokens. Other rows, of which more may have to stay, are ``True``
+    in the second tensor (num_rows,). Does not wait for the device."""
+    is_short = torch.zeros(len(probabilities), dtype=torch.bool, device=probabilities.device)
+    if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
+        thresholds, is_short = _nucleus_threshold(probabilities, params, num_candidates)
+        probabilities = probabilities * (probabilities >= thresholds)
+    if any(p.min_p > 0 for p in params):
+        largest = probabilities.max(dim=-1, keepdim=True).values
+        floor = largest * column([p.min_p for p in params], probabilities.device)
+        probabilities = probabilities * (probabilities >= floor)
+    return probabilities, is_short
+
+
+def _nucleus_threshold(
+    probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the smallest probability that top_k and top_p keep among the candidates, (num_rows,
+    1); ties with it stay. And whether tokens beyond the candidates may have to stay."""
+    device, vocab_size = probabilities.device, probabilities.shape[-1]
+    top_k = [p.top_k if p.top_k > 0 else vocab_size for p in params]
+    limits = column([float(min(k, vocab_size)) for k in top_k], device)
+    top_p = column([p.top_p for p in params], device)
+    num_candidates = min(max([num_candidates, *(p.top_k for p in params)]), vocab_size)
+    values = probabilities.topk(num_candidates, dim=-1).values
+    ranks = torch.arange(num_candidates, device=device)
+    values = values * (ranks < limits)
+    # Sums must not depend on the number of candidates, which depends on the batch mates.
+    cumulative = values.cumsum(dim=-1)
+    mass = torch.where(limits < vocab_size, cumulative[:, -1:], 1.0)
+    before = cumulative - values
+    kept = (before < top_p * mass) & (ranks < limits)
+    last = kept.sum(dim=-1, keepdim=True).clamp_min(1) - 1
+    is_short = kept[:, -1] & (limits > num_candidates).squeeze(1)
+    return values.gather(-1, last), is_short
+
+
+def rows_at_once(vocab_size: int) -> int:
+    return max(1, MOST_SCORES_AT_ONCE // vocab_size)
+
+
+def row_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """Slices of the rows, one after the other; a single one where the rows are few."""
+    step = rows_at_once(vocab_size)
+    for first in range(0, num_rows, step):
+        yield slice(first, min(first + step, num_rows))

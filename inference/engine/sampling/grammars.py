@@ -4,17 +4,17 @@ by token.
     text ──compile, in a pool──▶ CompiledGrammar ──start, for each sequence──▶ GrammarState
 
 Owns llguidance's view of the model's tokenizer and the compiled grammars. Knows no tensors: which
-tokens a state allows becomes a mask in ``inference.engine.sampling.masks``.
+tokens a state allows becomes a mask in ``inference.engine.sampling.logits_processors``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from inference.engine.errors import GrammarError
+from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import Grammar
 from inference.recent_results import RecentResults
 from inference.supervised_threads import SupervisedPool
@@ -32,12 +33,12 @@ Answer = TypeVar("Answer")
 Words = npt.NDArray[np.int32]
 
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
-"""The most that grammars may take that are kept for the next request with the same."""
+"""The memory limit of compiled grammars that are kept for the next request with the same."""
 COMPILED_BYTES = 160_000
 COMPILED_BYTES_PER_CHARACTER = 60
-"""What llguidance takes for one: measured on schemas of 500 to 30,000 characters."""
+"""llguidance's memory for one: measured on schemas of 500 to 30,000 characters."""
 NUM_COMPILING = 2
-"""How many are compiled at once: a slow grammar holds up one other, not all."""
+"""Compiler threads: a slow grammar holds up one other, not all."""
 
 
 class GrammarState:
@@ -47,8 +48,6 @@ class GrammarState:
     An exception of llguidance becomes the state's ``problem``: its sequence fails, and the step
     continues for all others, which have followed their tokens already and must not follow them
     again."""
-
-    __slots__ = ("_raised", "_starts_after", "end_ids", "matcher")
 
     def __init__(
         self, matcher: LLMatcher, end_ids: tuple[int, ...], starts_after: int | None
@@ -138,7 +137,8 @@ class GrammarCompiler:
             _read_tokenizer, tokenizer_file, vocab_size, end_token_ids
         )
         self._compiled: RecentResults[Future[CompiledGrammar]] = RecentResults(
-            MAX_COMPILED_BYTES, lambda text, _: _compiled_bytes(text)
+            MAX_COMPILED_BYTES,
+            lambda text, _: COMPILED_BYTES + COMPILED_BYTES_PER_CHARACTER * len(text),
         )
 
     def compile(self, text: str) -> Future[CompiledGrammar]:
@@ -160,10 +160,6 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, tuple(tokenizer.eos_tokens))
 
 
-def _compiled_bytes(text: str) -> int:
-    return COMPILED_BYTES + COMPILED_BYTES_PER_CHARACTER * len(text)
-
-
 def first_line(message: str) -> str:
     """llguidance appends what it saw to its messages."""
     return message.split("\n", 1)[0]
@@ -180,3 +176,55 @@ def _read_tokenizer(
         raise GrammarError(
             f"this model's tokenizer cannot be used with grammars: {first_line(str(error))}"
         ) from error
+
+
+class GrammarSource(Protocol):
+    def compile(self, text: str) -> Future[CompiledGrammar]:
+        """Does not wait. The future raises ``GrammarError``."""
+        ...
+
+
+class PendingGrammars:
+    """The grammars being compiled, and the sequences that are held until then. Belongs to the
+    engine's thread. ``source`` is ``None`` for an engine without grammars."""
+
+    def __init__(self, source: GrammarSource | None) -> None:
+        self._source = source
+        self.pending: dict[str, tuple[Sequence, Future[CompiledGrammar]]] = {}
+
+    def add(self, sequence: Sequence, grammar: Grammar) -> None:
+        if self._source is None:
+            future: Future[CompiledGrammar] = Future()
+            future.set_exception(GrammarError("this engine has no grammars"))
+        else:
+            future = self._source.compile(grammar.text)
+        self.pending[sequence.sequence_id] = sequence, future
+
+    def forget(self, sequence: Sequence) -> None:
+        self.pending.pop(sequence.sequence_id, None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a grammar is compiled, or the time is over."""
+        if self.pending:
+            wait([future for _, future in self.pending.values()], timeout_s, FIRST_COMPLETED)
+
+    def take_done(self) -> list[tuple[Sequence, str]]:
+        """Gives sequences their compiled grammars. Returns those whose grammar does not compile,
+        with a message for the client."""
+        refused = []
+        for sequence, future in [p for p in self.pending.values() if p[1].done()]:
+            del self.pending[sequence.sequence_id]
+            if (problem := _problem(sequence, future)) is not None:
+                refused.append((sequence, problem))
+                continue
+            assert sequence.params.grammar is not None
+            sequence.grammar = future.result().start(sequence.params.grammar)
+        return refused
+
+
+def _problem(sequence: Sequence, future: Future[CompiledGrammar]) -> str | None:
+    error = future.exception()
+    if error is None or isinstance(error, GrammarError):
+        return None if error is None else str(error)
+    log.error("%s: its grammar broke the compiler", sequence.sequence_id, exc_info=error)
+    return "the grammar cannot be compiled"

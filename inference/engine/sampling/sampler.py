@@ -11,50 +11,53 @@ own generator, is looked up in the cumulative distribution.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
 import torch
 
 from inference.engine.emission import Sampled
-from inference.engine.sampling.adjustments import add_bias, forbid_early_stops
-from inference.engine.sampling.drawing import Draw, Drawer, TorchDrawer
-from inference.engine.sampling.filters import TOP_CANDIDATES
-from inference.engine.sampling.logprobs import token_logprobs
-from inference.engine.sampling.masks import Masked, apply_masks
-from inference.engine.sampling.penalties import (
+from inference.engine.sampling.drawing import TOP_CANDIDATES, Draw, Drawer, TorchDrawer, row_pieces
+from inference.engine.sampling.logits_processors import (
+    MaskedRows,
+    ThinkingBudget,
     TokenCounts,
+    add_bias,
+    apply_masks,
+    forbid_early_stops,
     is_adjusted,
     is_free_of_host,
     is_refused,
     needs_sampler,
 )
-from inference.engine.sampling.random_stream import RandomStream
-from inference.engine.sampling.row_pieces import row_pieces
-from inference.engine.sampling.thinking import ThinkingBudget
+from inference.engine.scheduling.schedule import PrefillChunk
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.to_device import HostCopy, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 
+NUM_RANDOM_BITS = 24
+"""float32 holds so many below 1 exactly."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """Tokens chosen on the device, not yet read."""
+class _SampledRows:
+    """Tokens sampled on the device for some rows, not yet read."""
 
     rows: list[int]
     """Row indices into the step's logits."""
     sequences: list[Sequence]
     scores: torch.Tensor
     places: list[int]
-    """Rows of ``scores``, which are the step's logits where nothing adjusts them."""
-    masked: Masked
-    """The masked rows, by index in ``rows``."""
+    """Row indices into ``scores``, which are the step's logits where nothing adjusts them."""
+    masked: MaskedRows
+    """By index in ``rows``."""
     num_ahead: int
-    """Tokens of each sequence that come before and are not among its ``token_ids`` yet: on the
-    device alone, or drafts that turned out right."""
+    """The number of earlier tokens of each sequence that are not among its ``token_ids`` yet: on
+    the device alone, or accepted drafts."""
     tensors: tuple[torch.Tensor, ...] = ()
-    """Token ids, (num_rows,); and where any were drawn whether each row's filters were short of
-    candidates."""
+    """Token ids, (num_rows,); where any were drawn also whether each row had too few candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class SampledTokens:
     logits: torch.Tensor
     greedy: torch.Tensor
     """Each row's largest logit's token, (num_rows,) int64."""
-    choice: _Choice
+    choice: _SampledRows
     """The choice for the rows that need the sampler."""
     host_copy: HostCopy
 
@@ -86,13 +89,13 @@ class Sampler:
         self._thinking: dict[str, ThinkingBudget] = {}
 
     def sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
-        """``logits`` (num_sequences, vocab_size) float32; read only. What cannot be taken back
-        comes last, after all that may raise, so that a step can be tried again."""
+        """``logits`` (num_sequences, vocab_size) float32; read only. Changes no state before the
+        last operation that may raise, so that a step can be tried again."""
         return self.read(self.choose(sequences, logits))
 
     def is_settled(self, sequence: Sequence) -> bool:
-        """Whether ``choose`` settles its next token, and neither this one's choice nor the next's
-        needs what the host learns from ``read``."""
+        """Whether ``choose`` decides its next token on the device, and the one after needs nothing
+        that the host reads before."""
         is_greedy = sequence.params.is_greedy
         return is_free_of_host(sequence) and (self._drawer.is_exact or is_greedy)
 
@@ -100,8 +103,8 @@ class Sampler:
     def choose(
         self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
     ) -> SampledTokens:
-        """Waits for nothing on the device. ``num_ahead``: see ``_Choice``; what the host has not
-        read may be among them only for settled sequences."""
+        """Does not wait for the device. ``num_ahead``: see ``_SampledRows``; unread tokens may be
+        among them only for settled sequences."""
         greedy, are_finite = self._likeliest(logits)
         rows = [row for row, sequence in enumerate(sequences) if needs_sampler(sequence)]
         choice = self._choose(sequences, logits, greedy, rows, num_ahead)
@@ -117,7 +120,7 @@ class Sampler:
             for row, is_finite in enumerate(waited[0])
             if not is_finite
         }
-        token_ids, masked = waited[1], Masked()
+        token_ids, masked = waited[1], MaskedRows()
         self._settle(unread.choice, waited[2:], token_ids, masked, failed)
         refused = [
             row
@@ -138,9 +141,7 @@ class Sampler:
         self._thinking.pop(sequence.sequence_id, None)
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Calls ``Drawer.likeliest``; also takes a step of prompt chunks alone, which needs no
-        token."""
-        if len(logits) == 0:
+        if len(logits) == 0:  # a step of prompt chunks alone
             return logits.new_empty(0, dtype=torch.int64), logits.new_empty(0, dtype=torch.bool)
         return self._drawer.likeliest(logits)
 
@@ -151,24 +152,23 @@ class Sampler:
         greedy: torch.Tensor,
         rows: list[int],
         num_ahead: int = 0,
-    ) -> _Choice:
-        """Chooses a token for each of ``rows``: all but the greedy rows whose answer is known.
-        ``greedy`` holds the likeliest token id of every row of ``logits``. Does not wait for the
-        device."""
+    ) -> _SampledRows:
+        """Samples a token for each of ``rows``. ``greedy`` holds the likeliest token id of every
+        row of ``logits``. Does not wait for the device."""
         chosen = [sequences[row] for row in rows]
         if not rows:
-            return _Choice(rows, chosen, logits, [], Masked(), num_ahead)
+            return _SampledRows(rows, chosen, logits, [], MaskedRows(), num_ahead)
         if not any(map(is_adjusted, chosen)):
-            choice = _Choice(rows, chosen, logits, rows, Masked(), num_ahead)
+            choice = _SampledRows(rows, chosen, logits, rows, MaskedRows(), num_ahead)
             likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
             return replace(choice, tensors=self._draw_over(likeliest, choice))
         scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
         masked = self._adjust(scores, chosen)
-        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, num_ahead)
+        choice = _SampledRows(rows, chosen, scores, list(range(len(rows))), masked, num_ahead)
         likeliest = self._drawer.likeliest(scores)[0]
         return replace(choice, tensors=self._draw_over(likeliest, choice))
 
-    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
+    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> MaskedRows:
         """Applies penalties, biases, grammar masks and early-stop bans to ``scores``, in place."""
         self._counts.penalize(scores, sequences)
         add_bias(scores, sequences)
@@ -176,9 +176,9 @@ class Sampler:
         forbid_early_stops(scores, sequences)
         return masked
 
-    def _draw_over(self, token_ids: torch.Tensor, choice: _Choice) -> tuple[torch.Tensor, ...]:
-        """The choice's tensors: ``token_ids``, the likeliest of its rows, replaced by a drawn token
-        where a row has a temperature."""
+    def _draw_over(self, token_ids: torch.Tensor, choice: _SampledRows) -> tuple[torch.Tensor, ...]:
+        """The choice's ``tensors``: ``token_ids``, the likeliest of its rows, and drawn ones where
+        a row has a temperature."""
         indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
         if not indices:
             return (token_ids,)
@@ -189,14 +189,14 @@ class Sampler:
 
     def _settle(
         self,
-        choice: _Choice,
+        choice: _SampledRows,
         read: list[list[int]],
         token_ids: list[int],
-        masked: Masked,
+        masked: MaskedRows,
         failed: Collection[int],
     ) -> None:
-        """Writes the choice, ``read`` from the device, into ``token_ids`` and ``masked``. Skips
-        failed rows, whose results are meaningless."""
+        """Writes the choice, ``read`` from the device, into ``token_ids`` and ``masked``, except
+        for failed rows."""
         if not choice.rows:
             return
         chosen_ids = read[0]
@@ -225,11 +225,11 @@ class Sampler:
         return self._thinking_of(sequence).forced_token
 
     def _follow(
-        self, sequences: list[Sequence], token_ids: list[int], masked: Masked
-    ) -> frozenset[int]:
+        self, sequences: list[Sequence], token_ids: list[int], masked: MaskedRows
+    ) -> set[int]:
         """Advances penalties, thinking budgets and grammars by the new tokens. Returns the rows
         whose grammar is complete; adds to ``masked`` those whose token violates theirs."""
-        complete = []
+        complete: set[int] = set()
         self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
             if sequence.params.thinking_limit is not None:
@@ -242,8 +242,8 @@ class Sampler:
                 if (problem := state.problem) is not None:
                     masked.broken[row] = problem
                 elif state.is_complete:
-                    complete.append(row)
-        return frozenset(complete)
+                    complete.add(row)
+        return complete
 
     def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
         budget = self._thinking.get(sequence.sequence_id)
@@ -254,9 +254,8 @@ class Sampler:
         return budget
 
     def _draw(
-        self, choice: _Choice, indices: list[int], num_candidates: int
+        self, choice: _SampledRows, indices: list[int], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws for those of the choice's sequences."""
         sequences = choice.sequences
         draws = [
             Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i], choice))
@@ -264,7 +263,7 @@ class Sampler:
         ]
         return self._drawer.draw(choice.scores, draws, num_candidates)
 
-    def _uniform(self, sequence: Sequence, choice: _Choice) -> float:
+    def _uniform(self, sequence: Sequence, choice: _SampledRows) -> float:
         stream = self._random.get(sequence.sequence_id)
         if stream is None:
             stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
@@ -291,3 +290,78 @@ class Sampler:
             chosen = [token_ids[row] for row in some]
             found |= zip(some, token_logprobs(rows_of(logits, some), chosen, wanted), strict=True)
         return found
+
+
+class RandomStream:
+    """One sequence's random numbers. A number belongs to a place in the output, so that a step that
+    is tried again draws the same."""
+
+    def __init__(self, seed: int | None) -> None:
+        # Python's generator takes a seed's absolute value; as 64 bits, -1 is not 1.
+        self._generator = random.Random(None if seed is None else seed % 2**64)
+        self._place = -1
+        self._value = 0.0
+        self._last = 0.0
+        """The value of the place before."""
+
+    def uniform(self, place: int) -> float:
+        """Returns a number in [0, 1) for the output's token at ``place``: the newest place, the one
+        before it (the next step may have been launched when a step is tried again), or the next."""
+        if place < self._place:
+            assert place == self._place - 1
+            return self._last
+        if place != self._place:
+            self._place, self._last = place, self._value
+            self._value = self._generator.getrandbits(NUM_RANDOM_BITS) * 2.0**-NUM_RANDOM_BITS
+        return self._value
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
+) -> list[TokenLogprob]:
+    """Returns for each row of ``logits`` (num_rows, vocab_size) float32 the log probability of its
+    token and of its ``num_top`` likeliest tokens. ``ranks``: each token's rank in the vocabulary
+    too."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
+    top_values, top_ids = top.values.tolist(), top.indices.tolist()
+    chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
+    own = logprobs.gather(1, chosen)
+    values = own.flatten().tolist()
+    places: list[int] | list[None] = [None] * len(values)
+    if ranks:
+        places = ((logprobs > own).sum(dim=-1) + 1).tolist()
+    return [
+        TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:most], place)
+        for token_id, value, ids, best, most, place in zip(
+            token_ids, values, top_ids, top_values, num_top, places, strict=True
+        )
+    ]
+
+
+def prompt_logprobs(
+    chunks: list[PrefillChunk], logits: torch.Tensor
+) -> dict[str, list[TokenLogprob]]:
+    """Returns the log probabilities of the chunks' prompt tokens by sequence id. ``logits``
+    (num_scored, vocab_size) float32 are those of the chunks' scored tokens, one chunk after the
+    other."""
+    found: dict[str, list[TokenLogprob]] = {}
+    first_row = 0
+    for chunk in chunks:
+        if not (scored := chunk.scored):
+            continue
+        sequence, end_row = chunk.sequence, first_row + len(scored)
+        successors = sequence.token_ids[scored.start + 1 : scored.stop + 1]
+        rows = logits[first_row:end_row]
+        found[sequence.sequence_id] = [
+            logprob
+            for piece in row_pieces(len(rows), rows.shape[-1])
+            for logprob in token_logprobs(
+                rows[piece],
+                successors[piece],
+                [sequence.params.prompt_logprobs or 0] * len(successors[piece]),
+                ranks=True,
+            )
+        ]
+        first_row = end_row
+    return found

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.engine.emission import Run, Sampled
-from inference.engine.sampling.penalties import needs_sampler
+from inference.engine.sampling.logits_processors import needs_sampler
 from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence

@@ -1,5 +1,5 @@
 """Triton kernels over whole rows of scores, one program a row: its likeliest token, and a token
-drawn from it by the rules of ``inference.engine.sampling.filters``.
+drawn from it by the rules of ``inference.engine.sampling.drawing``.
 
 A token's weight is e ** ((score - largest) / temperature), the likeliest one's being 1. Weights are
 computed again in every pass, from scores that stay in the card's cache. Nothing is sorted: numbers

@@ -15,7 +15,7 @@ from typing import Literal
 import tokenizers
 
 from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
-from inference.engine.sampling.thinking import ThinkingBudget
+from inference.engine.sampling.logits_processors import ThinkingBudget
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from tests.live.scripted.script import Rule

@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from inference.engine.emission import Sampled
 from inference.engine.sampling.drawing import TorchDrawer
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.sampling.masks import apply_masks
+from inference.engine.sampling.logits_processors import apply_masks
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit

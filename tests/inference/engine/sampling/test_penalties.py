@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
-from inference.engine.sampling.penalties import UsedTokens
+from inference.engine.sampling.logits_processors import UsedTokens
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.native.build import NativeUnavailableError, load_library

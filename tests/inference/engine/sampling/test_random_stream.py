@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.engine.sampling.random_stream import RandomStream
+from inference.engine.sampling.sampler import RandomStream
 from tests.cases import each_case
 
 

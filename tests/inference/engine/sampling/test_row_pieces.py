@@ -12,9 +12,8 @@ import torch
 
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.trial import try_out
-from inference.engine.sampling import drawing, row_pieces
-from inference.engine.sampling.drawing import Draw, TorchDrawer
-from inference.engine.sampling.filters import filter_among
+from inference.engine.sampling import drawing
+from inference.engine.sampling.drawing import Draw, TorchDrawer, filter_among
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
@@ -40,7 +39,7 @@ def scores() -> torch.Tensor:
     [(3, 49_152, [3]), (256, 151_936, [55] * 4 + [36]), (2, 10**9, [1, 1]), (0, 100, [])],
 )
 def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
-    pieces = list(row_pieces.row_pieces(num_rows, vocab_size))
+    pieces = list(drawing.row_pieces(num_rows, vocab_size))
     assert [piece.stop - piece.start for piece in pieces] == sizes
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == [*range(num_rows)]
 
@@ -58,7 +57,7 @@ def test_draws_in_pieces_are_the_same_and_none_is_larger(
         return filter_among(rows, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(drawing, "filter_among", watched)
-    monkeypatch.setattr(row_pieces, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
     drawn, short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
     assert torch.equal(drawn, whole) and torch.equal(short, are_short)
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
@@ -69,7 +68,7 @@ def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: l
     bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
     whole, pieces = scores(), scores()
     TorchDrawer().forbid(whole, rows, bits)
-    monkeypatch.setattr(row_pieces, "MOST_SCORES_AT_ONCE", 2 * VOCAB_SIZE)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 2 * VOCAB_SIZE)
     TorchDrawer().forbid(pieces, rows, bits)
     assert torch.equal(pieces, whole)
     allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
@@ -94,7 +93,7 @@ def test_log_probabilities_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatc
         return Sampler(VOCAB_SIZE).sample(sequences, scores()).logprobs
 
     whole = sampled()
-    monkeypatch.setattr(row_pieces, "MOST_SCORES_AT_ONCE", 3 * VOCAB_SIZE)
+    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 3 * VOCAB_SIZE)
     assert sampled() == whole
     assert [len(whole[row].top) for row in range(NUM_ROWS)] == [row % 3 for row in range(NUM_ROWS)]
 

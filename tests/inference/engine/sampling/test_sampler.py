@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampling.filters import filter_probabilities
-from inference.engine.sampling.penalties import UsedTokens
+from inference.engine.sampling.drawing import filter_probabilities
+from inference.engine.sampling.logits_processors import UsedTokens
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams

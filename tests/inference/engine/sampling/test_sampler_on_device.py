@@ -7,9 +7,8 @@ import random
 import pytest
 import torch
 
-from inference.engine.sampling.adjustments import add_bias, forbid_early_stops
-from inference.engine.sampling.filters import TOP_CANDIDATES
-from inference.engine.sampling.penalties import TokenCounts
+from inference.engine.sampling.drawing import TOP_CANDIDATES
+from inference.engine.sampling.logits_processors import TokenCounts, add_bias, forbid_early_stops
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.to_device import HostCopy

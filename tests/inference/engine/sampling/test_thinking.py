@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.engine.sampling.thinking import ThinkingBudget
+from inference.engine.sampling.logits_processors import ThinkingBudget
 from inference.protocol.sampling import ThinkingLimit
 
 OPEN, CLOSE, WORD = 1, 2, 3
