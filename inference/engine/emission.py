@@ -4,7 +4,6 @@ until the neuron is sent them. Knows no tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from inference.engine.faults.kinds import NumericalFault
@@ -41,11 +40,11 @@ class Sampled:
     """
 
     token_ids: list[int]
-    failed: Mapping[int, int]
+    failed: dict[int, int]
     logprobs: dict[int, TokenLogprob]
-    complete: frozenset[int] = frozenset()
+    complete: set[int] = field(default_factory=set)
     """Rows whose grammar allows nothing after this token."""
-    ended: Set[int] = frozenset()
+    ended: set[int] = field(default_factory=set)
     """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
     broken: dict[int, str] = field(default_factory=dict)
     """Rows whose grammar could not be followed, and why; their token ids mean nothing."""

@@ -26,7 +26,6 @@ from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.to_device import rows_of
-from inference.protocol.sampling import TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -69,97 +68,72 @@ def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -
 
 
 def read_drafted(sampler: Sampler, choice: SampledDrafts) -> Sampled:
-    """One row for each sequence: its last that counts; see ``Sampled``."""
+    """Returns a row for each sequence: its last that counts; see ``Sampled``."""
     first = sampler.read(choice.first)
-    verified = _Verified(choice)
-    row, going_on = 0, []
+    verified = Sampled([0] * len(choice.sequences), {}, {})
+    row, remaining = 0, []
     for index, count in enumerate(choice.num_first):
         for depth in range(count):
-            if not verified.take(index, depth, first, row + depth):
+            if not _take(choice, verified, index, depth, first, row + depth):
                 break
         else:
-            going_on.append(index)
+            remaining.append(index)
         row += count
     depth = 1
-    while going_on := [i for i in going_on if depth <= len(choice.drafts[i])]:
-        round_ = _sample_round(sampler, choice, going_on, depth)
+    while remaining := [i for i in remaining if depth <= len(choice.drafts[i])]:
+        round_ = _sample_round(sampler, choice, remaining, depth)
         if round_ is None:
             break
-        going_on = [
-            index for at, index in enumerate(going_on) if verified.take(index, depth, round_, at)
+        remaining = [
+            index
+            for at, index in enumerate(remaining)
+            if _take(choice, verified, index, depth, round_, at)
         ]
         depth += 1
-    return verified.sampled()
+    return verified
 
 
 def _sample_round(
-    sampler: Sampler, choice: SampledDrafts, going_on: list[int], depth: int
+    sampler: Sampler, choice: SampledDrafts, remaining: list[int], depth: int
 ) -> Sampled | None:
     """``None`` where it raises: the tokens before are right, and the same rows come first in the
     next step, which isolates the row at fault."""
-    sequences = [choice.sequences[index] for index in going_on]
-    rows = [choice.first_rows[index] + depth for index in going_on]
+    sequences = [choice.sequences[index] for index in remaining]
+    rows = [choice.first_rows[index] + depth for index in remaining]
     try:
         logits = rows_of(choice.logits, rows)
         return sampler.read(sampler.choose(sequences, logits, num_ahead=depth))
     except Exception:  # whatever an operator raises
-        log.exception("drafts were not looked at")
+        log.exception("drafts were not verified")
         return None
 
 
-class _Verified:
-    """The verified tokens of each sequence so far."""
-
-    def __init__(self, choice: SampledDrafts) -> None:
-        self._choice = choice
-        self._token_ids = [0] * len(choice.sequences)
-        self._logprobs: dict[int, TokenLogprob] = {}
-        self._runs: dict[int, Run] = {}
-        self._failed: dict[int, int] = {}
-        self._complete: set[int] = set()
-        self._ended: set[int] = set()
-        self._broken: dict[int, str] = {}
-
-    def sampled(self) -> Sampled:
-        return Sampled(
-            self._token_ids,
-            self._failed,
-            self._logprobs,
-            frozenset(self._complete),
-            self._ended,
-            self._broken,
-            runs=self._runs,
-        )
-
-    def take(self, index: int, depth: int, found: Sampled, row: int) -> bool:
-        """``row`` of ``found`` is the sequence's at ``depth``. Returns whether the next one counts:
-        this token was drafted, and nothing ends with it."""
-        draft = self._choice.drafts[index]
-        if depth:
-            run = self._runs.setdefault(index, Run())
-            run.token_ids.append(draft[depth - 1])
-            if (logprob := self._logprobs.pop(index, None)) is not None:
-                run.logprobs.append(logprob)
-        token_id = self._token_ids[index] = found.token_ids[row]
-        if (logprob := found.logprobs.get(row)) is not None:
-            self._logprobs[index] = logprob
-        if self._is_over(index, found, row):
-            return False
-        is_stop = token_id in self._choice.sequences[index].stop_ids
+def _take(
+    choice: SampledDrafts, verified: Sampled, index: int, depth: int, found: Sampled, row: int
+) -> bool:
+    """Adds ``row`` of ``found``, which is the sequence's at ``depth``, to ``verified``. Returns
+    whether the next row counts: this token was drafted, and nothing ends with it."""
+    draft = choice.drafts[index]
+    if depth:
+        run = verified.runs.setdefault(index, Run())
+        run.token_ids.append(draft[depth - 1])
+        if (logprob := verified.logprobs.pop(index, None)) is not None:
+            run.logprobs.append(logprob)
+    token_id = verified.token_ids[index] = found.token_ids[row]
+    if (logprob := found.logprobs.get(row)) is not None:
+        verified.logprobs[index] = logprob
+    if row in found.failed:
+        verified.failed[index] = found.failed[row]
+    elif row in found.broken:
+        verified.broken[index] = found.broken[row]
+    elif row in found.ended:
+        verified.ended.add(index)
+    elif row in found.complete:
+        verified.complete.add(index)
+    else:
+        is_stop = token_id in choice.sequences[index].stop_ids
         return not is_stop and depth < len(draft) and token_id == draft[depth]
-
-    def _is_over(self, index: int, found: Sampled, row: int) -> bool:
-        if row in found.failed:
-            self._failed[index] = found.failed[row]
-        elif row in found.broken:
-            self._broken[index] = found.broken[row]
-        elif row in found.ended:
-            self._ended.add(index)
-        elif row in found.complete:
-            self._complete.add(index)
-        else:
-            return False
-        return True
+    return False
 
 
 def _is_plain(sequence: Sequence) -> bool:
