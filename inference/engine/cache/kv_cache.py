@@ -1,15 +1,169 @@
-"""What each sequence holds of the cache: the blocks of its keys and values (``block_allocator``),
-and on a model with recurrent layers the slots of its states (``state_slots``). Only integers: this
-file must not know tensors.
+"""The blocks of keys and values: which are in use and by whom, and the prefix cache. Only integers;
+the tensors are elsewhere (``inference.models.cache.paged_kv``).
+
+    unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (content is known)
+      ▲                    ▲  ▲   │   ▲                                │   │
+      │  last release, content│   │   └────────── prefix hit ──────────┘   │
+      └───────── not known ─┼─┼───┘                                        │ the oldest, when
+                            │ └────────────────── allocate ────────────────┘ nothing is unused
+    untouched ──allocate────┘
+
+Untouched blocks were never in use: on a CPU the system has given them no memory yet. They are
+allocated before reusable ones until ``kept_blocks`` have been touched, so that prefixes are kept;
+beyond that only where nothing else is free, so that memory grows by what sequences need at once and
+not by how many prompts have passed.
+
+The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
+that key and then compares it, so two prompts can share a block only when every token from the
+start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
+The first block's parent is the sequence's salt, which is its account's. So two accounts never share
+blocks, and the time to a prompt's answer reveals nothing of other accounts' prompts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from itertools import count
 
-from inference.engine.cache.block_allocator import BlockAllocator, BlockContent, Parent
 from inference.engine.cache.state_slots import StateSlots
+from inference.engine.errors import IntegrityError
 from inference.engine.scheduling.sequence import Sequence
+
+Parent = int | str
+"""Content id of the block before; a salt where there is none."""
+BlockContent = tuple[int | str, ...]
+"""A block's token ids, and then the digests of the images that have tokens there."""
+ContentKey = tuple[Parent, BlockContent]
+
+
+class BlockAllocator:
+    """Hands out block ids 0 … num_blocks - 1."""
+
+    def __init__(self, num_blocks: int, kept_blocks: int | None = None) -> None:
+        """``kept_blocks``: ``None`` for all, where untouched ones cost no less than others."""
+        self.num_blocks = num_blocks
+        self._kept_blocks = num_blocks if kept_blocks is None else min(kept_blocks, num_blocks)
+        self._num_touched = 0
+        """Blocks from here on are untouched."""
+        self._unused: list[int] = []
+        self._reusable: OrderedDict[int, None] = OrderedDict()
+        self._references = [0] * num_blocks
+        self._content: dict[ContentKey, tuple[int, int]] = {}
+        """Key -> (block id, content id)."""
+        self._key_of: dict[int, ContentKey] = {}
+        self._content_ids = count(1)
+        self.num_gains = 0
+        """How many blocks have ever become free or known. A sequence that lacks n blocks finds them
+        after n more at the earliest."""
+        self.on_forgotten: Callable[[int], None] | None = None
+        """Called with each content id that leaves the prefix cache."""
+
+    @property
+    def num_free(self) -> int:
+        return len(self._unused) + len(self._reusable) + self.num_blocks - self._num_touched
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    @property
+    def content_ids(self) -> set[int]:
+        """The content ids that the prefix cache knows."""
+        return {content_id for _, content_id in self._content.values()}
+
+    def allocate(self) -> int:
+        """Returns a block with one reference and no known content. The caller has checked
+        ``num_free``."""
+        if self._unused:
+            block_id = self._unused.pop()
+        elif self._num_touched < (self._kept_blocks if self._reusable else self.num_blocks):
+            block_id = self._num_touched
+            self._num_touched += 1
+        else:
+            block_id, _ = self._reusable.popitem(last=False)
+            self._forget(self._key_of.pop(block_id))
+        self._references[block_id] = 1
+        return block_id
+
+    def share(self, block_id: int) -> None:
+        """Adds a reference to a block that the prefix cache knows."""
+        if self._references[block_id] == 0:
+            del self._reusable[block_id]
+        self._references[block_id] += 1
+
+    def release(self, block_ids: Ordered[int]) -> None:
+        """Drops one reference each, last block first: a chain's tail is reused before its head,
+        which other prompts share."""
+        for block_id in reversed(block_ids):
+            self._references[block_id] -= 1
+            if self._references[block_id] > 0:
+                continue
+            self.num_gains += 1
+            if block_id in self._key_of:
+                self._reusable[block_id] = None
+            else:
+                self._unused.append(block_id)
+
+    def is_reusable(self, block_id: int) -> bool:
+        return block_id in self._reusable
+
+    def find(self, parent: Parent, content: BlockContent) -> tuple[int, int] | None:
+        """Returns (block id, content id) of the block that holds ``content`` after ``parent``."""
+        return self._content.get((parent, content))
+
+    def content_of(self, block_id: int) -> int | None:
+        """Returns the content id of a block; ``None`` where the prefix cache does not know it."""
+        key = self._key_of.get(block_id)
+        return None if key is None else self._content[key][1]
+
+    def register(self, block_id: int, parent: Parent, content: BlockContent) -> int:
+        """Makes a full block's content known and returns its content id. A block that already holds
+        the same content stays the known one."""
+        key = (parent, content)
+        if (known := self._content.get(key)) is not None:
+            return known[1]
+        self.num_gains += 1
+        content_id = next(self._content_ids)
+        self._content[key] = (block_id, content_id)
+        self._key_of[block_id] = key
+        return content_id
+
+    def invalidate_prefix(self, block_ids: Ordered[int]) -> None:
+        """Removes the blocks from the prefix cache. Sequences that hold them keep them."""
+        for block_id in block_ids:
+            if (key := self._key_of.pop(block_id, None)) is not None:
+                self._forget(key)
+                if block_id in self._reusable:
+                    del self._reusable[block_id]
+                    self._unused.append(block_id)
+
+    def _forget(self, key: ContentKey) -> None:
+        _, content_id = self._content.pop(key)
+        if self.on_forgotten is not None:
+            self.on_forgotten(content_id)
+
+    def check_integrity(self, holders: Ordered[Ordered[int]]) -> None:
+        """``holders`` are the block lists of every live sequence. Raises ``IntegrityError``."""
+        expected = [0] * self.num_blocks
+        for block_ids in holders:
+            for block_id in block_ids:
+                expected[block_id] += 1
+        if expected != self._references:
+            raise IntegrityError("reference counts differ from what sequences hold")
+        free = [*self._unused, *self._reusable, *range(self._num_touched, self.num_blocks)]
+        if sorted(free) != [b for b in range(self.num_blocks) if expected[b] == 0]:
+            raise IntegrityError("free blocks are not exactly the unreferenced ones")
+        if any(b in self._key_of for b in self._unused):
+            raise IntegrityError("an unused block has known content")
+        if any(b not in self._key_of for b in self._reusable):
+            raise IntegrityError("a reusable block has no known content")
+        if {key: block for block, key in self._key_of.items()} != {
+            key: block for key, (block, _) in self._content.items()
+        }:
+            raise IntegrityError("the prefix cache's two directions differ")
+
 
 DEFAULT_BLOCK_TOKENS = 32
 NEW_TURN_TOKENS = 8
@@ -18,7 +172,8 @@ has other tokens there, so a snapshot after them would never be found again."""
 
 
 class KVCache:
-    """What sequences hold. Sets ``block_ids`` and the prefix fields of a ``Sequence``."""
+    """The blocks, and on a model with recurrent layers the state slots, that sequences hold. Sets
+    ``block_ids`` and the prefix fields of a ``Sequence``."""
 
     def __init__(
         self,
@@ -28,8 +183,8 @@ class KVCache:
         num_state_slots: int = 0,
         window: int | None = None,
     ) -> None:
-        """``num_state_slots``: of a model with recurrent layers, else 0. ``window``: how many
-        tokens a row sees at most, its own among them; ``None`` where a layer sees all."""
+        """``num_state_slots``: 0 without recurrent layers. ``window``: the most tokens that a row
+        sees, its own among them; ``None`` where a layer sees all."""
         self.block_tokens = block_tokens
         self.window = window
         self.allocator = BlockAllocator(num_blocks, kept_blocks)
@@ -38,8 +193,8 @@ class KVCache:
             self.states = StateSlots(num_state_slots)
             self.allocator.on_forgotten = self.states.forget
         self._short: tuple[Sequence, int] | None = None
-        """Who lacked blocks last, and the allocator's ``num_gains`` before which it still does:
-        looking at its prefix again before that would find the same."""
+        """The sequence that lacked blocks last, and the allocator's ``num_gains`` before which it
+        still does: until then its prefix is not looked up again."""
 
     def admit(self, sequence: Sequence) -> bool:
         """Allocates blocks for all tokens of ``sequence``, shared ones where its prefix is known,
@@ -74,7 +229,6 @@ class KVCache:
         return self._is_enough_beside(shared, sequence)
 
     def _is_still_short(self, sequence: Sequence) -> bool:
-        """Whether too little has changed since it last lacked state slots or blocks."""
         if self.states is not None and not self.states.has_free_slots:
             return True
         if self._short is None or self._short[0] is not sequence:
@@ -95,8 +249,8 @@ class KVCache:
         return num_missing <= 0
 
     def known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Block ids and content ids of the longest known chain that leaves one token to run, and
-        those that are still to be scored. With recurrent layers the chain ends at a snapshot."""
+        """Returns block ids and content ids of the longest known chain that leaves the last token,
+        and those still to be scored, to run. With recurrent layers the chain ends at a snapshot."""
         if sequence.num_tokens_to_score:
             return [], []
         tokens, size = sequence.token_ids, self.block_tokens
@@ -116,8 +270,8 @@ class KVCache:
         return block_ids, contents
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Slots for that many of the sequence's tokens, at most one block more than it has.
-        ``False``: it needs a block and none is free."""
+        """Makes room for that many of the sequence's tokens, at most one block more than it has.
+        Returns ``False`` if it needs a block and none is free."""
         if num_tokens <= len(sequence.block_ids) * self.block_tokens:
             return True
         if self.allocator.num_free == 0:
@@ -126,7 +280,7 @@ class KVCache:
         return True
 
     def register_computed(self, sequence: Sequence) -> None:
-        """Adds the blocks that this step's tokens have filled to the prefix cache."""
+        """Adds the blocks that this step's tokens filled to the prefix cache."""
         size = self.block_tokens
         while (sequence.num_registered_blocks + 1) * size <= sequence.num_computed_tokens:
             index = sequence.num_registered_blocks
@@ -139,8 +293,8 @@ class KVCache:
             self._drop_unseen(sequence, self.window)
 
     def _drop_unseen(self, sequence: Sequence, window: int) -> None:
-        """Releases the blocks that neither its next row nor any later one sees. They stay in the
-        prefix cache until another sequence needs them.
+        """Releases the blocks that no later row sees. They stay in the prefix cache until another
+        sequence needs them.
 
             positions   0 ....... | num_computed - window + 1 ....... num_computed
                         [ dropped, whole blocks ][ seen by the next row           ]
@@ -211,8 +365,8 @@ class KVCache:
 
 
 def _content(sequence: Sequence, start: int, end: int) -> BlockContent:
-    """The content of the block of tokens [start, end). An image's tokens are all alike, so its
-    digest is part of it."""
+    """The content of the block of tokens [start, end), with the digests of its images, whose tokens
+    are all alike."""
     tokens = tuple(sequence.token_ids[start:end])
     if sequence.images is None:
         return tokens

@@ -1,10 +1,10 @@
-"""Which slot holds whose recurrent state: reference counts, and snapshots that later prompts start
-from. Only integers; the tensors are elsewhere (``inference.models.cache.paged_kv``).
+"""The slots of recurrent states: reference counts, and snapshots that later prompts start from.
+Only integers; the tensors are elsewhere (``inference.models.cache.paged_kv``).
 
-A slot that a step has written is never written again while anybody refers to it. A running sequence
-holds two slots: each step reads one and writes the other, and they change places when the step is
-committed. So a step that failed has changed nothing and can be run again, and a snapshot costs no
-copy: it is one more reference to a committed slot.
+A written slot is never written again while it has references. A running sequence holds two slots:
+each step reads one and writes the other, and they are swapped when the step is committed. So a
+failed step has changed nothing and can be run again, and a snapshot costs no copy: it is one more
+reference to a committed slot.
 
     step      reads  writes          commit
     prompt    0      7               7 is the state, 4 is written next
@@ -48,8 +48,8 @@ class StateSlots:
         return len(self._snapshots)
 
     def admit(self, sequence: Sequence, content_id: int | None) -> None:
-        """Start from the snapshot of that prefix, or from nothing. The caller has checked
-        ``has_free_slots``."""
+        """Starts from the snapshot of that prefix; without one, from the empty state. The caller
+        has checked ``has_free_slots``."""
         read = EMPTY_SLOT
         if content_id is not None:
             read = self._snapshots[content_id]
@@ -71,7 +71,7 @@ class StateSlots:
         sequence.next_state_slot = self._allocate()
 
     def release(self, sequence: Sequence) -> None:
-        """What it has left as a snapshot becomes the newest one."""
+        """Frees its slots. Its own snapshot becomes the newest one."""
         if sequence.state_slot is None or sequence.next_state_slot is None:
             return
         if sequence.snapshot is not None and sequence.snapshot in self._snapshots:
@@ -85,7 +85,7 @@ class StateSlots:
         return content_id in self._snapshots
 
     def keep(self, sequence: Sequence, content_id: int) -> None:
-        """Make the sequence's state, that of the prefix ``content_id``, known to later prompts."""
+        """Keeps the sequence's state, that of the prefix ``content_id``, for later prompts."""
         if content_id in self._snapshots:
             self._snapshots.move_to_end(content_id)
             return
