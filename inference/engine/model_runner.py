@@ -26,7 +26,7 @@ from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_log
 from inference.engine.sampling.verifying import SampledDrafts, choose_drafted, read_drafted
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.speculation.predictor_runner import PredictorRunner
+from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.models.backend import AnyModel, KVStorage
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
 from inference.models.to_device import on_device

@@ -38,11 +38,10 @@ from inference.engine.scheduling.step_groups import StepGroups
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.automatic import AutomaticSpeculator
 from inference.engine.speculation.draft_model import DraftModelSpeculator
-from inference.engine.speculation.draft_runner import DraftRunner
-from inference.engine.speculation.predictor_runner import PredictorRunner
+from inference.engine.speculation.draft_runner import DraftRunner, PredictorRunner
+from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
-    LookupSpeculator,
     Speculator,
 )
 from inference.engine.stages.staged_model import StagedExecutor, StagedModel

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
-    LookupSpeculator,
     Speculator,
 )
 from inference.loading.devices import wanted_kv_format

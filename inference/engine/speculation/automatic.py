@@ -1,13 +1,13 @@
-"""Chooses for each step where drafts come from, by what each origin is expected to bring and to
-cost on this device, as measured: prompt lookup, the model's predictor, or none.
+"""Chooses the origin of each step's drafts by its expected gain and measured cost on this device:
+prompt lookup, the model's predictor, or none.
 
     prompt lookup ──▶ offer ─┐
                              ├─▶ the one that is worth more ─▶ drafts, verified in the step
     predictor ──────▶ offer ─┘       none offered: a step without drafts
-       └ follows every step, which costs time also where nothing is drafted: so it rests where
-         that does not pay
+       └ follows every step, at a cost even where nothing is drafted: it rests where that does
+         not pay
 
-An origin decides how many tokens come out of a step, never which. Knows no tensors.
+Knows no tensors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Protocol
 
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
-from inference.engine.speculation.draft_length import WORTH
-from inference.engine.speculation.speculator import Offer, Origin
+from inference.engine.speculation.speculator import WORTH, Offer, Origin
 
 IDLE_STEPS = 512
 """The predictor rests after so many steps in a row in which its drafts did not pay."""
 REST_STEPS = 8192
-"""How many steps it rests, before it follows what begins then and is tried again."""
+"""So many steps later it follows new sequences and is tried again."""
 STATUS_STEPS = 256
-"""How many steps the status describes; it is written after as many."""
+"""The status describes so many steps, and is written after as many."""
 STATUS_PERCENT = 10
 """Shares in the status are rounded to this, so that it changes seldom."""
 
@@ -39,11 +38,11 @@ class Follower(Protocol):
         ...
 
     def rest(self) -> None:
-        """Follow no step until ``resume``."""
+        """Follows no step until ``resume``."""
         ...
 
     def resume(self) -> None:
-        """Follow sequences that begin from now on."""
+        """Follows sequences that begin from now on."""
         ...
 
 
@@ -57,12 +56,11 @@ class AutomaticSpeculator:
         self._step_time = untried_step_time()
         self._num_idle_steps = 0
         self._num_rest_steps = 0
-        """How many steps the predictor still rests."""
+        """Steps that the predictor still rests."""
         self._status = _Status()
 
     @property
     def status(self) -> str:
-        """A sentence for people: which were chosen in the last steps; empty at the start."""
         return self._status.words
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
@@ -94,7 +92,7 @@ class AutomaticSpeculator:
         return self._lookup.take_drafting_s() + self._predicted.take_drafting_s()
 
     def _chosen(self, sequences: list[Sequence]) -> tuple[Origin, Offer] | None:
-        """A trial comes first: how many drafts come true is not known otherwise."""
+        """Returns the best offer. A trial, which measures the share of right drafts, comes first."""
         origins = (self._lookup, self._predicted) if self._follows else (self._lookup,)
         offers = [(origin, origin.offer(sequences)) for origin in origins]
         found = [(origin, offer) for origin, offer in offers if offer is not None]
@@ -122,7 +120,7 @@ class AutomaticSpeculator:
             self._follower.rest()
 
     def _pays(self, offer: Offer, num_rows: int) -> bool:
-        """Whether drafts bring more than a step that is not followed."""
+        """Whether drafts gain more than following costs."""
         step_s = self._step_time.seconds(num_rows, 0)
         share = min(1.0, self._follower.following_s / step_s) if step_s > 0 else 0.0
         return not offer.is_trial and offer.worth * (1.0 - share) > WORTH
@@ -140,7 +138,7 @@ class _Status:
         """The last step's."""
 
     def add_step(self, name: str, drafts: dict[Sequence, list[int]]) -> None:
-        """``name``: of the origin; empty: there are no drafts."""
+        """``name``: the origin's; empty without drafts."""
         if self._num_steps == STATUS_STEPS:
             self._write()
         self._num_steps += 1

@@ -4,10 +4,9 @@
     answering     [ keys and values in blocks ......... ]
     drafting      [ in the same blocks ..... ) num_read      ─▶ fill ─▶ draft ▏a b c
 
-It reads a sequence behind the model that answers, and only while drafts pay: what it has not read
-yet it reads before it drafts, a bounded number of tokens a step. Blocks of shared prefixes that it
-has read for one sequence serve the others. What it knows wrongly costs drafts, never an answer.
-Knows no tensors.
+It reads a sequence behind the model that answers, and only while drafts pay: before it drafts it
+reads the unread tokens, a bounded number a step. Blocks of shared prefixes that it has read for one
+sequence serve the others. Wrong keys and values cost drafts, never an answer. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from typing import Protocol
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
-from inference.engine.speculation.acceptance import Acceptance
-from inference.engine.speculation.draft_costs import DraftCosts
-from inference.engine.speculation.draft_length import best_length, worth_of
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
     MOST_ROWS,
     MOST_SEQUENCES,
+    Acceptance,
     Offer,
+    Origin,
+    best_length,
     most_drafts,
+    worth_of,
 )
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,15 @@ log = logging.getLogger(__name__)
 READ_AT_ONCE = 512
 """The most unread tokens that one step reads, so that other sequences wait little for it."""
 MOST_UNREAD = 4
-"""How many tokens of a sequence may be unread when it is drafted for: they are read with its
-last."""
+"""The most unread tokens of a sequence that is drafted for: they are read with its last."""
 PROBE_STEPS = 64
-"""After so many steps without drafts some are tried: what comes of them is not known otherwise."""
+"""After so many steps without drafts some are tried, to measure how many are right."""
 PROBE_LENGTH = 2
 MOST_FAILURES = 3
+UNTRIED_DRAFT = 0.15
+"""The assumed cost of a draft token before one was made, in parts of a step."""
 OF_A_MODEL = 1
-"""Its class of ``Acceptance``: how sure a draft is does not hang on matches."""
+"""Its class of ``Acceptance``: its drafts follow no match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Drafter(Protocol):
 
     @property
     def num_positions(self) -> int:
-        """Longer texts it does not read."""
+        """The length of the longest text that it reads."""
         ...
 
     @property
@@ -83,20 +84,18 @@ class _Reading:
 
     acceptance: Acceptance
     block_ids: list[int] = field(default_factory=list)
-    """The list that the numbers below are about; a preempted sequence gets another."""
+    """The sequence's list of blocks that the numbers below count; a preempted one gets another."""
     num_read: int = 0
     """Tokens whose keys and values it has."""
     num_noted: int = 0
     """Leading blocks that are noted as read."""
     draft: list[int] = field(default_factory=list)
     length_then: int = 0
-    """How long the sequence was when that was made."""
+    """The sequence's length when ``draft`` was made."""
 
 
-class DraftModelSpeculator:
-    """An ``Origin``: drafts of a ``Drafter``."""
-
-    status = ""
+class DraftModelSpeculator(Origin):
+    """Drafts of a ``Drafter``."""
 
     def __init__(
         self,
@@ -114,18 +113,14 @@ class DraftModelSpeculator:
         self._acceptance = Acceptance()
         self._costs = DraftCosts(untried_step_time())
         self._read_blocks: dict[int, int] = {}
-        """Block id -> content id that it has read there, all of it."""
+        """Block id -> content id of the block that it has read whole."""
         self._num_steps_without = 0
         self._num_failures = 0
         self._spent_s = 0.0
-        """The seconds that ``drafts`` has spent since they were last taken."""
-
-    def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
-        offer = self.offer(sequences)
-        return {} if offer is None else offer.make()
+        """The seconds spent on drafts since ``take_drafting_s``."""
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
-        """Counts the step where it has none."""
+        """Counts the step if it returns none."""
         able = self._able(sequences)
         candidates = self._candidates(able)
         if candidates:
@@ -150,9 +145,6 @@ class DraftModelSpeculator:
         finally:
             self._spent_s += self._clock() - started_s
 
-    def expects_drafts(self, sequences: list[Sequence]) -> bool:
-        return self.offer(sequences) is not None
-
     def record(self, sequence: Sequence, came: list[int]) -> None:
         reading = sequence.drafting.get(self.name)
         if not isinstance(reading, _Reading) or not reading.draft:
@@ -174,14 +166,14 @@ class DraftModelSpeculator:
         return spent_s
 
     def _able(self, sequences: list[Sequence]) -> list[Sequence]:
-        """It sees no images, and no further than its own context."""
+        """The sequences that it can draft for: without images, and within its own context."""
         if len(sequences) > MOST_SEQUENCES or self._num_failures >= MOST_FAILURES:
             return []
         room = self._drafter.num_positions - self._most_tokens
         return [s for s in sequences if s.images is None and len(s.token_ids) < room]
 
     def _candidates(self, able: list[Sequence]) -> list[tuple[int, float]]:
-        """The most tokens to draft for each, and the chance of each of them."""
+        """Returns the most tokens to draft for each, and the chance of each of them."""
         return [
             (most, self._reading_of(sequence).acceptance.rates[OF_A_MODEL])
             for sequence in able
@@ -238,7 +230,7 @@ class DraftModelSpeculator:
         return len(sequence.block_ids) * self._kv_cache.block_tokens - num_tokens
 
     def _note(self, sequence: Sequence, reading: _Reading) -> None:
-        """Blocks that the prefix cache knows and that are read whole."""
+        """Notes the blocks that are read whole and that the prefix cache knows."""
         num_full = reading.num_read // self._kv_cache.block_tokens
         for index in range(reading.num_noted, min(num_full, sequence.num_registered_blocks)):
             block_id = sequence.block_ids[index]
@@ -258,7 +250,7 @@ class DraftModelSpeculator:
         return reading
 
     def _num_known(self, sequence: Sequence) -> int:
-        """Leading blocks that it has read for another sequence."""
+        """Counts the leading blocks that it has read for another sequence."""
         content_of = self._kv_cache.allocator.content_of
         for index in range(sequence.num_registered_blocks):
             block_id = sequence.block_ids[index]
@@ -266,6 +258,34 @@ class DraftModelSpeculator:
             if content_id is None or self._read_blocks.get(block_id) != content_id:
                 return index
         return sequence.num_registered_blocks
+
+
+class DraftCosts:
+    """The cost of a step with drafts against one without.
+
+    without   [ step of n rows ]
+    with      [ draft ][ draft ] … [ step of n + drafted rows ]    a draft step for each token
+    """
+
+    def __init__(self, steps: StepTimeModel) -> None:
+        """``steps``: the answering model's, fitted elsewhere."""
+        self.steps = steps
+        self._drafts = untried_step_time()
+
+    def record_draft(self, num_sequences: int, token_s: float) -> None:
+        """``token_s``: seconds of one more token for each sequence."""
+        self._drafts.record(num_sequences, 0, token_s)
+
+    def ratio(self, num_rows: int, num_base_rows: int) -> float:
+        verifying = self.steps.ratio(num_rows, num_base_rows)
+        longest = -(-(num_rows - num_base_rows) // num_base_rows)
+        return verifying + longest * self._of_a_token(num_base_rows)
+
+    def _of_a_token(self, num_sequences: int) -> float:
+        step_s = self.steps.seconds(num_sequences, 0)
+        if not (self.steps.is_measured and self._drafts.is_measured) or step_s <= 0:
+            return UNTRIED_DRAFT
+        return self._drafts.seconds(num_sequences, 0) / step_s
 
 
 def _num_equal(left: Ordered[int], right: Ordered[int]) -> int:

@@ -1,30 +1,42 @@
-"""Runs the model that makes drafts: over the same blocks as the model that answers, in a storage of
-its own.
-
-    fill      positions [start, end) of a sequence ─▶ their keys and values
-    draft     each sequence's last tokens ─▶ the likeliest next one, and so on: one forward a token
-
-What it leaves at a position belongs to the token there, so blocks that sequences share hold what
-all of them need. It is the only file of drafting that knows tensors.
+"""Runs what makes drafts: a second model, or the model's own predictor. The only file of drafting
+that knows tensors; it knows no sampling.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 import torch
 
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
-from inference.models.backend import AnyModel, KVStorage
+from inference.models.backend import AnyModel, AnyPredictor, KVStorage
 from inference.models.step_input import Ints, StepInput, block_table_of
-from inference.models.to_device import read_back
+from inference.models.to_device import all_on_device, read_back
+
+log = logging.getLogger(__name__)
+
+FOLLOWING_GAIN = 0.1
+"""How far one step moves the mean of ``following_s``."""
 
 
 class DraftRunner:
-    """A ``Drafter``."""
+    """A ``Drafter`` that runs a second model over the answering model's blocks, in a storage of its
+    own.
+
+    fill      positions [start, end) of a sequence ─▶ their keys and values
+    draft     each sequence's last tokens ─▶ the likeliest next one, and so on: one forward a token
+
+    Keys and values at a position depend on the tokens up to there alone, so sequences can share
+    blocks.
+    """
 
     follows = False
 
@@ -32,8 +44,7 @@ class DraftRunner:
         self, model: AnyModel, kv: KVStorage, *, vocab_size: int, num_positions: int
     ) -> None:
         """``kv`` has as many blocks as the answering model's, of the same size. ``vocab_size`` is
-        the answering model's: the two may fill up one vocabulary to different sizes.
-        ``num_positions``: longer texts it does not read."""
+        the answering model's: the two may pad one vocabulary to different sizes."""
         self._model = model
         self._kv = kv
         self._vocab_size = vocab_size
@@ -65,8 +76,8 @@ class DraftRunner:
         return drafts
 
     def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
-        """The likeliest tokens after each forward. The longest drafts come first: those that are
-        done leave at the end."""
+        """Returns the likeliest tokens after each forward. The longest drafts come first, so that
+        those that are done leave at the end."""
         table = block_table_of([row.sequence.block_ids for row in rows])
         found = [self._likeliest(self._first_step(rows, table))]
         for depth in range(1, rows[0].length):
@@ -97,11 +108,207 @@ class DraftRunner:
         )
 
     def _likeliest(self, step: StepInput) -> torch.Tensor:
-        """(num_logits,) int64 that the answering model has a row for."""
+        """Returns (num_logits,) int64 token ids of the answering model's vocabulary."""
         logits = self._model.forward(step, self._kv)
         return logits[:, : self._vocab_size].argmax(dim=-1)
 
     def _ids(self, token_ids: list[int]) -> Ints:
-        """Returns the ids that this model has a row for: what fills up the other's vocabulary means
-        nothing."""
+        """Clamps ids to this model's vocabulary: ids beyond it are the other's padding."""
         return np.minimum(np.array(token_ids, dtype=np.int32), np.int32(self._last_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The kept hidden rows of a sequence's newest tokens."""
+
+    first_position: int
+    hidden: torch.Tensor
+
+    def has(self, position: int) -> bool:
+        return 0 <= position - self.first_position < len(self.hidden)
+
+
+class PredictorRunner:
+    """A ``Drafter`` that runs the model's own predictor (``inference.models.backend``), and an
+    ``automatic.Follower``. It follows each step, so that it has keys and values of all computed
+    tokens, and drafts on from the last row.
+
+    step     rows at      p     p + 1  …  q          hidden rows
+    follow   rows at  p - 1     p      …  q - 1      token of each row, hidden row before it
+                      └ kept from the step before
+    """
+
+    follows = True
+
+    def __init__(
+        self,
+        predictor: AnyPredictor,
+        num_blocks: int,
+        block_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._predictor = predictor
+        self._kv = predictor.new_kv(num_blocks, block_tokens)
+        self._kept: dict[str, _Kept] = {}
+        self._has_failed = False
+        self._rests = False
+        self._clock = clock
+        self.following_s = 0.0
+        """A faded mean. On a card, which still computes after the launch, the launch's time alone."""
+        self.num_positions = predictor.num_positions
+
+    def fill(self, sequence: Sequence, start: int, end: int) -> None:
+        """Nothing: it has followed."""
+
+    def forget(self, sequence: Sequence) -> None:
+        self._kept.pop(sequence.sequence_id, None)
+
+    def follow(self, schedule: Schedule, hidden: torch.Tensor) -> None:
+        """Runs the predictor over the rows of the model's step, whose hidden states are ``hidden``."""
+        if self._has_failed or self._rests:
+            return
+        started_s = self._clock()
+        try:
+            rows = _FollowedRows(self._kept)
+            rows.add_step(schedule)
+            if rows.token_ids:
+                step = rows.step(self._kv.block_tokens)
+                self._predictor.forward(step, rows.hidden(hidden), self._kv)
+            self._keep(schedule, hidden)
+        except Exception:  # whatever an operator raises: answers need no drafts
+            log.exception("the predictor failed and is left out from now on")
+            self._has_failed = True
+            self._kept.clear()
+        if not schedule.prefills:
+            took_s = self._clock() - started_s
+            self.following_s += FOLLOWING_GAIN * (took_s - self.following_s)
+
+    def rest(self) -> None:
+        self._rests = True
+        self._kept.clear()
+
+    def resume(self) -> None:
+        self._rests = False
+
+    def _keep(self, schedule: Schedule, hidden: torch.Tensor) -> None:
+        first_row = 0
+        for sequence, run in zip(schedule.decodes, schedule.decode_query_lens, strict=True):
+            position = len(sequence.token_ids) - 1 - sequence.num_lagging
+            rows = hidden[first_row : first_row + run]
+            if sequence.sequence_id in self._kept:
+                self._kept[sequence.sequence_id] = _Kept(position, rows)
+            first_row += run
+        for chunk in schedule.prefills:
+            first_row += chunk.end - chunk.start
+            last = hidden[first_row - 1 : first_row].clone()
+            self._kept[chunk.sequence.sequence_id] = _Kept(chunk.end - 1, last)
+
+    @torch.inference_mode()
+    def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
+        """Drafts as many tokens for each row as its ``length``; none for one whose last step it
+        missed. Waits for the device once."""
+        ready = [row for row in rows if self._is_ready(row.sequence)]
+        ready.sort(key=lambda row: -row.length)
+        drafts: dict[str, list[int]] = {row.sequence.sequence_id: [] for row in rows}
+        if ready:
+            for token_ids in read_back(self._chain(ready)):
+                for row, token_id in zip(ready, token_ids, strict=False):
+                    drafts[row.sequence.sequence_id].append(token_id)
+        return [drafts[row.sequence.sequence_id] for row in rows]
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        kept = self._kept.get(sequence.sequence_id)
+        return kept is not None and kept.has(len(sequence.token_ids) - 2)
+
+    def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
+        """As ``DraftRunner._chain``."""
+        sequences = [row.sequence for row in rows]
+        table = block_table_of([sequence.block_ids for sequence in sequences])
+        hidden = torch.cat([self._last_hidden(sequence) for sequence in sequences])
+        found: list[torch.Tensor] = []
+        for depth in range(rows[0].length):
+            going = [row.sequence for row in rows if row.length > depth]
+            count = len(going)
+            step = StepInput.of_decodes(
+                [sequence.token_ids[-1] for sequence in going],
+                [len(sequence.token_ids) - 2 + depth for sequence in going],
+                table[:count],
+                self._kv.block_tokens,
+                unread_ids=found[-1][:count] if found else None,
+            )
+            hidden = self._predictor.forward(step, hidden[:count], self._kv)
+            found.append(self._predictor.logits(hidden).argmax(dim=-1))
+        return found
+
+    def _last_hidden(self, sequence: Sequence) -> torch.Tensor:
+        kept = self._kept[sequence.sequence_id]
+        row = len(sequence.token_ids) - 2 - kept.first_position
+        return kept.hidden[row : row + 1]
+
+
+@dataclass(slots=True)
+class _FollowedRows:
+    """A step's rows one position earlier, each with the hidden row before it. The first row of a
+    sequence has one only where the step before kept it."""
+
+    kept: dict[str, _Kept]
+    token_ids: list[int] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _query_lens: list[int] = field(default_factory=list)
+    _tables: list[list[int]] = field(default_factory=list)
+    _num_decodes: int = 0
+    _sources: list[int] = field(default_factory=list)
+    """Row index of each hidden row: in the step, or behind its last among the kept ones."""
+    _earlier: list[torch.Tensor] = field(default_factory=list)
+    _num_rows: int = 0
+
+    def add_step(self, schedule: Schedule) -> None:
+        total = sum(schedule.decode_query_lens) + schedule.num_prefill_tokens
+        for sequence in schedule.decodes:
+            start = len(sequence.token_ids) - 1 - sequence.num_lagging
+            tokens = [*sequence.token_ids[start:], *schedule.drafts.get(sequence, ())]
+            self._add(sequence, start, tokens, total, decodes=True)
+        self._num_decodes = len(self._starts)
+        for chunk in schedule.prefills:
+            tokens = chunk.sequence.token_ids[chunk.start : chunk.end]
+            self._add(chunk.sequence, chunk.start, tokens, total, decodes=False)
+
+    def _add(
+        self, sequence: Sequence, start: int, tokens: list[int], total: int, *, decodes: bool
+    ) -> None:
+        """A sequence with images is not followed, nor one that decodes and was not followed
+        before: its earlier keys and values are missing."""
+        first_row, self._num_rows = self._num_rows, self._num_rows + len(tokens)
+        kept = self.kept.get(sequence.sequence_id)
+        if sequence.images is not None or (decodes and kept is None):
+            return
+        has_first = kept is not None and kept.has(start - 1)
+        if has_first and kept is not None:
+            row = start - 1 - kept.first_position
+            self._sources.append(total + len(self._earlier))
+            self._earlier.append(kept.hidden[row : row + 1])
+        skipped = 0 if has_first else 1
+        if skipped == len(tokens):
+            return
+        self._sources += range(first_row, first_row + len(tokens) - 1)
+        self.token_ids += tokens[skipped:]
+        self._starts.append(start - 1 + skipped)
+        self._query_lens.append(len(tokens) - skipped)
+        self._tables.append(sequence.block_ids)
+
+    def hidden(self, step: torch.Tensor) -> torch.Tensor:
+        """Returns (num_rows, hidden_size) out of the step's."""
+        rows = torch.cat((step, *self._earlier)) if self._earlier else step
+        numbers = np.array(self._sources, dtype=np.int32)
+        (sources,) = all_on_device(step.device, indices=[numbers])
+        return rows.index_select(0, sources)
+
+    def step(self, block_tokens: int) -> StepInput:
+        return StepInput.of_queries(
+            self.token_ids,
+            self._starts,
+            self._query_lens,
+            block_table_of(self._tables),
+            block_tokens,
+            num_decodes=self._num_decodes,
+        )

@@ -1,27 +1,44 @@
-"""Proposes what followed the last time: the longest run of tokens at the end of a text that it had
-before, and what came after it there.
+"""Drafts by prompt lookup: finds the longest run of tokens at the end of a text in its earlier part
+and proposes the tokens that followed there.
 
     text   … the quick brown fox … the quick brown ▏
              [  match      ] ─▶ fox …  is proposed
 
-Plain integers; knows no sequences. For one text, which only grows.
+``PromptLookup`` searches one text, ``LookupSpeculator`` the text of each sequence. Plain integers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
+from inference.engine.speculation.speculator import (
+    DEFAULT_DRAFT_TOKENS,
+    MOST_DRAFT_TOKENS,
+    MOST_ROWS,
+    MOST_SEQUENCES,
+    Acceptance,
+    Offer,
+    Origin,
+    best_length,
+    match_class,
+    most_drafts,
+    worth_of,
+)
 
 SHORTEST_MATCH = 2
 LONG_MATCH = 6
-"""Matches of so many tokens are looked up at once; shorter ones among the last few places."""
+"""Matches of so many tokens are found by one look-up, shorter ones among the last few places."""
 LONGEST_MATCH = 32
 """A longer match is no better evidence."""
 MOST_PLACES = 8
 TOKEN_BITS = 24
 """Token ids are smaller than this allows."""
 INDEXED_AT_ONCE = 8192
-"""Tokens of a long prompt that one call takes in: a few milliseconds."""
+"""Tokens of a long prompt that one call indexes: a few milliseconds."""
 _LONG_MASK = (1 << TOKEN_BITS * LONG_MATCH) - 1
+_PAIR_MASK = (1 << TOKEN_BITS * SHORTEST_MATCH) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +50,17 @@ class Proposal:
 
 
 class PromptLookup:
-    """A proposal costs microseconds, however long the text is."""
-
-    __slots__ = ("_earlier", "_key", "_latest", "_latest_long", "_num_indexed")
+    """For one text, which only grows. A proposal costs microseconds, however long the text is."""
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
-        """Two tokens -> where the last place but the end itself ends at which they stood."""
+        """Two tokens -> the end of the last place, but the text's end, at which they stood."""
         self._latest_long: dict[int, int] = {}
-        """The same of ``LONG_MATCH`` tokens."""
+        """``LONG_MATCH`` tokens -> the same."""
         self._earlier: list[int] = []
-        """The end of the place before with the same two tokens, by a place's end; 0: there is
-        none."""
+        """A place's end -> the end of the place before with the same two tokens; 0: none."""
         self._key = 0
-        """The last ``LONG_MATCH`` tokens that are indexed."""
+        """The last ``LONG_MATCH`` indexed tokens."""
         self._num_indexed = 0
 
     def propose(self, text: list[int], most: int) -> Proposal | None:
@@ -65,13 +79,9 @@ class PromptLookup:
         return Proposal(token_ids, length)
 
     def _index(self, text: list[int]) -> None:
-        """All places but the end of the text, which would find itself."""
-        latest, latest_long, earlier, key = (
-            self._latest,
-            self._latest_long,
-            self._earlier,
-            self._key,
-        )
+        """Indexes all places but the end of the text, which would find itself."""
+        latest, latest_long = self._latest, self._latest_long
+        earlier, key = self._earlier, self._key
         first = self._num_indexed
         last = min(len(text) - 1, first + INDEXED_AT_ONCE)
         for end, token_id in enumerate(text[first:last], start=first + 1):
@@ -104,12 +114,109 @@ class PromptLookup:
         return best_end, best_length
 
 
-_PAIR_MASK = (1 << TOKEN_BITS * SHORTEST_MATCH) - 1
-
-
 def _match_length(text: list[int], end: int) -> int:
-    """How many tokens before ``end`` are those at the end of the text."""
+    """Counts the tokens before ``end`` that equal those at the end of the text."""
     most, length, last = min(end, LONGEST_MATCH), 0, len(text)
     while length < most and text[end - 1 - length] == text[last - 1 - length]:
         length += 1
     return length
+
+
+HEAD_TOKENS = 8
+"""So many tokens of the prompt's end are put before a client's prediction, so that it is found with
+the answer's first token.
+
+    [ prompt's end ][ prediction ][ prompt ............. end ][ answer ]
+"""
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """Kept with a sequence."""
+
+    acceptance: Acceptance
+    head: list[int]
+    """Put before the sequence's own text: its client's prediction, or nothing."""
+    text: list[int]
+    """The searched text, where there is a head."""
+    index: PromptLookup = field(default_factory=PromptLookup)
+    proposal: Proposal | None = None
+    length_then: int = 0
+    """The sequence's length when that was proposed."""
+
+
+class LookupSpeculator(Origin):
+    """Drafts from the sequence's own text, and from its client's prediction."""
+
+    name = "prompt lookup"
+
+    def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
+        self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
+        self._acceptance = Acceptance()
+        self._step_time = untried_step_time()
+
+    def offer(self, sequences: list[Sequence]) -> Offer | None:
+        if len(sequences) > MOST_SEQUENCES:
+            return None
+        proposals: dict[Sequence, Proposal] = {}
+        candidates: list[tuple[int, float]] = []
+        for sequence in sequences:
+            most = min(self._most_tokens, most_drafts(sequence))
+            if most < 1:
+                continue
+            lookup = self._lookup_of(sequence)
+            proposal = lookup.index.propose(_searched(lookup, sequence), most)
+            lookup.proposal, lookup.length_then = proposal, len(sequence.token_ids)
+            if proposal is None:
+                continue
+            proposals[sequence] = proposal
+            rate = lookup.acceptance.rates[match_class(proposal.match_length)]
+            candidates.append((len(proposal.token_ids), rate))
+        num_rows = len(sequences)
+        length = best_length(num_rows, candidates, self._step_time, MOST_ROWS)
+        if not length:
+            return None
+        worth = worth_of(length, num_rows, candidates, self._step_time)
+
+        def make() -> dict[Sequence, list[int]]:
+            return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}
+
+        return Offer(worth, is_trial=False, make=make)
+
+    def record(self, sequence: Sequence, came: list[int]) -> None:
+        lookup = sequence.drafting.get(self.name)
+        if not isinstance(lookup, _Lookup) or lookup.proposal is None:
+            return
+        proposal, lookup.proposal = lookup.proposal, None
+        if lookup.length_then == len(sequence.token_ids):
+            of_class = match_class(proposal.match_length)
+            lookup.acceptance.record(of_class, proposal.token_ids, came)
+
+    def weigh_by(self, step_time: StepTimeModel) -> None:
+        self._step_time = step_time
+
+    def take_drafting_s(self) -> float:
+        return 0.0
+
+    def _lookup_of(self, sequence: Sequence) -> _Lookup:
+        found = sequence.drafting.get(self.name)
+        if not isinstance(found, _Lookup):
+            head = _head(sequence)
+            found = _Lookup(Acceptance(self._acceptance), head, list(head))
+            sequence.drafting[self.name] = found
+        return found
+
+
+def _head(sequence: Sequence) -> list[int]:
+    if not sequence.prediction:
+        return []
+    num_prompt_tokens = sequence.num_prompt_tokens
+    end = sequence.token_ids[max(0, num_prompt_tokens - HEAD_TOKENS) : num_prompt_tokens]
+    return [*end, *sequence.prediction]
+
+
+def _searched(lookup: _Lookup, sequence: Sequence) -> list[int]:
+    if not lookup.head:
+        return sequence.token_ids
+    lookup.text += sequence.token_ids[len(lookup.text) - len(lookup.head) :]
+    return lookup.text

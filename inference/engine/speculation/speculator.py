@@ -1,5 +1,5 @@
-"""Which sequences get drafts in the next step, and how many: as many as pay, by how often a
-sequence's proposals were right and by what more rows cost on this device.
+"""The interface of drafting, and the number of drafts that pays, by the share of right proposals
+of a sequence and by the cost of more rows on this device.
 
     schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
     commit   ◀─ the tokens, compared with the proposal, also where it was not run
@@ -10,14 +10,12 @@ Knows no tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 from typing import Protocol
 
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
-from inference.engine.speculation.acceptance import Acceptance, match_class
-from inference.engine.speculation.draft_length import best_length, worth_of
-from inference.engine.speculation.prompt_lookup import PromptLookup, Proposal
+from inference.engine.scheduling.step_time import StepTimeModel
 
 DEFAULT_DRAFT_TOKENS = 8
 MOST_DRAFT_TOKENS = 16
@@ -32,15 +30,13 @@ until it has caught up, which takes one step."""
 
 
 class Speculator(Protocol):
-    """What a scheduler asks for drafts."""
-
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
         """Returns drafts for those of ``sequences``, all of which decode in the next step, for
         which drafts pay. None reaches past the sequence's last allowed token."""
         ...
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
-        """Whether ``drafts`` would have some, as far as is known one token before."""
+        """Whether ``drafts`` would return some, as far as is known one token before."""
         ...
 
     def record(self, sequence: Sequence, came: list[int]) -> None:
@@ -48,17 +44,16 @@ class Speculator(Protocol):
         ...
 
     def weigh_by(self, step_time: StepTimeModel) -> None:
-        """Weighs what drafts bring by what more rows of a step cost. The model is the engine's,
-        which fits it."""
+        """Sets the model of the cost of more rows. The engine fits it."""
         ...
 
     @property
     def status(self) -> str:
-        """A sentence for people: which origins were chosen lately; empty where there is one."""
+        """A sentence for people about the origins chosen lately; empty where there is one."""
         ...
 
     def take_drafting_s(self) -> float:
-        """How long another model has drafted since the last call."""
+        """Returns the seconds that another model has drafted since the last call."""
         ...
 
 
@@ -67,9 +62,9 @@ class Offer:
     """Drafts that an origin would make for a step."""
 
     worth: float
-    """What they are expected to bring: tokens for a step's time, against a step without drafts."""
+    """The expected speed-up: tokens for a step's time, against a step without drafts."""
     is_trial: bool
-    """Whether they are made to measure how many come true, though they are not known to pay."""
+    """Whether they are made only to measure how many come true."""
     make: Callable[[], dict[Sequence, list[int]]]
 
 
@@ -78,129 +73,106 @@ class Origin(Speculator, Protocol):
 
     name: str
     """The name in the load report and in the status."""
+    status = ""
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
         """Returns drafts for ``sequences``, all of which decode in the next step, that are still to
         be made; ``None``: they would not pay."""
         ...
 
-
-HEAD_TOKENS = 8
-"""The number of tokens at the prompt's end that stand before a client's prediction: the answer
-begins behind them too."""
-
-
-@dataclass(slots=True)
-class _Lookup:
-    """Kept with a sequence."""
-
-    acceptance: Acceptance
-    head: list[int]
-    """Stands before the sequence's own text: what its client expects, or nothing."""
-    text: list[int]
-    """The searched text, where there is a head."""
-    index: PromptLookup = field(default_factory=PromptLookup)
-    proposal: Proposal | None = None
-    """The proposed continuation, whether or not it is run."""
-    length_then: int = 0
-    """The sequence's length when that was proposed."""
-
-
-class LookupSpeculator:
-    """An ``Origin``: drafts from the sequence's own text, and from what its client expects."""
-
-    name = "prompt lookup"
-    status = ""
-
-    def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
-        self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
-        self._acceptance = Acceptance()
-        self._step_time = untried_step_time()
-
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
         offer = self.offer(sequences)
         return {} if offer is None else offer.make()
 
-    def offer(self, sequences: list[Sequence]) -> Offer | None:
-        if len(sequences) > MOST_SEQUENCES:
-            return None
-        proposals: dict[Sequence, Proposal] = {}
-        candidates: list[tuple[int, float]] = []
-        for sequence in sequences:
-            most = min(self._most_tokens, most_drafts(sequence))
-            if most < 1:
-                continue
-            lookup = self._lookup_of(sequence)
-            proposal = lookup.index.propose(_searched(lookup, sequence), most)
-            lookup.proposal, lookup.length_then = proposal, len(sequence.token_ids)
-            if proposal is None:
-                continue
-            proposals[sequence] = proposal
-            rate = lookup.acceptance.rates[match_class(proposal.match_length)]
-            candidates.append((len(proposal.token_ids), rate))
-        num_rows = len(sequences)
-        length = best_length(num_rows, candidates, self._step_time, MOST_ROWS)
-        if not length:
-            return None
-        worth = worth_of(length, num_rows, candidates, self._step_time)
-
-        def make() -> dict[Sequence, list[int]]:
-            return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}
-
-        return Offer(worth, is_trial=False, make=make)
-
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
         return self.offer(sequences) is not None
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
-        lookup = sequence.drafting.get(self.name)
-        if not isinstance(lookup, _Lookup) or lookup.proposal is None:
-            return
-        proposal, lookup.proposal = lookup.proposal, None
-        if lookup.length_then == len(sequence.token_ids):
-            of_class = match_class(proposal.match_length)
-            lookup.acceptance.record(of_class, proposal.token_ids, came)
-
-    def weigh_by(self, step_time: StepTimeModel) -> None:
-        self._step_time = step_time
-
-    def take_drafting_s(self) -> float:
-        return 0.0
-
-    def _lookup_of(self, sequence: Sequence) -> _Lookup:
-        found = sequence.drafting.get(self.name)
-        if not isinstance(found, _Lookup):
-            head = _head(sequence)
-            found = _Lookup(Acceptance(self._acceptance), head, list(head))
-            sequence.drafting[self.name] = found
-        return found
-
-
-def _head(sequence: Sequence) -> list[int]:
-    """What a client expects follows the end of the prompt, so that it is found with the answer's
-    first token.
-
-        [ prompt's end ][ prediction ][ prompt ............. end ][ answer ]
-    """
-    if not sequence.prediction:
-        return []
-    num_prompt_tokens = sequence.num_prompt_tokens
-    end = sequence.token_ids[max(0, num_prompt_tokens - HEAD_TOKENS) : num_prompt_tokens]
-    return [*end, *sequence.prediction]
-
-
-def _searched(lookup: _Lookup, sequence: Sequence) -> list[int]:
-    if not lookup.head:
-        return sequence.token_ids
-    lookup.text += sequence.token_ids[len(lookup.text) - len(lookup.head) :]
-    return lookup.text
-
 
 def most_drafts(sequence: Sequence) -> int:
-    """Tokens that a step may draft for it: the step's own token comes on top. What an answer must
-    not end before is sampled one by one."""
+    """The most tokens that a step may draft for it, beside the step's own token. An answer's
+    ``min_tokens`` are sampled one by one."""
     if sequence.num_output_tokens < sequence.params.min_tokens:
         return 0
     if sequence.num_lagging >= MOST_LAGGING:
         return 0
     return sequence.max_length - len(sequence.token_ids) - 1
+
+
+MATCH_CLASSES = (4, 8, 16)
+"""Upper bounds of the classes of match lengths."""
+PRIORS = (0.3, 0.5, 0.7, 0.85)
+"""The assumed share of right drafts of each class before any is known."""
+GAIN = 0.125
+"""How far one token moves a sequence's estimate."""
+ENGINE_GAIN = 0.01
+"""How far one token moves the estimate that the next sequence starts from."""
+
+
+def match_class(match_length: int) -> int:
+    return sum(match_length >= limit for limit in MATCH_CLASSES)
+
+
+class Acceptance:
+    """The chance that one more proposed token is right where those before it were, by class of
+    match length. It starts from ``parent``'s, which follows it more slowly."""
+
+    def __init__(self, parent: Acceptance | None = None) -> None:
+        self._parent = parent
+        self._gain = GAIN if parent is not None else ENGINE_GAIN
+        self.rates: list[float] = list(parent.rates if parent is not None else PRIORS)
+
+    def record(self, of_class: int, proposed: Ordered[int], came: Ordered[int]) -> None:
+        """``came``: the model's own tokens at the proposed ones' places, as far as they are
+        known."""
+        for guess, token_id in zip(proposed, came, strict=False):
+            is_right = guess == token_id
+            self._move(of_class, is_right)
+            if not is_right:
+                break
+
+    def _move(self, of_class: int, is_right: bool) -> None:
+        self.rates[of_class] += self._gain * (is_right - self.rates[of_class])
+        if self._parent is not None:
+            self._parent._move(of_class, is_right)
+
+
+LENGTHS = (1, 2, 3, 5, 7, 11, 15)
+WORTH = 1.03
+"""The least expected speed-up by drafts: estimates are uncertain."""
+
+
+class Costs(Protocol):
+    def ratio(self, num_rows: int, num_base_rows: int) -> float: ...
+
+
+def best_length(
+    num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs, most_rows: int
+) -> int:
+    """Returns the length that drafts are cut to; 0: none pay. ``candidates``: the length of each
+    proposal and the chance of each of its tokens, of some of the step's ``num_rows`` sequences."""
+    best, best_worth = 0, WORTH
+    longest = max((length for length, _ in candidates), default=0)
+    for length in (*(some for some in LENGTHS if some < longest), longest):
+        drafted = sum(min(length, own) for own, _ in candidates)
+        if drafted == 0 or num_rows + drafted > most_rows:
+            break
+        worth = worth_of(length, num_rows, candidates, costs)
+        if worth > best_worth:
+            best, best_worth = length, worth
+    return best
+
+
+def worth_of(
+    length: int, num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs
+) -> float:
+    """The expected speed-up by drafts of ``length`` tokens at most: see ``Offer.worth``."""
+    drafted = sum(min(length, own) for own, _ in candidates)
+    gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
+    return (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
+
+
+def _expected(length: int, rate: float) -> float:
+    """The expected number of right tokens before the first that is not."""
+    if rate >= 1.0:
+        return float(length)
+    return rate * (1.0 - rate**length) / (1.0 - rate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference.engine.scheduling.step_time import StepTimeModel
-from inference.engine.speculation.speculator import LookupSpeculator
+from inference.engine.speculation.prompt_lookup import LookupSpeculator
 
 
 class FreeRows(StepTimeModel):

@@ -6,11 +6,14 @@ import pytest
 
 from inference.engine.scheduling.pace import StepPacer
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.speculation.acceptance import ENGINE_GAIN, PRIORS, Acceptance, match_class
-from inference.engine.speculation.draft_length import best_length
+from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
+    ENGINE_GAIN,
     MOST_SEQUENCES,
-    LookupSpeculator,
+    PRIORS,
+    Acceptance,
+    best_length,
+    match_class,
     most_drafts,
 )
 from inference.protocol.sampling import SamplingParams

@@ -11,8 +11,12 @@ from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import UNTRIED_ROW_SHARE, untried_step_time
 from inference.engine.speculation import draft_model
-from inference.engine.speculation.draft_costs import UNTRIED_DRAFT, DraftCosts
-from inference.engine.speculation.draft_model import DraftModelSpeculator, DraftRow
+from inference.engine.speculation.draft_model import (
+    UNTRIED_DRAFT,
+    DraftCosts,
+    DraftModelSpeculator,
+    DraftRow,
+)
 from tests.inference.engine.speculation.test_draft_length import sequence_of
 
 SIZE = 8

@@ -16,7 +16,7 @@ from inference.engine.load.build import build_engine
 from inference.engine.load.load_engine import load_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation import draft_model
-from inference.engine.speculation.predictor_runner import PredictorRunner
+from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.decoder import DecoderModel
 from inference.models.native.build import NativeUnavailableError, load_library
