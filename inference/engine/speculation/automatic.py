@@ -92,7 +92,7 @@ class AutomaticSpeculator:
         return self._lookup.take_drafting_s() + self._predicted.take_drafting_s()
 
     def _chosen(self, sequences: list[Sequence]) -> tuple[Origin, Offer] | None:
-        """Returns the best offer. A trial, which measures the share of right drafts, comes first."""
+        """Returns the best offer. A trial, which measures, comes first."""
         origins = (self._lookup, self._predicted) if self._follows else (self._lookup,)
         offers = [(origin, origin.offer(sequences)) for origin in origins]
         found = [(origin, offer) for origin, offer in offers if offer is not None]

@@ -154,7 +154,7 @@ class PredictorRunner:
         self._rests = False
         self._clock = clock
         self.following_s = 0.0
-        """A faded mean. On a card, which still computes after the launch, the launch's time alone."""
+        """A faded mean; on a card, which computes after the launch, of the launch alone."""
         self.num_positions = predictor.num_positions
 
     def fill(self, sequence: Sequence, start: int, end: int) -> None:
@@ -164,7 +164,7 @@ class PredictorRunner:
         self._kept.pop(sequence.sequence_id, None)
 
     def follow(self, schedule: Schedule, hidden: torch.Tensor) -> None:
-        """Runs the predictor over the rows of the model's step, whose hidden states are ``hidden``."""
+        """Runs the predictor over the rows of the model's step and their ``hidden`` states."""
         if self._has_failed or self._rests:
             return
         started_s = self._clock()
