@@ -20,8 +20,7 @@ from inference.engine.adapters import Adapters
 from inference.engine.emission import Sampled
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.images.image_rows import ImageRows
-from inference.engine.images.step_images import last_seen, step_images
+from inference.engine.image_rows import ImageRows, last_seen, step_images
 from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sampling.verifying import SampledDrafts, choose_drafted, read_drafted
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule

@@ -22,7 +22,7 @@ from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError, DoesNotFitError, WarmupError
 from inference.engine.faults.fault_classes import is_out_of_memory
 from inference.engine.faults.kinds import OutOfMemoryFault
-from inference.engine.images.image_rows import ImageProcessor, ImageRows
+from inference.engine.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.load.trial import TRIAL_STEPS
 from inference.engine.model_runner import ModelRunner, TensorExecutor

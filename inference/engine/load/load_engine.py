@@ -24,7 +24,7 @@ from inference.engine.children.children import Children
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
-from inference.engine.images.image_rows import ImageProcessor
+from inference.engine.image_rows import ImageProcessor
 from inference.engine.load.build import (
     AWAKENING_CONCURRENCY,
     AdapterLoader,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.engine.adapters import Adapters
-from inference.engine.images.prompt_images import PromptImages, image_problem
+from inference.engine.prompt_images import PromptImages, image_problem
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SubmitSequence

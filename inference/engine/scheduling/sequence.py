@@ -17,7 +17,7 @@ from inference.protocol.engine import SequenceTiming, SequenceUsage
 from inference.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from inference.engine.images.prompt_images import PromptImages
+    from inference.engine.prompt_images import PromptImages
     from inference.engine.sampling.grammars import GrammarState
 
 

@@ -16,7 +16,7 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForCondi
 from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from inference.engine.engine import Engine
-from inference.engine.images.image_rows import ImageProcessor
+from inference.engine.image_rows import ImageProcessor
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator

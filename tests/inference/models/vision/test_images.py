@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.images.image_rows import ImageRows
+from inference.engine.image_rows import ImageRows
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.vision.tower import ImageEmbeddings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.engine.images.prompt_images import PromptImages
+from inference.engine.prompt_images import PromptImages
 from inference.engine.scheduling.pace import PrefillAverage, StepTimes
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence

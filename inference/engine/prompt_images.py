@@ -1,5 +1,5 @@
-"""The images of one prompt: whose tokens are where, and by what each token is rotated. Knows no
-tensors of models.
+"""The images of one prompt: the positions of their tokens, and the places that rotate tokens.
+Knows no tensors of models.
 
     tokens   a b c [ 2 x 3 tokens ] d e       time    0 1 2 3 3 3 3 3 3 6 7
                                               height  0 1 2 3 3 3 4 4 4 6 7
@@ -45,14 +45,14 @@ class PromptImages:
         """The amount by which an output token's time, height and width are below its position."""
 
     def places(self, start: int, end: int) -> Ints:
-        """(3, end - start) time, height and width of the tokens at positions [start, end), which
-        may be outputs."""
+        """Returns (3, end - start) time, height and width of the tokens at positions [start, end),
+        which may be outputs."""
         known = self._places[:, start:end]
         outputs = np.arange(max(start, self._places.shape[1]), end) - self.lag
         return np.concatenate((known, np.tile(outputs, (3, 1))), axis=1) if len(outputs) else known
 
     def overlapping(self, start: int, end: int) -> list[SequenceImage]:
-        """Those with tokens at positions [start, end)."""
+        """The images with tokens at positions [start, end)."""
         return [image for image in self.images if _first_run(image, start, end) is not None]
 
     def end_with_images(self, start: int, end: int, num_images: int) -> int:
@@ -77,7 +77,7 @@ class PromptImages:
         return cut.end if may_exceed else start
 
     def content(self, start: int, end: int) -> tuple[str, ...]:
-        """What the images at [start, end) are, which their pad tokens do not distinguish."""
+        """The digests of the images at [start, end), whose pad tokens are all alike."""
         return tuple(image.content_id for image in self.overlapping(start, end))
 
 
@@ -107,7 +107,7 @@ def _places(images: Ordered[SequenceImage], num_tokens: int, merge: int) -> Ints
 def image_problem(
     images: Ordered[SequenceImage], token_ids: list[int], vision: VisionConfig | None
 ) -> tuple[str, str] | None:
-    """Why a prompt with these images can never run here: code and message for the client."""
+    """Returns code and message for the client where a prompt with these images can never run."""
     if not images:
         return None
     if vision is None:

@@ -1,20 +1,69 @@
-"""A step's part of its sequences' images: what its rows are rotated by, which of them are an
-image's, and how far those see. No more of an image's rows is held than the step computes with."""
+"""The tower's rows of images, cached by content, and a step's part of them: which of its rows are an
+image's, by what they are rotated and how far they see."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.images.prompt_images import PromptImages
+from inference.engine.faults.kinds import InvalidImageFault
+from inference.engine.prompt_images import PromptImages
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
+from inference.models.errors import InvalidImageError
 from inference.models.step_input import Ints, StepImages
 from inference.models.to_device import on_device
 from inference.models.vision.tower import ImageEmbeddings
+from inference.models.vision.towers import AnyTower
 from inference.protocol.images import SequenceImage
+
+
+class ImageProcessor(Protocol):
+    def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+        """Returns an image file's patches (num_patches, patch_features), in the order in which they
+        are merged. ``grid``: the size that the prompt counts. Raises ``InvalidImageError``."""
+        ...
+
+
+class ImageRows:
+    """Keeps the latest used, up to ``kept_bytes``. For the engine's thread."""
+
+    def __init__(self, tower: AnyTower, processor: ImageProcessor, kept_bytes: int) -> None:
+        self._tower = tower
+        self._processor = processor
+        self._kept_bytes = kept_bytes
+        self._num_bytes = 0
+        self._rows: OrderedDict[str, ImageEmbeddings] = OrderedDict()
+        self.num_runs = 0
+        """How often the tower has run."""
+
+    def of(self, image: SequenceImage) -> ImageEmbeddings:
+        """Returns all rows of the image. Raises ``InvalidImageFault``."""
+        if (known := self._rows.get(image.content_id)) is not None:
+            self._rows.move_to_end(image.content_id)
+            return known
+        try:
+            patches = self._processor.patches(image.data, image.grid)
+        except InvalidImageError as error:
+            raise InvalidImageFault(str(error)) from None
+        rows = self._tower(torch.from_numpy(patches), image.grid)
+        self.num_runs += 1
+        self._keep(image.content_id, rows)
+        return rows
+
+    def _keep(self, content_id: str, rows: ImageEmbeddings) -> None:
+        if rows.num_bytes > self._kept_bytes:
+            return
+        self._rows[content_id] = rows
+        self._num_bytes += rows.num_bytes
+        while self._num_bytes > self._kept_bytes:
+            _, oldest = self._rows.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+
 
 RowsOf = Callable[[SequenceImage], ImageEmbeddings]
 
@@ -22,8 +71,8 @@ RowsOf = Callable[[SequenceImage], ImageEmbeddings]
 def step_images(
     schedule: Schedule, positions: npt.NDArray[np.int32], rows_of: RowsOf, device: torch.device
 ) -> StepImages | None:
-    """``positions``: of the step's rows. ``None`` where no sequence has an image, or none that
-    changes anything. Raises what ``rows_of`` does."""
+    """``positions``: of the step's rows. ``None`` where no image matters to the step. Raises what
+    ``rows_of`` does."""
     row_ids: list[int] = []
     parts: list[ImageEmbeddings] = []
     for image, rows, first_row in _parts(schedule):
@@ -40,7 +89,7 @@ def step_images(
 
 
 def last_seen(schedule: Schedule, positions: npt.NDArray[np.int32]) -> Ints | None:
-    """The last position that each row attends to; ``None`` where it is each row's own."""
+    """Returns the last position that each row attends to; ``None`` where it is each row's own."""
     found: Ints | None = None
     for image, rows, first_row in _parts(schedule, only_seen_whole=True):
         found = positions.copy() if found is None else found
@@ -51,8 +100,8 @@ def last_seen(schedule: Schedule, positions: npt.NDArray[np.int32]) -> Ints | No
 def _parts(
     schedule: Schedule, *, only_seen_whole: bool = False
 ) -> Iterator[tuple[SequenceImage, range, int]]:
-    """Each run of an image's tokens in the step: the image, which of its rows they are, and the
-    row of the step that the first of them is."""
+    """Yields each run of an image's tokens in the step: the image, their row indices into the
+    image's rows, and the step's row of the first."""
     for chunk, images, chunk_row in _chunks(schedule):
         if only_seen_whole and not images.are_seen_whole:
             continue
@@ -82,7 +131,7 @@ def _rotary(schedule: Schedule, positions: npt.NDArray[np.int32]) -> npt.NDArray
 
 
 def _chunks(schedule: Schedule) -> Iterator[tuple[PrefillChunk, PromptImages, int]]:
-    """Chunks of prompts with images, and the first row of each."""
+    """Yields chunks of prompts with images, and the first row of each."""
     first_row = schedule.num_decode_rows
     for chunk in schedule.prefills:
         if chunk.sequence.images is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inference.engine.faults.kinds import InvalidImageFault
-from inference.engine.images.image_rows import ImageRows
+from inference.engine.image_rows import ImageRows
 from inference.models.errors import InvalidImageError
 from inference.models.vision.tower import ImageEmbeddings
 from inference.protocol.images import SequenceImage, TokenRun

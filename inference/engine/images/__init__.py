@@ -1,1 +1,0 @@
-"""Images of prompts: where their tokens are, what each token is rotated by, and their rows."""
