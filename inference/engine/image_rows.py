@@ -1,5 +1,5 @@
-"""The tower's rows of images, cached by content, and a step's part of them: which of its rows are an
-image's, by what they are rotated and how far they see."""
+"""The tower's rows of images, cached by content, and a step's part of them: which of its rows are
+an image's, by what they are rotated and how far they see."""
 
 from __future__ import annotations
 

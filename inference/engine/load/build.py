@@ -32,9 +32,8 @@ from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.pace import PrefillAverage
-from inference.engine.scheduling.run_ahead import RunAhead, StepsAhead
+from inference.engine.scheduling.run_ahead import RunAhead, StepGroups, StepsAhead
 from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.step_groups import StepGroups
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.automatic import AutomaticSpeculator
 from inference.engine.speculation.draft_model import DraftModelSpeculator

@@ -1,19 +1,14 @@
-"""Keeps a device busy that works by itself, as a GPU does: a step is launched before the tokens of
-the one before it are read, and starts from them where they lie on the device. What the host does
-between two steps falls into the time that the device computes.
-
-    device   [ step 1 ][ step 2 ][ step 3 ]
-    host     launch 2 │ read 1, commit, emit, launch 3 │ read 2, commit, …
-
-That needs a step that can be scheduled ahead: whatever tokens come, the same sequences continue,
-and none of them needs the host to choose its next token. A sequence that ends meanwhile leaves a
-row in the launched step that is computed for nothing. Its block may belong to another sequence by
-then, but the row writes first: the device executes in launch order. Imports no torch.
+"""Asynchronous scheduling: steps that are under way before their turn. ``RunAhead`` keeps a GPU
+busy, ``StepGroups`` the stages of a model. A sequence that ends meanwhile leaves a row that is
+computed for nothing; its block may belong to another sequence by then, whose step comes after.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from inference.engine.emission import Sampled
@@ -27,7 +22,7 @@ from inference.supervised_threads import contained
 log = logging.getLogger(__name__)
 
 Step = TypeVar("Step")
-"""What an executor knows of a step that it has launched."""
+"""An executor's own record of a step that is under way."""
 
 
 class LaunchingExecutor(Protocol[Step]):
@@ -36,21 +31,21 @@ class LaunchingExecutor(Protocol[Step]):
     def recover(self, error: Exception) -> StepFault: ...
 
     def launch(self, schedule: Schedule, after: Step | None = None) -> Step:
-        """Queue the step's work on the device and wait for nothing. ``after``: a step that has not
+        """Queues the step's work on the device and does not wait. ``after``: a step that has not
         been read, whose tokens the rows of this one start from; its sequences are settled."""
         ...
 
     def read(self, step: Step) -> Sampled:
-        """Wait for the step, whatever has been launched after it."""
+        """Waits for the step, whatever has been launched after it."""
         ...
 
     def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can choose its next token and the one after."""
+        """Whether the device alone can sample its next token and the one after."""
         ...
 
 
 class StepsAhead(Protocol):
-    """What an engine asks of whatever has steps under way before their turn."""
+    """Stands between an engine and its executor."""
 
     @property
     def is_ahead(self) -> bool:
@@ -68,7 +63,15 @@ class StepsAhead(Protocol):
 
 
 class RunAhead(Generic[Step]):
-    """Stands between an engine and its executor. At most one step is launched and not read."""
+    """Launches a step before the tokens of the one before it are read: it starts from them on the
+    device. At most one step is launched and not read.
+
+    device   [ step 1 ][ step 2 ][ step 3 ]
+    host     launch 2 │ read 1, commit, emit, launch 3 │ read 2, commit, …
+
+    That needs a step that can be scheduled ahead: whatever tokens come, the same sequences
+    continue, and none of them needs the host to choose its next token.
+    """
 
     def __init__(self, executor: LaunchingExecutor[Step], scheduler: Scheduler) -> None:
         self.executor = executor
@@ -78,7 +81,7 @@ class RunAhead(Generic[Step]):
         """The pace of the step that is scheduled now; steps ahead hold no more."""
 
     def next_schedule(self, pace: Pace) -> Schedule:
-        """The launched step's, while anybody waits for it; else what the scheduler chooses."""
+        """Returns the launched step's schedule while any of its sequences lives, else a new one."""
         self._pace = pace
         if self._launched is not None and not self._launched[0].without_ended_rows().is_empty:
             return self._launched[0]
@@ -87,7 +90,6 @@ class RunAhead(Generic[Step]):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether ``next_schedule`` will return, or just returned, a launched step."""
         return self._launched is not None
 
     def execute(self, schedule: Schedule) -> Sampled:
@@ -117,3 +119,92 @@ class RunAhead(Generic[Step]):
                 raise fault from error
             log.warning("a step ahead could not be launched (%s)", type(fault).__name__)
             return None
+
+
+class BeginningExecutor(Protocol[Step]):
+    """An ``Executor`` of a model in stages, whose ``execute`` has two halves."""
+
+    def execute(self, schedule: Schedule) -> Sampled: ...
+
+    def begin(self, schedule: Schedule) -> Step:
+        """Computes the first stage and waits for no other."""
+        ...
+
+    def finish(self, step: Step, live: Schedule) -> Sampled:
+        """Waits for the step, and samples ``live``: its schedule without ended sequences."""
+        ...
+
+    def give_up(self, step: Step) -> None:
+        """Drops the step, in place of ``finish``: all of its sequences have ended."""
+        ...
+
+
+@dataclass(slots=True)
+class _Begun(Generic[Step]):
+    live: Schedule
+    """The schedule without the sequences that have ended since."""
+    step: Step | None
+    error: Exception | None = None
+    """Raised by ``begin`` for the same sequences."""
+
+
+class StepGroups(Generic[Step]):
+    """Keeps the stages of a model at work side by side: sequences take part in as many groups as
+    there are stages, and each group's next step begins when its tokens are known.
+
+    stage 1   [ A ][ B ][ A ][ B ]…      A begins its next step once its last stage is done
+    stage 2        [ A ][ B ][ A ]…      and its tokens are sampled
+
+    A group is the sequences of one step: none of them is in another step that is under way. It has
+    an even share of the decoding sequences, so groups stay alike as sequences come and end. All
+    stages compute steps in the order in which they began.
+    """
+
+    def __init__(
+        self, executor: BeginningExecutor[Step], scheduler: Scheduler, num_groups: int
+    ) -> None:
+        self.executor = executor
+        self._scheduler = scheduler
+        self._num_groups = num_groups
+        self._begun: deque[_Begun[Step]] = deque()
+        """The oldest first."""
+        self.is_ahead = False
+
+    def next_schedule(self, pace: Pace) -> Schedule:
+        """Begins a step of each group that can, and returns the oldest step's schedule."""
+        self._drop_ended()
+        self.is_ahead = bool(self._begun)
+        while len(self._begun) < self._num_groups:
+            busy = frozenset(s for begun in self._begun for s in begun.live.sequences)
+            schedule = self._scheduler.schedule(pace, busy, self._num_groups)
+            if schedule.is_empty:
+                break
+            self._begun.append(self._begin(schedule))
+        return self._begun[0].live if self._begun else Schedule()
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        """Does what ``Executor.execute`` does. A part of a step that raised runs by itself."""
+        if not self._begun or self._begun[0].live is not schedule:
+            return self.executor.execute(schedule)
+        begun = self._begun.popleft()
+        if begun.error is not None:
+            raise begun.error
+        if begun.step is None:  # it did not begin with sequences that have ended since
+            return self.executor.execute(schedule)
+        return self.executor.finish(begun.step, schedule)
+
+    def _begin(self, schedule: Schedule) -> _Begun[Step]:
+        try:
+            return _Begun(schedule, contained(self.executor.begin, schedule))
+        except Exception as error:  # noqa: BLE001 -- execute raises it, when its turn has come
+            return _Begun(schedule, None, error)
+
+    def _drop_ended(self) -> None:
+        for begun in list(self._begun):
+            if begun.live.has_ended_rows:
+                begun.live = replace(begun.live.without_ended_rows(), has_lost_rows=True)
+                begun.error = None
+            if begun.live.is_empty:
+                self._begun.remove(begun)
+                if begun.step is not None:
+                    self.executor.give_up(begun.step)

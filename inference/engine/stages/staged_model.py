@@ -269,7 +269,7 @@ class BegunStep:
 
 
 class StagedExecutor:
-    """``scheduling.step_groups.BeginningExecutor`` over an executor of a staged model."""
+    """``scheduling.run_ahead.BeginningExecutor`` over an executor of a staged model."""
 
     def __init__(self, executor: TensorExecutor, model: StagedModel) -> None:
         self._executor = executor
