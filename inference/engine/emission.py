@@ -1,6 +1,5 @@
 """Turns a step's sampled tokens, which are plain values, into events: a ``SequenceStep`` for each
-sequence that got tokens. Ends no sequence: the engine does. ``PendingOutputs`` holds the events
-until the neuron is sent them. Knows no tensors."""
+sequence that got tokens. ``PendingOutputs`` queues the events for the neuron. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -22,43 +21,39 @@ from inference.protocol.sampling import TokenLogprob
 
 
 @dataclass(slots=True)
-class Run:
-    """Drafts that turned out right, in order."""
-
+class AcceptedDrafts:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """The log probabilities of each token, where they were asked for."""
+    """Of each token, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers, with
-    how many were not finite; their token ids mean nothing. ``logprobs`` are those of rows that
-    asked for them.
-
-    Where a sequence had drafts, its row is its last that counts, and those before are a run.
-    """
+    """One token per row of a step's logits. Where a sequence had drafts, its row is its last that
+    counts. Token ids of failed, ended and broken rows mean nothing."""
 
     token_ids: list[int]
     failed: dict[int, int]
+    """Rows whose logits were not numbers, and how many were not finite."""
     logprobs: dict[int, TokenLogprob]
+    """Those of rows that asked for them."""
     complete: set[int] = field(default_factory=set)
     """Rows whose grammar allows nothing after this token."""
     ended: set[int] = field(default_factory=set)
-    """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
+    """Rows whose grammar allowed nothing but the end."""
     broken: dict[int, str] = field(default_factory=dict)
-    """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
+    """Rows whose grammar could not be followed, and why."""
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    """The log probabilities of prompts that asked for them, by sequence id."""
-    runs: dict[int, Run] = field(default_factory=dict)
-    """The run of tokens that comes before a row's token, by row."""
+    """Those of prompts that asked for them, by sequence id."""
+    accepted: dict[int, AcceptedDrafts] = field(default_factory=dict)
+    """The accepted drafts before a row's token, by row."""
 
     @property
-    def num_run_tokens(self) -> int:
-        return sum(len(run.token_ids) for run in self.runs.values())
+    def num_accepted_drafts(self) -> int:
+        return sum(len(drafts.token_ids) for drafts in self.accepted.values())
 
     def failure(self, row: int) -> tuple[str, str] | None:
-        """Code and message, where the row has no token."""
+        """Returns code and message where the row has no token."""
         if row in self.failed:
             num_logits = self.failed[row]
             counted = f"{NumericalFault.client_message}: {num_logits} logits are not finite"
@@ -72,7 +67,7 @@ NOTHING_USED = SequenceUsage()
 
 
 class PendingOutputs:
-    """The outputs not yet sent to the neuron, oldest first. Truthy while there are any."""
+    """The outputs not yet sent to the neuron, oldest first. True while there are any."""
 
     def __init__(self) -> None:
         self._outputs: list[Output] = []
@@ -97,9 +92,9 @@ class PendingOutputs:
 def emit_step(
     schedule: Schedule, sampled: Sampled, outputs: PendingOutputs, step_end_s: float
 ) -> tuple[list[Sequence], list[tuple[int, Sequence]]]:
-    """Adds to ``outputs`` once the step is committed. Those whose answer is done, and, with their
-    rows, those that got no usable token."""
-    _emit_runs(schedule, sampled, outputs)
+    """Adds the events of a committed step to ``outputs``. Returns the sequences whose answer is
+    done, and, with their rows, those that got no usable token. Ends none of them."""
+    _emit_accepted(schedule, sampled, outputs)
     for sequence_id, logprobs in sampled.prompt_logprobs.items():
         outputs.add(SequenceStep(sequence_id=sequence_id, token_ids=[], prompt_logprobs=logprobs))
     ended: list[Sequence] = []
@@ -130,7 +125,7 @@ def emit_step(
                 timing=sequence.timing(step_end_s) if is_end else None,
                 # The event of the accepted drafts already reported this.
                 num_drafted_tokens=0
-                if row in sampled.runs
+                if row in sampled.accepted
                 else len(schedule.drafts.get(sequence, ())),
             )
         )
@@ -139,16 +134,15 @@ def emit_step(
     return ended, failed
 
 
-def _emit_runs(schedule: Schedule, sampled: Sampled, outputs: PendingOutputs) -> None:
-    """Drafts that turned out right, before the token that the step ends with."""
-    for row, run in sampled.runs.items():
+def _emit_accepted(schedule: Schedule, sampled: Sampled, outputs: PendingOutputs) -> None:
+    for row, drafts in sampled.accepted.items():
         sequence = schedule.decodes[row]
         outputs.add(
             SequenceStep(
                 sequence_id=sequence.sequence_id,
-                token_ids=run.token_ids,
-                logprobs=run.logprobs or None,
+                token_ids=drafts.token_ids,
+                logprobs=drafts.logprobs or None,
                 num_drafted_tokens=len(schedule.drafts[sequence]),
-                num_accepted_drafts=len(run.token_ids),
+                num_accepted_drafts=len(drafts.token_ids),
             )
         )

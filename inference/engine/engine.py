@@ -256,20 +256,20 @@ class Engine:
         self, schedule: Schedule, outcome: Outcome[Schedule, Sampled], step_s: float
     ) -> None:
         """Records how long a step took that ran whole."""
-        num_run_tokens = sum(sampled.num_run_tokens for _, sampled in outcome.done)
+        num_accepted_drafts = sum(sampled.num_accepted_drafts for _, sampled in outcome.done)
         speculator = self.scheduler.speculator
         self._times.record(
             schedule,
             step_s=step_s,
             now_s=self._clock(),
-            num_run_tokens=num_run_tokens,
+            num_accepted_drafts=num_accepted_drafts,
             drafting_s=0.0 if speculator is None else speculator.take_drafting_s(),
         )
 
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
         """Commits and emits the parts that ran; fails the sequences at fault."""
         for part, sampled in outcome.done:
-            self.scheduler.commit(part, sampled.token_ids, sampled.runs)
+            self.scheduler.commit(part, sampled.token_ids, sampled.accepted)
             self._emit(part, sampled)
         for part, fault in outcome.failed:
             for sequence in part.sequences:

@@ -120,7 +120,7 @@ class _Rows:
     @classmethod
     def decoding(cls, schedule: Schedule, unread_ids: torch.Tensor | None) -> _Rows:
         sequences = schedule.decodes
-        if not schedule.has_runs:
+        if not schedule.has_long_queries:
             num_rows = len(sequences)
             last = -1 if unread_ids is None else 0
             return cls(

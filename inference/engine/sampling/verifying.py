@@ -1,16 +1,14 @@
-"""Samples the rows of a step with drafts: each token as the sampler would have, had the ones before
-it come one by one.
+"""Samples the rows of a step with drafts, each as if the tokens before it had come one by one.
 
     draft  a b c        rows  [ last token ][ a ][ b ][ c ]
                         token      a          b    x           a and b were right, x is new
 
-A row counts only if all drafts before it turned out right, so a token depends on nothing that was
-guessed, and on the same random number as without drafts: greedy or not, a draft changes no answer,
-only how many steps it takes. That is rejection sampling for proposals that are certain of
-themselves: a draft is taken with the model's own probability of it.
+A row counts only if all drafts before it are accepted, and uses the same random number as without
+drafts: greedy or not, a draft changes no answer, only the number of steps. This is rejection
+sampling for proposals of probability 1: a draft is accepted with the model's own probability of it.
 
-Rows whose token is the largest logit's are verified all at once, others a round after the other: a
-token that a grammar, a penalty or a thinking budget decides depends on the one before.
+Rows whose token is the largest logit's are verified all at once, others one round after the other:
+a token that a grammar, a penalty or a thinking budget decides depends on the one before.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.emission import Run, Sampled
+from inference.engine.emission import AcceptedDrafts, Sampled
 from inference.engine.sampling.logits_processors import needs_sampler
 from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.schedule import Schedule
@@ -41,13 +39,13 @@ class SampledDrafts:
     first_rows: list[int]
     """The first row of each sequence in ``logits``."""
     num_first: list[int]
-    """How many of each sequence's rows are in the first round."""
+    """The number of each sequence's rows in the first round."""
     first: SampledTokens
 
 
 def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> SampledDrafts:
     """``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other.
-    Waits for nothing on the device."""
+    Does not wait for the device."""
     sequences = schedule.decodes
     drafts = [schedule.drafts.get(sequence, []) for sequence in sequences]
     first_rows: list[int] = []
@@ -115,10 +113,10 @@ def _take(
     whether the next row counts: this token was drafted, and nothing ends with it."""
     draft = choice.drafts[index]
     if depth:
-        run = verified.runs.setdefault(index, Run())
-        run.token_ids.append(draft[depth - 1])
+        accepted = verified.accepted.setdefault(index, AcceptedDrafts())
+        accepted.token_ids.append(draft[depth - 1])
         if (logprob := verified.logprobs.pop(index, None)) is not None:
-            run.logprobs.append(logprob)
+            accepted.logprobs.append(logprob)
     token_id = verified.token_ids[index] = found.token_ids[row]
     if (logprob := found.logprobs.get(row)) is not None:
         verified.logprobs[index] = logprob
@@ -137,7 +135,7 @@ def _take(
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether its tokens are its rows' largest logits', whatever the ones before were."""
+    """Whether its tokens are the largest logits of its rows, whatever the ones before were."""
     return (
         sequence.grammar is None
         and sequence.params.top_logprobs is None

@@ -1,14 +1,13 @@
-"""How fast steps go, and how much the next one may hold.
+"""Measures steps and bounds the next one.
 
     StepTimes ─┬▶ StepPacer        limits: how many sequences run, how many prompt tokens join them
                ├▶ TokenRates       tokens per second over the last few seconds
                └▶ PrefillAverage   prompts, over the last tens of thousands of tokens
 
-Cancellations take effect between steps, and a client that leaves has to be released within 200 ms:
-so a step should take a tenth of a second, however many rows that is on this machine. On a GPU the
-operator's whole limit fits; on two CPU cores a step of 256 rows takes 0.4 s, and a few dozen rows
-already reach the same tokens per second, so more running sequences would gain nothing. Times are
-arguments, but for the wall clock of the last forward pass.
+Cancellations take effect between steps, and are to free their sequence within 200 ms: so a step
+should take a tenth of a second, however many rows that is on this machine. On a GPU the operator's
+whole limit fits; on two CPU cores a step of 256 rows takes 0.4 s, and a few dozen rows reach the
+same tokens per second. Times are arguments, except the wall clock of the last forward pass.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ AVERAGED_TOKENS = 32_768
 
 
 class TokenRates:
-    """Tokens of the window divided by the time its steps took, so that an idle engine keeps showing
-    how fast it was until the window has passed, and then shows 0."""
+    """Tokens of the window divided by the time of its steps: an idle engine keeps its last rates
+    until the window has passed, and then has 0."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, int]] = deque()
@@ -53,7 +52,7 @@ class TokenRates:
         return self._num_prefill / self._prefill_s if self._prefill_s > 0 else 0.0
 
     def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:
-        """A mixed step's time counts for both: neither had it to itself."""
+        """A mixed step's time counts for both."""
         if num_decode:
             self._decode_s += step_s
             self._num_decode += num_decode
@@ -66,7 +65,7 @@ class TokenRates:
             _, step_s, num_decode, num_prefill = self._steps.popleft()
             self._add(-step_s, -num_decode, -num_prefill)
         if not self._steps:
-            # Sums of floats taken off again need not come back to exactly nothing.
+            # Sums of floats need not return to exactly 0.
             self._decode_s = self._prefill_s = 0.0
 
 
@@ -89,7 +88,7 @@ class PrefillAverage:
             num_tokens += end - start
             expected_s += self._start.span_s(start, end)
         if num_tokens < SMALLEST_CHUNK or expected_s <= 0:
-            return  # small remainders reveal little of the speed
+            return  # small remainders say little about the speed
         gain = num_tokens / AVERAGED_TOKENS
         self._slowdown += min(gain, 1.0) * (step_s / expected_s - self._slowdown)
         self.speed = self._start.slowed(self._slowdown)
@@ -98,18 +97,18 @@ class PrefillAverage:
 MIN_RUNNING = 8
 """The least running limit: so few rows share one read of the weights."""
 MEMORY_STEPS = 256
-"""Steps with prompts after which one that was too large for the memory may be tried again."""
+"""After so many steps with prompts, one that was too large for the memory may be tried again."""
 GAIN = 0.25
 """How far one step moves the running limit: one slow step is noise, five are a change."""
 UNIFORM = 0.06
-"""Chunks whose sizes vary by less, in parts of their mean, do not separate a token's cost from that
+"""Chunks whose sizes vary by less, relative to their mean, do not separate a token's cost from that
 of a step with prompts."""
 PROBE = 1.3
-"""How much longer a chunk is that is to separate them: one in some ten."""
+"""The relative length of a chunk that separates them: one in some ten."""
 UNTRIED_TARGET_S = 0.1
-"""What a first guess of a step's time begins from where no target is set."""
+"""The first guess of a step's time where no target is set."""
 MOST_TARGETS = 5
-"""How many times the target a step may take so that a prompt's chunk is worth its fixed cost."""
+"""A step may take so many times the target so that a prompt's chunk is worth its fixed cost."""
 
 
 class StepPacer:
@@ -124,11 +123,11 @@ class StepPacer:
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._fitting_tokens = max_prefill_tokens
-        """Prompt tokens of one step that the memory holds, as far as is known."""
+        """Prompt tokens of one step that are known to fit the memory."""
         self._num_steps_that_fit = 0
         self._target_s = target_s
         self._running_limit = float(min(MIN_RUNNING, max_running))
-        """The current estimate of how many rows one step serves within ``target_s``."""
+        """The estimated number of rows of a step of ``target_s``."""
         self._chunks = Spread()
         begin_s = UNTRIED_TARGET_S if target_s is None else target_s
         self.step_time = StepTimeModel(
@@ -141,9 +140,9 @@ class StepPacer:
         return self._max_running if self._target_s is None else int(self._running_limit)
 
     def prefill_tokens(self, num_decode_rows: int) -> int:
-        """Prompt tokens that a step has time for beside its decode rows; but so many at least that
-        they take as long as what a step costs once. Where that alone takes the target,
-        shorter chunks would make steps little shorter and prompts many times slower."""
+        """Returns the prompt tokens that a step has time for beside its decode rows, at least so
+        many that they take as long as the step's fixed cost. Where that cost alone takes the
+        target, shorter chunks would make steps little shorter and prompts many times slower."""
         if self._target_s is None:
             return self._fitting_tokens
         model = self.step_time
@@ -158,13 +157,13 @@ class StepPacer:
         return int(min(num_tokens, self._fitting_tokens))
 
     def record_too_large(self, num_prefill_tokens: int) -> None:
-        """A step of so many prompt tokens did not fit the memory."""
+        """Records that a step of so many prompt tokens did not fit the memory."""
         smaller = min(num_prefill_tokens // 2, self._fitting_tokens)
         self._fitting_tokens = max(smaller, SMALLEST_CHUNK)
         self._num_steps_that_fit = 0
 
     def record(self, *, num_decode_rows: int, num_prefill_tokens: int, step_s: float) -> None:
-        """Small remainders of prompts reveal little of speed and are skipped."""
+        """Skips small remainders of prompts, which say little about the speed."""
         if num_prefill_tokens:
             self._record_fit()
         if step_s <= 0 or 0 < num_prefill_tokens < SMALLEST_CHUNK:
@@ -179,15 +178,15 @@ class StepPacer:
             self._adjust_running_limit(num_decode_rows, step_s * share, self._target_s)
 
     def _record_fit(self) -> None:
-        """Other users of the memory may have released it."""
+        """Raises the bound now and then: other users of the memory may have released some."""
         self._num_steps_that_fit += 1
         if self._num_steps_that_fit % MEMORY_STEPS == 0:
             self._fitting_tokens = min(2 * self._fitting_tokens, self._max_prefill_tokens)
 
     def _adjust_running_limit(self, num_rows: int, decode_s: float, target_s: float) -> None:
-        """A few rows cost more each than many do, so the estimate from them is too low: it never
-        lowers the limit. Only a step that was too long does. The model's estimate of many more rows
-        than ever ran is not trusted either: the limit grows in proportion to the rows that ran."""
+        """Only a step that was too long lowers the limit: the estimate from a few rows, which cost
+        more each, is too low. The limit grows in proportion to the rows that ran, as the model
+        cannot estimate many more rows than ever ran."""
         proportional = num_rows * target_s / max(decode_s, SHORTEST_S)
         bearable = min(proportional, self.step_time.rows_within(target_s))
         if decode_s > target_s or bearable > self._running_limit:
@@ -212,17 +211,17 @@ class StepTimes:
         *,
         step_s: float,
         now_s: float,
-        num_run_tokens: int = 0,
+        num_accepted_drafts: int = 0,
         drafting_s: float = 0.0,
     ) -> None:
-        """Records a step that ran whole. ``num_run_tokens``: drafts that turned out right.
-        ``drafting_s``: the part of ``step_s`` that another model took for its drafts."""
+        """Records a step that ran whole. ``drafting_s``: the part of ``step_s`` that another model
+        took for its drafts."""
         num_decodes, num_prefill_tokens = schedule.num_decode_rows, schedule.num_prefill_tokens
         self.last_forward_unix_s = time.time()
         self.rates.record(
             now_s=now_s,
             step_s=step_s,
-            num_decode_tokens=len(schedule.decodes) + num_run_tokens,
+            num_decode_tokens=len(schedule.decodes) + num_accepted_drafts,
             num_prefill_tokens=num_prefill_tokens,
         )
         if schedule.has_image_rows:
@@ -237,7 +236,7 @@ class StepTimes:
             self.prefill_average.record(spans, step_s)
 
     def record_in_parts(self, schedule: Schedule, faults: list[StepFault]) -> None:
-        """Records a step that was run in parts, whose time is no measure of speed."""
+        """Records a step that was run in parts after ``faults``; its time says nothing."""
         self.last_forward_unix_s = time.time()
         if schedule.prefills and any(isinstance(fault, OutOfMemoryFault) for fault in faults):
             self.pacer.record_too_large(schedule.num_prefill_tokens)

@@ -1,4 +1,4 @@
-"""What one step computes: a row for each sequence that decodes, and chunks of prompts. Long prompts
+"""The rows of one step: one or more of each decoding sequence, and chunks of prompts. Long prompts
 are cut, so that steps stay short. Plain integers."""
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ CHUNK_MULTIPLE = 16
 matrix instruction on CUDA. A chunk that ends elsewhere pays for the rest."""
 
 SMALLEST_CHUNK = 32
-"""Below this a projection's weights are read for too few rows to be worth it."""
+"""Fewer rows are not worth reading a projection's weights."""
 
 
 def end_of_chunk(start: int, length: int, budget: int) -> int:
-    """The end of a chunk of at most ``budget`` tokens that begins at ``start`` of ``length``. The
-    rest of the prompt is divided evenly over its steps: a short last step, which reads all the
-    weights for few rows, would cost more time than it saves."""
+    """Returns the end of a chunk of at most ``budget`` tokens that begins at ``start`` of
+    ``length``. The rest of the prompt is divided evenly over its steps: a short last step reads all
+    the weights for few rows."""
     left = length - start
     num_steps = -(-left // budget)
     end = start + -(-left // num_steps)
@@ -61,11 +61,11 @@ class Schedule:
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[PrefillChunk] = field(default_factory=list)
     drafts: Mapping[Sequence, list[int]] = field(default_factory=lambda: NO_DRAFTS)
-    """Draft tokens of some of ``decodes``, none of them empty: each is one more row. Only in a step
+    """Draft tokens of some of ``decodes``, one row each; never an empty list, and only in a step
     without prompts."""
     has_lost_rows: bool = False
-    """Whether its step is under way with rows of other sequences too, which have ended since: one
-    of those may be what makes it raise."""
+    """Whether its step is under way with rows of sequences that have ended since: one of those may
+    make it raise."""
 
     @property
     def is_empty(self) -> bool:
@@ -81,8 +81,8 @@ class Schedule:
         return any(s.state is SequenceState.ENDED for s in self.sequences)
 
     @property
-    def has_runs(self) -> bool:
-        """Whether a sequence that decodes has several rows."""
+    def has_long_queries(self) -> bool:
+        """Whether a decoding sequence has several rows."""
         if self.drafts:
             return True
         if not self.decodes or self.decodes[0].state_slot is None:
@@ -91,22 +91,22 @@ class Schedule:
 
     @property
     def decode_query_lens(self) -> list[int]:
-        """How many rows each of ``decodes`` has: those that its state lags behind, that of its last
-        token, and its drafts'."""
+        """The number of rows of each of ``decodes``: those that its state lags behind, its last
+        token's, and its drafts'."""
         drafts = self.drafts
         return [s.num_lagging + 1 + len(drafts.get(s, ())) for s in self.decodes]
 
     @property
     def decode_rows(self) -> list[Sequence]:
-        """The sequence of each row that decodes."""
-        if not self.has_runs:
+        """The sequence of each decode row."""
+        if not self.has_long_queries:
             return self.decodes
-        runs = zip(self.decodes, self.decode_query_lens, strict=True)
-        return [sequence for sequence, run in runs for _ in range(run)]
+        queries = zip(self.decodes, self.decode_query_lens, strict=True)
+        return [sequence for sequence, query_len in queries for _ in range(query_len)]
 
     @property
     def num_decode_rows(self) -> int:
-        return sum(self.decode_query_lens) if self.has_runs else len(self.decodes)
+        return sum(self.decode_query_lens) if self.has_long_queries else len(self.decodes)
 
     def without_ended_rows(self) -> Schedule:
         ended = SequenceState.ENDED

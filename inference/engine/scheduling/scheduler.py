@@ -21,7 +21,7 @@ from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.emission import Run
+from inference.engine.emission import AcceptedDrafts
 from inference.engine.errors import IntegrityError
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule, end_of_chunk
 from inference.engine.scheduling.sequence import Sequence, SequenceState
@@ -29,9 +29,9 @@ from inference.engine.scheduling.waiting_queue import Pace, SchedulerLimits, Wai
 from inference.engine.speculation.speculator import Speculator
 
 SCORED_TOKENS_PER_STEP = 128
-"""Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
+"""Each needs a row of logits, which other prompt tokens do not."""
 
-NO_RUNS: Mapping[int, Run] = MappingProxyType({})
+NONE_ACCEPTED: Mapping[int, AcceptedDrafts] = MappingProxyType({})
 
 
 class Scheduler:
@@ -49,8 +49,7 @@ class Scheduler:
         self.num_drafted_tokens = 0
         self.num_accepted_drafts = 0
         self._short_of_blocks = False
-        """Whether the head of the queue lacked blocks in the last step that tried to admit it: free
-        running slots do not help then."""
+        """Whether the queue's head lacked blocks at the last try: then free slots do not help."""
 
     @property
     def is_full(self) -> bool:
@@ -58,15 +57,14 @@ class Scheduler:
         return len(self.waiting) - self._num_free_slots >= self.limits.max_queue_depth
 
     def is_full_for(self, account: str) -> bool:
-        """Whether one more of the account's would be more than its part of the queue."""
+        """Whether one more sequence of the account would exceed its share of the queue."""
         num_waiting = self.waiting.num_of(account) - self._num_free_slots
         return num_waiting >= self.limits.max_queue_depth_per_account
 
     @property
     def _num_free_slots(self) -> int:
-        """``max_running`` less the running sequences, whatever the pace's limit is now. A sequence
-        that waits for one of these slots only waits for steps to get short, not in the queue: the
-        operator configured the slot, so a slow machine takes longer but refuses no request."""
+        """``max_running`` less the running sequences, whatever the pace's limit is now: a slow
+        machine takes longer, but refuses no request for which a slot was configured."""
         return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
     @property
@@ -81,10 +79,9 @@ class Scheduler:
     def schedule(
         self, pace: Pace, busy: Set[Sequence] = frozenset(), num_groups: int = 1
     ) -> Schedule:
-        """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
-        write to are theirs when this returns. ``busy``: those that take part in steps under way,
-        which are left as they are. Of those that decode, the step has room for an even share of
-        ``num_groups``."""
+        """Chooses the next step's rows and allocates the KV blocks that they write to. Moves
+        sequences between queues. ``busy``: sequences in steps under way, which are left as they
+        are. The step takes at most one ``num_groups``-th of the decoding sequences."""
         schedule = Schedule()
         self._schedule_decodes(schedule, busy, num_groups)
         budget = pace.prefill_tokens(len(schedule.decodes))
@@ -108,7 +105,7 @@ class Scheduler:
         return schedule
 
     def _with_slots(self, drafts: dict[Sequence, list[int]]) -> dict[Sequence, list[int]]:
-        """The drafts, as far as blocks are free for them: no sequence is preempted for a draft."""
+        """Cuts the drafts to the free blocks: no sequence is preempted for a draft."""
         fitting: dict[Sequence, list[int]] = {}
         for sequence, draft in drafts.items():
             num_tokens = len(sequence.token_ids)
@@ -135,9 +132,9 @@ class Scheduler:
             schedule.decodes.append(sequence)
 
     def schedule_ahead(self, schedule: Schedule, pace: Pace) -> Schedule | None:
-        """The step after ``schedule``, which is running and not committed: one row for each of its
-        sequences that does not end by its length. ``None`` where other sequences take part in it or
-        a block is missing. On return the rows own the KV blocks that they write to."""
+        """Returns the step after ``schedule``, which is running and not committed: one row for each
+        of its sequences that does not end by its length. ``None`` where other sequences take part
+        in it or a block is missing."""
         if self.kv_cache.states is not None:
             return None  # a step that failed could not be run again after the next has begun
         if schedule.drafts:
@@ -157,8 +154,7 @@ class Scheduler:
         return min(pace.running_limit, self.limits.max_running)
 
     def _can_admit(self, pace: Pace) -> bool:
-        """Whether the head of the queue could start in the next step, by the blocks that are free
-        now: while steps are scheduled ahead, no admission looks for it."""
+        """Whether the head of the queue could start in the next step, by the blocks free now."""
         if len(self.running) >= self._running_limit(pace):
             return False
         self.waiting.release_held()
@@ -167,17 +163,15 @@ class Scheduler:
         return first is not None and not self._short_of_blocks
 
     def _make_room(self, sequence: Sequence, busy: Set[Sequence]) -> bool:
-        """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the
-        newest and has been preempted: then no running one is left behind it. Or when the newest is
-        in a step under way, which is waited for."""
+        """Preempts newer sequences until ``sequence`` can grow. Returns ``False`` when it was the
+        newest and has been preempted itself, or when the newest is in a step under way."""
         while not self.kv_cache.grow(sequence, len(sequence.token_ids)):
             if self.running[-1] in busy or self._preempt_newest() is sequence:
                 return False
         return True
 
     def _preempt_newest(self) -> Sequence:
-        """Preempts the newest sequence, never another, so that the oldest always gets to its
-        end."""
+        """Never preempts another, so that the oldest always gets to its end."""
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
@@ -186,8 +180,7 @@ class Scheduler:
         return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Admits the sequence at the head of the queue. Returns whether there were blocks for
-        it."""
+        """Admits the head of the queue. Returns whether there were blocks for it."""
         if not self.kv_cache.admit(sequence):
             return False
         self.waiting.take()
@@ -204,8 +197,8 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
-        """Returns how much of the budget is used: all of it where the prompt continues, even if its
-        even share is less. The rest would only begin another prompt with a few rows."""
+        """Returns the used part of the budget: all of it where the prompt continues, even if its
+        even share is less; the rest would only begin another prompt with a few rows."""
         start = sequence.num_computed_tokens
         if sequence.num_tokens_to_score:
             budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
@@ -231,14 +224,14 @@ class Scheduler:
         self,
         schedule: Schedule,
         token_ids: list[int],
-        runs: Mapping[int, Run] = NO_RUNS,
+        accepted: Mapping[int, AcceptedDrafts] = NONE_ACCEPTED,
     ) -> None:
-        """Records that the step ran: ``token_ids`` are the sampled ones, in ``schedule.sampled``'s
-        order; ``runs``, by index there, the accepted drafts before them. Filled blocks enter the
-        prefix cache."""
+        """Records that the step ran: ``token_ids`` are the sampled ones, in the order of
+        ``schedule.sampled``; ``accepted`` the drafts before them, by index there. Filled blocks
+        enter the prefix cache."""
         lagging: set[Sequence] = set()
         if self.speculator is not None and schedule.decodes:
-            lagging = self._commit_drafts(schedule, token_ids, runs)
+            lagging = self._commit_drafts(schedule, token_ids, accepted)
         block_tokens = self.kv_cache.block_tokens
         num_decodes = len(schedule.decodes)
         for sequence, token_id in zip(schedule.decodes, token_ids, strict=False):
@@ -264,32 +257,32 @@ class Scheduler:
             self.kv_cache.commit_states([s for s in schedule.sequences if s not in lagging])
 
     def _commit_drafts(
-        self, schedule: Schedule, token_ids: list[int], runs: Mapping[int, Run]
+        self, schedule: Schedule, token_ids: list[int], accepted: Mapping[int, AcceptedDrafts]
     ) -> set[Sequence]:
-        """All of ``commit`` that comes before each row's last token. Returns those whose state has
-        gone on with a wrong draft: it is not taken, and lags behind."""
+        """Commits the accepted drafts before each row's last token. Returns the sequences whose
+        state was computed with a wrong draft: it is not committed, and lags behind."""
         assert self.speculator is not None
         has_states = self.kv_cache.states is not None
         lagging: set[Sequence] = set()
         for row, sequence in enumerate(schedule.decodes):
             if sequence.state is SequenceState.ENDED:
                 continue
-            run = runs[row].token_ids if row in runs else []
-            self.speculator.record(sequence, [*run, token_ids[row]])
+            right = accepted[row].token_ids if row in accepted else []
+            self.speculator.record(sequence, [*right, token_ids[row]])
             if (draft := schedule.drafts.get(sequence)) is None:
                 continue
             self.num_drafted_tokens += len(draft)
-            self.num_accepted_drafts += len(run)
-            sequence.token_ids += run
-            sequence.num_computed_tokens += len(run)
+            self.num_accepted_drafts += len(right)
+            sequence.token_ids += right
+            sequence.num_computed_tokens += len(right)
             self.kv_cache.register_computed(sequence)
-            if has_states and len(run) < len(draft):
-                sequence.num_lagging += len(run) + 1
+            if has_states and len(right) < len(draft):
+                sequence.num_lagging += len(right) + 1
                 lagging.add(sequence)
         return lagging
 
     def end(self, sequence: Sequence) -> None:
-        """Take a sequence out, in whatever state, and free what it holds."""
+        """Removes a sequence, in whatever state, and frees its blocks."""
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -317,7 +310,7 @@ class Scheduler:
             raise IntegrityError("running sequences are not in order of admission")
         self.waiting.check_integrity()
         if any(sequence.is_held for sequence in self.running):
-            raise IntegrityError("a sequence runs that was to be held")
+            raise IntegrityError("a held sequence runs")
         self.kv_cache.check_integrity(self.running)
 
 

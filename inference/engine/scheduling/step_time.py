@@ -1,11 +1,10 @@
-"""How long a step takes on this device, fitted to the times of steps:
+"""Models the time of a step on this device, fitted to the times of steps:
 
     seconds = fixed + rows · row + (prompt + tokens · token, where there are prompt tokens)
 
-``fixed`` is what every step costs (reading the weights, launches), ``prompt`` what a step with
-prompts costs once, however short they are: packed weights are unpacked for each chunk. One model of
-an engine serves the pace of prompts, the running limit and drafts. Pure: times are arguments, plain
-floats, one thread.
+``fixed`` is the cost of every step (reading the weights, launches), ``prompt`` that of having
+prompts, however short: packed weights are unpacked for each chunk. One model of an engine serves
+the pace of prompts, the running limit and drafts. Pure: times are arguments, plain floats.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FADING = 0.9
-"""What a step counts for, with each later one: the last ten decide, as machines change."""
+"""Each later step multiplies a step's weight by this: the last ten decide, as machines change."""
 SETTLED_AFTER = 4
-"""Numbers after which a spread is known."""
+"""A spread is known after so many numbers."""
 
 
 class Spread:
@@ -42,48 +41,46 @@ class Spread:
 
 
 LONGEST = 3.0
-"""A step that takes more than this many times as long as expected met with something else."""
+"""Longer steps, relative to the expected time, count as this long: something else delayed them."""
 TRUSTED_AFTER = 8
-"""Steps after which an expectation is one."""
+"""The expected time is trusted after so many steps."""
 REFITTED_EVERY = 8
-"""Decode steps, once the first ``ALWAYS_REFITTED`` have been: a fit costs the host some 30 µs."""
+"""Decode steps between two fits, after the first ``ALWAYS_REFITTED``: a fit costs some 30 µs."""
 ALWAYS_REFITTED = 32
 SCALED_ROWS, SCALED_TOKENS = 64, 512
-"""The rows and tokens of a typical large step; terms are divided by them, so that all coefficients
-are about as large."""
+"""The rows and tokens of a typical large step. Terms are divided by them, so that coefficients are
+of one magnitude."""
 STIFFNESS = (0.02, 0.001, 0.02, 0.001)
-"""How firmly each coefficient keeps its value while steps do not separate them: the cost of one
-more row or token explains a time before a fixed cost does."""
+"""How firmly each coefficient keeps its value while steps do not separate them: a time is explained
+by the cost of a row or token before a fixed cost."""
 LEAST_HOLD = 1e-9
-"""The least weight that holds a coefficient in place on which no recent step depends."""
+"""The least weight of a coefficient's value, where no recent step depends on it."""
 LARGEST_WEIGHT = 1e9
 UNTRIED_ROW_SHARE = 0.04
-"""A row's part of a step of one row, before steps of several sizes have been timed: a few rows
-share the weights that are read for them."""
+"""A row's share of a step of one row, before steps of several sizes have been timed."""
 DIFFERENT = 0.2
-"""Decode steps whose rows vary by less, in parts of their mean, do not separate a row's cost from
+"""Decode steps whose rows vary by less, relative to their mean, do not separate a row's cost from
 that of the step."""
 FORGETTING = 0.001
-"""How far ``UNTRIED_ROW_SHARE`` is approached with each decode step among steps of one size, so
-that drafts that did not pay long ago are tried again."""
+"""How far each decode step among steps of one size moves the row's share to
+``UNTRIED_ROW_SHARE``, so that drafts that did not pay long ago are tried again."""
 SHORTEST_S = 1e-5
 
 Vector = list[float]
 
 
 class StepTimeModel:
-    """Starts from what one row and one token are taken to cost; never negative."""
+    """Starts from assumed costs of a row and a token. No cost is negative."""
 
     def __init__(self, *, row_s: float, token_s: float) -> None:
         self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
         size = len(self._coefficients)
         self._squares = [[0.0] * size for _ in range(size)]
-        """The sums over steps of the products of two of their terms, each in parts of the step's
-        time. Only products of a term with a later one are kept."""
+        """Sums over steps of the products of two of their terms, divided by the step's time; the
+        upper triangle only."""
         self._sums = [0.0] * size
         self._weight = 1.0
-        """The weight of the next step. It grows, so that the steps before it fade without being
-        touched."""
+        """The weight of the next step. It grows, so that earlier steps fade untouched."""
         self._num_steps = 0
         self._decode_rows = Spread()
         self._row_share = UNTRIED_ROW_SHARE
@@ -110,26 +107,25 @@ class StepTimeModel:
         return seconds + prompt + token * num_tokens / SCALED_TOKENS if num_tokens else seconds
 
     def ratio(self, num_rows: int, num_base_rows: int) -> float:
-        """How much longer a step of ``num_rows`` takes than one of the fewer ``num_base_rows``,
-        neither with prompts; 1 at least. While all steps have as many rows, their times move
-        the coefficients and not this."""
+        """Returns the time of a step of ``num_rows`` relative to one of the fewer
+        ``num_base_rows``, without prompts; at least 1. Steps of one size do not change it."""
         fixed_share = 1.0 - self._row_share
         base = fixed_share + self._row_share * num_base_rows
         return max(1.0, (fixed_share + self._row_share * num_rows) / base)
 
     def rows_within(self, step_s: float) -> float:
-        """How many rows a step of ``step_s`` serves that has no prompts."""
+        """Returns how many rows fit a step of ``step_s`` without prompts."""
         left_s = step_s - self._coefficients[0]
         row_s = self._coefficients[1] / SCALED_ROWS
         return max(0.0, left_s / row_s) if row_s > 0 else float("inf")
 
     def tokens_within(self, step_s: float, num_rows: int) -> float:
-        """How many prompt tokens fit beside ``num_rows`` into a step of ``step_s``."""
+        """Returns how many prompt tokens fit beside ``num_rows`` into a step of ``step_s``."""
         left_s = step_s - self.seconds(num_rows, 0) - self.prompt_s
         return max(0.0, left_s / self.token_s) if self.token_s > 0 else float("inf")
 
     def record(self, num_rows: int, num_tokens: int, step_s: float) -> None:
-        """A step weighs by its relative error, so short ones count as much as long ones."""
+        """Weighs a step by its relative error, so short ones count as much as long ones."""
         if self._num_steps >= TRUSTED_AFTER:
             step_s = min(step_s, LONGEST * self.seconds(num_rows, num_tokens))
         step_s = max(step_s, SHORTEST_S)
@@ -150,7 +146,6 @@ class StepTimeModel:
             self._row_share += FORGETTING * (UNTRIED_ROW_SHARE - self._row_share)
 
     def _add(self, num_rows: int, num_tokens: int, step_s: float) -> None:
-        """Costs little where there are no prompt tokens: most steps have none."""
         terms = [1 / step_s, num_rows / SCALED_ROWS / step_s]
         if num_tokens:
             terms += [1 / step_s, num_tokens / SCALED_TOKENS / step_s]
@@ -171,8 +166,8 @@ class StepTimeModel:
         self._weight = 1.0
 
     def _fit(self) -> None:
-        """Least squares over the faded steps, held near the last fit; a coefficient that would be
-        negative is 0, and the others are fitted without it."""
+        """Fits by least squares over the faded steps, held near the last fit. A coefficient that
+        would be negative is 0, and the others are fitted without it."""
         free = list(range(len(self._coefficients)))
         found = [0.0] * len(free)
         while free:
@@ -188,8 +183,7 @@ class StepTimeModel:
         matrix: list[Vector] = []
         right: Vector = []
         for i in free:
-            # Relative to the data on it, so that the hold is as firm on any device, and for prompts
-            # as for the many short steps between them.
+            # Relative to the data: as firm on any device, for prompts as for the steps between.
             hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD * self._weight
             row = [self._squares[min(i, j)][max(i, j)] for j in free]
             row[len(matrix)] += hold
@@ -199,13 +193,12 @@ class StepTimeModel:
 
 
 def untried_step_time() -> StepTimeModel:
-    """Returns a model for steps whose time no target bounds: its costs of a row and a token matter
-    only until the first step."""
+    """Returns a model of any device: its costs matter only until the first step."""
     return StepTimeModel(row_s=0.0125, token_s=0.0002)
 
 
 def _solve(matrix: list[Vector], right: Vector) -> Vector:
-    """Gauss' elimination of a symmetric positive definite system, which needs no pivots. Changes
+    """Gaussian elimination of a symmetric positive definite system, which needs no pivots. Mutates
     its arguments."""
     size = len(right)
     for i in range(size):

@@ -70,7 +70,7 @@ def test_tokens_of_a_run_are_drawn_from_the_models_distribution(
     logits = LOGITS.repeat(NUM_DRAWS, 1)
     sampled = read_drafted(sampler, choose_drafted(sampler, schedule, logits))
     for row, last in enumerate(sampled.token_ids):
-        run = sampled.runs[row].token_ids if row in sampled.runs else []
+        run = sampled.accepted[row].token_ids if row in sampled.accepted else []
         assert run == draft[: len(run)]
         for depth, token_id in enumerate([*run, last]):
             counts[depth, token_id] += 1
