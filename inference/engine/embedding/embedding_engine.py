@@ -1,8 +1,8 @@
-"""The engine of one embedding model: batch → forward → hand out vectors, one step at a time.
+"""The engine of one embedding model: batch → forward → return vectors, one step at a time.
 
-Owned by one thread; everything here is called from it. Steps are kept to about a tenth of a second,
-so that a cancel is obeyed soon: a request of many inputs runs over many steps. The tensor work and
-the time come from outside.
+Owned by one thread; everything here is called from it. Steps take about a tenth of a second, so
+that cancellations take effect soon: a request of many inputs runs over many steps. The tensor work
+and the time come from outside.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class EmbeddingExecutor(Protocol):
     """The tensor half of a step."""
 
     def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
-        """Each row's vector, float32 little-endian, of as many dimensions as its job asked for;
-        ``None`` where it is not made of numbers."""
+        """Returns each row's vector, float32 little-endian, of as many dimensions as its job asked
+        for; ``None`` where it is not finite."""
         ...
 
     def recover(self, error: Exception) -> StepFault:
@@ -86,11 +86,10 @@ class EmbeddingEngine:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether a step takes long: all it computes are prompts."""
         return self.has_work
 
     def step(self) -> StepOutputs:
-        """One forward; where the device refuses it, those at fault fail alone. Raises
+        """Runs one forward; where the device refuses it, only the jobs at fault fail. Raises
         ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
@@ -106,7 +105,7 @@ class EmbeddingEngine:
         return self.take_outputs()
 
     def submit(self, command: EmbedSequences) -> None:
-        """Queue a request's inputs, or refuse it by an event in the next step's outputs."""
+        """Queues a request's inputs, or refuses it by an event in the next step's outputs."""
         if (refusal := self._refusal(command)) is not None:
             self._outputs.fail(command.sequence_id, *refusal)
             return
@@ -145,7 +144,6 @@ class EmbeddingEngine:
         return self._outputs.take(self.stats())
 
     def _refusal(self, command: EmbedSequences) -> tuple[str, str] | None:
-        """Code and message."""
         bounds, prompts = self._bounds, command.prompts
         longest = max(map(len, prompts), default=0)
         if not prompts or not all(prompts):

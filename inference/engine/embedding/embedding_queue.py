@@ -1,15 +1,15 @@
-"""Decides which inputs of which requests share the next forward of an embedding model. Plain Python
-over ints: no tensors, no clock, no knowledge of models.
+"""Batches inputs of requests for the next forward of an embedding model. Plain Python over ints: no
+tensors, no clock, no knowledge of models.
 
-Accounts are scheduled by weighted fair queueing over the tokens they received, and so are the jobs
-of one account; anonymous callers' jobs come last. The next job gives its longest open input, and
-inputs of about that length from any job join it, as long as the padded batch stays within the
-step's tokens:
+Accounts take turns by weighted fair queueing over the tokens they received, and so do the jobs of
+one account; anonymous callers' jobs come last. The batch begins with the next job's longest open
+input; inputs of about that length from any job join it, as long as the padded batch stays within
+the step's tokens:
 
     turn order   job A | job B | job C        longest of A: 200 tokens
     the batch    A 200, C 190, A 180, B 120   (rows * 200 <= max_tokens; none shorter than 100)
 
-So a large request never holds up a small one for longer than a round, and little is padding.
+So a large request holds up a small one for one round at most, and little is padding.
 """
 
 from __future__ import annotations
@@ -26,31 +26,19 @@ from inference.engine.scheduling.waiting_queue import QueueLimits, overdue
 from inference.protocol.engine import EmbedSequences
 
 MAX_QUEUED_TOKENS = 2**24
-"""The most that all queued jobs have, at four bytes each; one job alone may have more."""
+"""The most tokens of all queued jobs, at four bytes each; one job alone may have more."""
 TOKEN_UNIT = 1 << 16
-"""The factor that keeps tokens divided by a weight whole, and large enough."""
+"""Tokens count this much, so that their quotient by a weight may be an integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingLimits(QueueLimits):
     max_started: int = 256
-    """Jobs of which some inputs are done and some are not."""
+    """The most jobs of which some inputs are done and some are not."""
 
 
 class EmbeddingJob:
     """One request's inputs. ``open_inputs`` are (number of tokens, index), shortest first."""
-
-    __slots__ = (
-        "account",
-        "deadline_s",
-        "dimensions",
-        "is_anonymous",
-        "open_inputs",
-        "prompts",
-        "sequence_id",
-        "vectors",
-        "weight",
-    )
 
     def __init__(self, command: EmbedSequences, *, deadline_s: float) -> None:
         self.sequence_id = command.sequence_id
@@ -62,7 +50,7 @@ class EmbeddingJob:
         self.open_inputs = sorted((len(p), index) for index, p in enumerate(self.prompts))
         self.vectors: dict[int, bytes] = {}
         self.deadline_s: float | None = deadline_s
-        """Must have started by then. ``None`` once it has."""
+        """The time by which it must have started. ``None`` once it has."""
 
     @property
     def has_started(self) -> bool:
@@ -97,7 +85,7 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self.limits = limits
         self._jobs: deque[EmbeddingJob] = deque()
-        """An account's in the order of their turns."""
+        """The jobs of one account are in the order of their turns."""
         self._num_tokens = 0
         self._now = 0
         self._given: dict[str, int] = {}
@@ -120,7 +108,7 @@ class EmbeddingQueue:
         return self.num_waiting < self.limits.max_queue_depth
 
     def is_full_for(self, account: str) -> bool:
-        """Whether one more job of the account's would be more than its part of the queue."""
+        """Whether one more job of the account would exceed its share of the queue."""
         num_waiting = sum(not job.has_started for job in self._jobs if job.account == account)
         num_free_slots = self.limits.max_started - self.num_started
         return num_waiting - num_free_slots >= self.limits.max_queue_depth_per_account
@@ -140,8 +128,8 @@ class EmbeddingQueue:
         return overdue(self._jobs, now_s)
 
     def take_batch(self, max_tokens: int) -> list[Row]:
-        """The next forward's rows, longest first, at least one if any job has an open input. They
-        are open no more, and their jobs have started."""
+        """Takes the next forward's rows, longest first, at least one if any job has an open input.
+        Their jobs have started then."""
         runnable = self._runnable()
         if not runnable:
             return []
@@ -173,7 +161,7 @@ class EmbeddingQueue:
         return runnable
 
     def _in_turns(self) -> Iterator[EmbeddingJob]:
-        """Each account's first job, then each account's second …"""
+        """Yields each account's first job, then each account's second …"""
         jobs_of: dict[tuple[bool, str], list[EmbeddingJob]] = {}
         for job in self._jobs:
             jobs_of.setdefault((job.is_anonymous, job.account), []).append(job)
@@ -187,7 +175,7 @@ class EmbeddingQueue:
         return max(self._now, self._given.get(account, 0))
 
     def _charge(self, first: EmbeddingJob, rows: list[Row]) -> None:
-        """``first``'s was the turn; everybody pays for their own."""
+        """Advances the clock to ``first``'s turn; each account pays for its own rows."""
         self._now = self._start_of(first.account)
         for row in rows:
             account = row.job.account
@@ -196,7 +184,7 @@ class EmbeddingQueue:
 
 
 def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:
-    """Open inputs from ``longest`` down to half of it, longest first."""
+    """Yields open inputs from ``longest`` tokens down to half of them, longest first."""
     end = bisect_right(job.open_inputs, longest, key=lambda entry: entry[0])
     for position in range(end - 1, -1, -1):
         length, index = job.open_inputs[position]

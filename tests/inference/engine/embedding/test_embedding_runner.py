@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 import torch
 
+from inference.engine.embedding.embedding_load import EmbeddingRunner
 from inference.engine.embedding.embedding_queue import EmbeddingJob, Row
-from inference.engine.embedding.embedding_runner import EmbeddingRunner
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import EmbedSequences
 
