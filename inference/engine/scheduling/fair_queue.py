@@ -15,8 +15,10 @@ integers: knows neither time nor what the items are. For one thread.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Hashable, Iterator
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from inference.engine.errors import IntegrityError
@@ -24,25 +26,54 @@ from inference.engine.errors import IntegrityError
 WEIGHT_UNIT = 1 << 16
 """The factor that keeps a cost divided by a weight whole, and large enough."""
 SWEEP_BEYOND = 64
-"""How much may be left behind before it is cleared away."""
+"""The number of idle accounts that are kept in any case."""
 
 Item = TypeVar("Item", bound=Hashable)
 
 
+@dataclass(eq=False, slots=True)
+class _Entry(Generic[Item]):
+    item: Item
+    account: _Account[Item]
+    order: int
+    cost: int
+
+
+@dataclass(eq=False, slots=True)
+class _Account(Generic[Item]):
+    is_anonymous: bool
+    weight: int = 1
+    start: int = 0
+    """The virtual time of its first entry."""
+    end: int = 0
+    """The virtual time at which its last taken entry ends."""
+    entries: list[_Entry[Item]] = field(default_factory=list)
+    """By order."""
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        return self.is_anonymous, self.start, self.entries[0].order
+
+
 class FairQueue(Generic[Item]):
-    """Adding, taking and removing cost O(log n)."""
+    """A change costs O(accounts) when the next item is asked for, and nothing until then."""
 
     def __init__(self) -> None:
-        self._known: _Turns[Item] = _Turns()
-        self._anonymous: _Turns[Item] = _Turns()
+        self._entries: dict[Item, _Entry[Item]] = {}
+        self._accounts: dict[tuple[bool, str], _Account[Item]] = {}
+        """Those with entries, and idle ones whose last entry has not ended."""
+        self._now = {False: 0, True: 0}
+        """The clocks of known and of anonymous accounts."""
+        self._first: _Entry[Item] | None = None
+        """The next one, if it is known."""
+        self._sweep_at = SWEEP_BEYOND
 
     def __len__(self) -> int:
-        return len(self._known) + len(self._anonymous)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Item]:
         """Yields the items in no particular order."""
-        yield from self._known
-        yield from self._anonymous
+        return iter(self._entries)
 
     def add(
         self,
@@ -55,164 +86,65 @@ class FairQueue(Generic[Item]):
         is_anonymous: bool = False,
     ) -> None:
         """``order``, unlike every other item's, ranks it among its account's."""
-        queue = self._anonymous if is_anonymous else self._known
-        queue.add(item, account, order, cost, weight)
+        key = is_anonymous, account
+        owner = self._accounts.get(key)
+        if owner is None:
+            owner = self._accounts[key] = _Account(is_anonymous)
+        owner.weight = max(1, weight)
+        if not owner.entries:
+            owner.start = max(self._now[is_anonymous], owner.end)
+        entry = self._entries[item] = _Entry(item, owner, order, cost)
+        insort(owner.entries, entry, key=attrgetter("order"))
+        self._first = None
 
     def head(self) -> Item | None:
-        """The next one, which stays."""
-        return self._known.head() or self._anonymous.head()
+        """Returns the next item without removing it."""
+        return self._next().item if self._entries else None
 
     def take(self) -> Item:
-        """The next one, at its account's cost. There is one."""
-        return (self._known or self._anonymous).take()
-
-    def remove(self, item: Item) -> None:
-        """Removes an item of the queue without charging its account."""
-        (self._known if item in self._known else self._anonymous).remove(item)
-
-    def check_integrity(self) -> None:
-        """Raises ``IntegrityError``."""
-        self._known.check_integrity()
-        self._anonymous.check_integrity()
-
-
-class _Entry(Generic[Item]):
-    __slots__ = ("account", "cost", "is_here", "item")
-
-    def __init__(self, item: Item, account: _Account[Item], cost: int) -> None:
-        self.item = item
-        self.account = account
-        self.cost = cost
-        self.is_here = True
-        """Removed ones stay in their heap until they come to its top."""
-
-
-class _Account(Generic[Item]):
-    __slots__ = ("end", "entries", "is_ranked", "name", "num_here", "weight")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.weight = 1
-        self.end = 0
-        """The virtual time at which what it was given last ends."""
-        self.entries: list[tuple[int, _Entry[Item]]] = []
-        """A heap by order."""
-        self.num_here = 0
-        self.is_ranked = False
-
-    def drop_removed(self) -> None:
-        while self.entries and not self.entries[0][1].is_here:
-            heappop(self.entries)
-        if len(self.entries) > 2 * self.num_here + SWEEP_BEYOND:
-            self.entries = [pair for pair in self.entries if pair[1].is_here]
-            heapify(self.entries)
-
-
-class _Turns(Generic[Item]):
-    """One virtual clock and the accounts that share it."""
-
-    def __init__(self) -> None:
-        self._now = 0
-        self._accounts: dict[str, _Account[Item]] = {}
-        self._entries: dict[Item, _Entry[Item]] = {}
-        self._ranked: list[tuple[int, int, _Account[Item]]] = []
-        """A heap of (start, order, account), once for each account that has something here. One
-        whose items were all removed stays until it comes to the top."""
-        self._sweep_at = SWEEP_BEYOND
-        """The number of accounts at which the idle ones are swept; they are kept for what they have
-        to pay."""
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._entries)
-
-    def __contains__(self, item: Item) -> bool:
-        return item in self._entries
-
-    def add(self, item: Item, name: str, order: int, cost: int, weight: int) -> None:
-        account = self._accounts.get(name)
-        if account is None:
-            account = self._accounts[name] = _Account(name)
-        account.weight = max(1, weight)
-        entry = self._entries[item] = _Entry(item, account, cost)
-        heappush(account.entries, (order, entry))
-        account.num_here += 1
-        if not account.is_ranked:
-            self._rank(account, max(self._now, account.end))
-
-    def head(self) -> Item | None:
-        if not self._entries:
-            return None
-        account = self._first()
-        return account.entries[0][1].item
-
-    def take(self) -> Item:
-        account = self._first()
-        start, _, _ = heappop(self._ranked)
-        account.is_ranked = False
-        _, entry = heappop(account.entries)
-        self._now = start
-        account.end = start + max(1, entry.cost * WEIGHT_UNIT // account.weight)
-        self._drop(entry)
-        if account.num_here:
-            self._rank(account, account.end)
+        """Removes and returns the next item, at its account's cost. There must be one."""
+        entry = self._next()
+        account = entry.account
+        self._now[account.is_anonymous] = account.start
+        account.end = account.start + max(1, entry.cost * WEIGHT_UNIT // account.weight)
+        account.start = account.end
+        self.remove(entry.item)
         return entry.item
 
     def remove(self, item: Item) -> None:
-        entry = self._entries[item]
-        entry.is_here = False
-        self._drop(entry)
-        entry.account.drop_removed()
-
-    def check_integrity(self) -> None:
-        """Raises ``IntegrityError``."""
-        ranked = [account for _, _, account in self._ranked]
-        if len(ranked) != len(set(ranked)):
-            raise IntegrityError("an account has two turns")
-        for account in self._accounts.values():
-            here = [entry.item for _, entry in account.entries if entry.is_here]
-            if len(here) != account.num_here:
-                raise IntegrityError("an account's items are not all counted")
-            if here and account not in ranked:
-                raise IntegrityError("an account with items has no turn")
-        if sum(account.num_here for account in self._accounts.values()) != len(self._entries):
-            raise IntegrityError("an item belongs to no account")
-        if any(start < self._now for start, _, account in self._ranked if account.num_here):
-            raise IntegrityError("an account's turn is over and it was not taken")
-
-    def _rank(self, account: _Account[Item], start: int) -> None:
-        account.drop_removed()
-        order, _ = account.entries[0]
-        account.is_ranked = True
-        heappush(self._ranked, (start, order, account))
-
-    def _first(self) -> _Account[Item]:
-        """The account whose turn it is, with something at its head."""
-        while True:
-            account = self._ranked[0][2]
-            account.drop_removed()
-            if account.num_here:
-                return account
-            heappop(self._ranked)
-            account.is_ranked = False
-
-    def _drop(self, entry: _Entry[Item]) -> None:
-        del self._entries[entry.item]
-        entry.account.num_here -= 1
+        """Removes an item of the queue without charging its account."""
+        entry = self._entries.pop(item)
+        entry.account.entries.remove(entry)
+        self._first = None
         if not self._entries:
-            self._now = 0
+            self._now = {False: 0, True: 0}
             self._accounts.clear()
-            self._ranked.clear()
         elif len(self._accounts) > self._sweep_at:
             self._forget_idle()
 
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError``."""
+        owned = [entry for account in self._accounts.values() for entry in account.entries]
+        if {entry.item: entry for entry in owned} != self._entries or len(owned) != len(self):
+            raise IntegrityError("an item belongs to no account, or to two")
+        for account in self._accounts.values():
+            orders = [entry.order for entry in account.entries]
+            if orders != sorted(orders):
+                raise IntegrityError("an account's items are not in order")
+            if orders and account.start < self._now[account.is_anonymous]:
+                raise IntegrityError("an account's turn is over and it was not taken")
+
+    def _next(self) -> _Entry[Item]:
+        if self._first is None:
+            waiting = (account for account in self._accounts.values() if account.entries)
+            self._first = min(waiting, key=attrgetter("rank")).entries[0]
+        return self._first
+
     def _forget_idle(self) -> None:
-        """Accounts that would start now if they came back."""
+        """Forgets the accounts that would start now if they came back."""
         self._accounts = {
-            name: account
-            for name, account in self._accounts.items()
-            if account.is_ranked or account.num_here or account.end > self._now
+            key: account
+            for key, account in self._accounts.items()
+            if account.entries or account.end > self._now[account.is_anonymous]
         }
         self._sweep_at = 2 * len(self._accounts) + SWEEP_BEYOND
