@@ -1,6 +1,4 @@
-"""Whether a sequence may be queued, and why not: what it asks for, and how many wait already. Reads
-the scheduler's queue and changes nothing.
-"""
+"""Admission: checks a sequence's request and the queue's length. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ class EngineLimits:
     """Prompt plus output of one sequence."""
     vocab_size: int
     vision: VisionConfig | None = None
-    """The tower of a model that is given images; ``None``: it reads text alone."""
+    """``None`` for models that read text alone."""
 
 
 def command_problem(
     command: SubmitSequence, limits: EngineLimits, scheduler: Scheduler, adapters: Adapters
 ) -> tuple[str, str] | None:
-    """Code and message for the client."""
+    """Returns code and message for the client where the sequence is refused."""
     problem = prompt_problem(
         command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
     )
@@ -49,8 +47,8 @@ def command_problem(
 
 
 def _token_id_problem(command: SubmitSequence, vocab_size: int) -> tuple[str, str] | None:
-    """Checks the token ids beside the prompt's that index a row of scores or the embedding table:
-    an id out of range would index another row, or beyond the table."""
+    """Checks the token ids beside the prompt's: one out of range would index another row of scores,
+    or beyond the embedding table."""
     params = command.params
     thinking = params.thinking_limit
     by_field = {
@@ -82,7 +80,6 @@ def prompt_images(command: SubmitSequence, limits: EngineLimits) -> PromptImages
 def prompt_problem(
     token_ids: list[int], *, vocab_size: int, context_tokens: int
 ) -> tuple[str, str] | None:
-    """Code and message for the client."""
     if not token_ids:
         return "bad_token_id", "the prompt has no tokens"
     # Two passes in C: a long prompt must not hold up the step.

@@ -1,11 +1,11 @@
-"""Decides what runs in the next step, and for whom. Plain Python over ints: no tensors, no clock
-(times are arguments), no knowledge of models.
+"""Schedules the next step. Plain Python over ints: no tensors, no clock (times are arguments), no
+knowledge of models.
 
-One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
-budget, oldest sequence first. New sequences are admitted up to the running limit (of the step's
-``Pace``) while blocks are free, by fair queueing over accounts (``waiting_queue``). When a decoding
-sequence needs a block and none is free, the newest running sequence is preempted and is the first
-to run again, recomputed.
+One step's rows: every decoding sequence (one token each), and prompt chunks up to a token budget,
+oldest sequence first. New sequences are admitted up to the running limit (of the step's ``Pace``)
+while blocks are free, by fair queueing over accounts (``waiting_queue``). When a decoding sequence
+needs a block and none is free, the newest running sequence is preempted; it is the first to run
+again, recomputed.
 
     running (oldest … newest)      waiting (preempted, oldest first; then the others in turns)
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Set
+from operator import attrgetter
 from types import MappingProxyType
 
 from inference.engine.cache.kv_cache import KVCache
@@ -193,7 +194,7 @@ class Scheduler:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_hit_tokens += sequence.num_computed_tokens
-        insort(self.running, sequence, key=_admission)
+        insort(self.running, sequence, key=attrgetter("admission"))
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
@@ -312,7 +313,3 @@ class Scheduler:
         if any(sequence.is_held for sequence in self.running):
             raise IntegrityError("a held sequence runs")
         self.kv_cache.check_integrity(self.running)
-
-
-def _admission(sequence: Sequence) -> int:
-    return sequence.admission

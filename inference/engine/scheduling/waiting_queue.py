@@ -1,12 +1,11 @@
-"""The sequences that wait to run, who of them is next, and the operator's limits of their queue.
+"""The sequences that wait to run, the choice of the next, and the operator's limits of their queue.
 
-    preempted    those that have run before, in order of admission: always first
+    preempted    have run before, in order of admission: always first
     fair         never started and ready to, in turns by account (``fair_queue``)
-    held         cannot start yet (``Sequence.is_held``); joins the others of its account, at the
-                 place of its arrival, once it can
+    held         cannot start yet (``Sequence.is_held``); joins the others of its account, in order
+                 of arrival, once it can
 
-``LongWaits`` warns of those that wait long. For the engine's thread. Plain Python over ints; times
-are arguments.
+For the engine's thread. Plain Python over ints; times are arguments.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from inference.engine.errors import IntegrityError
@@ -29,14 +29,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
     max_queue_depth: int = 256
-    """How many wait beyond the free places."""
+    """The most that wait beyond the free slots."""
     max_queue_wait_s: float = 60.0
     max_queue_share_percent: int = 50
 
     @property
     def max_queue_depth_per_account(self) -> int:
-        """How many places of the queue one account may fill, at least one, so that it alone cannot
-        fill it."""
+        """The most places of the queue that one account may fill; at least one."""
         return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
 
 
@@ -44,25 +43,24 @@ class QueueLimits:
 class SchedulerLimits(QueueLimits):
     max_running: int = 256
     prefill_tokens_per_step: int = 512
-    """Most prompt rows of one step, beside its decode rows."""
+    """The most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
-    """How long a step should take: see ``inference.engine.scheduling.pace``."""
+    """The intended time of a step: see ``inference.engine.scheduling.pace``."""
 
 
 class Pace(Protocol):
-    """How much the next step may hold."""
+    """Bounds of the next step."""
 
     @property
     def running_limit(self) -> int:
-        """Most sequences to run: more keep running where they already do."""
+        """No sequence is admitted beyond this."""
         ...
 
     def prefill_tokens(self, num_decode_rows: int) -> int: ...
 
 
 ANSWER_COST_TOKENS = 128
-"""An answer's cost for its account in fair queueing, beside the prompt's tokens: its length is not
-known beforehand."""
+"""The assumed length of an answer, for its account's cost in fair queueing."""
 
 
 class WaitingQueue:
@@ -71,9 +69,9 @@ class WaitingQueue:
         self._fair: FairQueue[Sequence] = FairQueue()
         self._held: dict[Sequence, None] = {}
         self._never_started: dict[Sequence, None] = {}
-        """The sequences that have never started, in order of arrival."""
+        """In order of arrival."""
         self._num_by_account: Counter[str] = Counter()
-        """How many each account has that never started."""
+        """Of those that never started."""
 
     def __len__(self) -> int:
         return len(self._never_started) + len(self._preempted)
@@ -83,11 +81,11 @@ class WaitingQueue:
         yield from self._never_started
 
     def num_of(self, account: str) -> int:
-        """Sequences of an account that never started."""
+        """Counts the sequences of an account that never started."""
         return self._num_by_account[account]
 
     def add(self, sequence: Sequence) -> None:
-        """A new one; later ones have arrived later."""
+        """Adds a new sequence, which has arrived after all others."""
         self._never_started[sequence] = None
         self._num_by_account[sequence.account] += 1
         if sequence.is_held:
@@ -96,22 +94,21 @@ class WaitingQueue:
             self._line_up(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """One that has run."""
-        insort(self._preempted, sequence, key=_admission)
+        """Adds a preempted sequence."""
+        insort(self._preempted, sequence, key=attrgetter("admission"))
 
     def release_held(self) -> None:
-        """Those that can start by now wait for their turn."""
+        """Queues the held sequences that can start by now."""
         for sequence in [s for s in self._held if not s.is_held]:
             del self._held[sequence]
             self._line_up(sequence)
 
     def next(self) -> Sequence | None:
-        """Returns the sequence whose turn it is without removing it; ``None`` if none waits."""
+        """Returns the next sequence without removing it; ``None`` if none can start."""
         return self._preempted[0] if self._preempted else self._fair.head()
 
     def take(self) -> Sequence:
-        """Removes and returns the sequence whose turn it is, at its account's cost. The queue must
-        not be empty."""
+        """Removes and returns the next sequence, at its account's cost. There must be one."""
         if self._preempted:
             return self._preempted.pop(0)
         sequence = self._fair.take()
@@ -119,7 +116,7 @@ class WaitingQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence that has ended; it must be here."""
+        """Removes a sequence that has ended."""
         if sequence not in self._never_started:
             self._preempted.remove(sequence)
             return
@@ -130,8 +127,8 @@ class WaitingQueue:
             self._fair.remove(sequence)
 
     def overdue(self, now_s: float, num_promised: int) -> list[Sequence]:
-        """Returns the sequences that have waited for longer than each may, oldest first. The
-        ``num_promised`` oldest are not in question."""
+        """Returns the sequences that have waited for longer than allowed, oldest first. Skips the
+        first ``num_promised``: a running slot is free for each."""
         num_promised = max(0, num_promised - len(self._preempted))
         return overdue(islice(self._never_started, num_promised, None), now_s)
 
@@ -154,7 +151,7 @@ class WaitingQueue:
         self._fair.check_integrity()
 
     def _line_up(self, sequence: Sequence) -> None:
-        # A choice that shares its prompt's blocks computes next to nothing of it.
+        # A choice that shares its prompt's blocks computes hardly any of it.
         num_prompt_tokens = 0 if sequence.same_prompt_as else sequence.num_prompt_tokens
         self._fair.add(
             sequence,
@@ -172,29 +169,26 @@ class WaitingQueue:
             del self._num_by_account[sequence.account]
 
 
-def _admission(sequence: Sequence) -> int:
-    return sequence.admission
-
-
 LONG_WAIT_S = 10.0
 
 
 class Waiting(Protocol):
     sequence_id: str
     deadline_s: float | None
-    """When its longest wait is over; ``None``: it has started."""
+    """The time by which it must have started; ``None``: it has."""
 
 
 W = TypeVar("W", bound=Waiting)
 
 
 def overdue(waiting: Iterable[W], now_s: float) -> list[W]:
-    """Returns those that have waited to start for longer than each may, in their order."""
+    """Returns those whose deadline is over, in their order."""
     return [one for one in waiting if one.deadline_s is not None and one.deadline_s <= now_s]
 
 
 class LongWaits:
-    """``overdue(now_s)`` are those whose longest wait, ``max_wait_s``, is over by then."""
+    """Warns of requests that wait long. ``overdue(now_s)`` returns those whose longest wait,
+    ``max_wait_s``, is over by then."""
 
     def __init__(self, overdue: Callable[[float], Iterable[Waiting]], max_wait_s: float) -> None:
         self._overdue = overdue
