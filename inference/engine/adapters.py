@@ -1,6 +1,6 @@
-"""The adapters that this engine has: which are loaded, who uses them, who waits for one.
+"""The engine's adapters: slots of loaded ones, their users, and the sequences that wait for one.
 
-    asked for ──a slot is free or idle──▶ loading ──▶ resident ──idle, room is wanted──▶ gone
+    requested ──a slot is free or idle──▶ loading ──▶ resident ──idle, slot is needed──▶ evicted
         │ no slot: waits                     │ refused
         └───────────── the sequence is held ─┴─▶ its sequences fail
 
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
     prepared: Any
-    """The model's own form: what ``Batch.adapters`` holds."""
+    """In the model's own form."""
     fingerprint: str
-    """Two of one fingerprint compute the same, so their sequences may share blocks."""
+    """Sequences whose adapters have one fingerprint may share blocks."""
 
 
 class AdapterSource(Protocol):
@@ -66,23 +66,21 @@ class Adapters:
 
     @property
     def are_in_use(self) -> bool:
-        """Whether any sequence has one, or waits for it to load."""
         return bool(self._of_sequence)
 
     def problem(self) -> str | None:
-        """Why no adapter can be had at all."""
+        """Returns why this engine has no adapters; ``None`` if it can load some."""
         if self._source is None or self._num_slots == 0:
             return "this replica takes no adapters"
         return None
 
     def add(self, sequence: Sequence, spec: AdapterSpec) -> None:
-        """A new sequence that is to run with the adapter: held until it is there."""
+        """Holds a new sequence until its adapter is loaded."""
         sequence.awaits_adapter = True
         self._without_slot.append((sequence, spec))
         self._give_slots()
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
         if (slot := self._of_sequence.pop(sequence.sequence_id, None)) is not None:
             slot.users.discard(sequence.sequence_id)
             if slot.is_dropped and not slot.users:
@@ -91,24 +89,23 @@ class Adapters:
             self._without_slot = [w for w in self._without_slot if w[0] is not sequence]
 
     def drop(self, name: str) -> None:
-        """Unloads the adapters of that name once no sequence uses them. The next sequence that asks
-        for one loads it again."""
+        """Unloads the adapters of that name once no sequence uses them. The next sequence that
+        names one loads it again."""
         for slot in [slot for slot in self._slots.values() if slot.spec.name == name]:
             slot.is_dropped = True
             if not slot.users:
                 self._remove(slot)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until an adapter is loaded, or the time is over. Returns whether anybody waits for
-        one."""
+        """Waits until an adapter is loaded, or the time is over. Returns whether one is loading."""
         futures = [slot.future for slot in self._slots.values() if slot.waiting]
         if futures:
             wait(futures, timeout_s, FIRST_COMPLETED)
         return bool(futures)
 
     def take_done(self) -> list[tuple[Sequence, str]]:
-        """Let sequences start whose adapter is there. Returns those whose cannot be loaded, and why
-        in words for the client."""
+        """Releases the sequences whose adapter is loaded. Returns those whose cannot be loaded,
+        with a message for the client."""
         if not self._without_slot and not any(slot.waiting for slot in self._slots.values()):
             return []
         self._give_slots()
@@ -124,7 +121,7 @@ class Adapters:
         return refused
 
     def _finish(self, slot: _Slot) -> str | None:
-        """What its load came to: a problem, or none."""
+        """Returns why its load failed; ``None`` if it did not."""
         if slot.loaded is not None:
             return None
         name, error = slot.spec.name, slot.future.exception()
@@ -140,8 +137,8 @@ class Adapters:
         return f"the adapter {name} cannot be loaded; the neuron's log has the details"
 
     def _give_slots(self) -> None:
-        """Gives slots to the sequences that wait for one, in order of arrival. One that finds no
-        room lets later ones pass whose adapter already has a slot."""
+        """Gives slots to waiting sequences in order of arrival. Without a free slot, later ones
+        whose adapter has one pass."""
         still: list[tuple[Sequence, AdapterSpec]] = []
         for sequence, spec in self._without_slot:
             slot = self._slots.get(spec)
@@ -160,7 +157,7 @@ class Adapters:
         self._without_slot = still
 
     def _begin(self, spec: AdapterSpec) -> _Slot | None:
-        assert self._source is not None, "it has been asked for a problem"
+        assert self._source is not None, "admission has checked `problem`"
         if len(self._slots) >= self._num_slots:
             idle = next((slot for slot in self._slots.values() if not slot.users), None)
             if idle is None:

@@ -44,9 +44,9 @@ class Executor(Protocol):
     """The tensor half of a step."""
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """Run the step's rows and sample one token per sequence of ``schedule.sampled``. Where it
-        raises nothing has moved: its rows can be run again, together or apart, and give what they
-        would have given."""
+        """Runs the step's rows and samples one token per sequence of ``schedule.sampled``. If it
+        raises, no state has changed: the rows can be run again, together or apart, with the same
+        results."""
         ...
 
     def recover(self, error: Exception) -> StepFault:
@@ -55,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops the state kept for ``sequence``, which has ended."""
+        """Frees the state kept for ``sequence``, which has ended."""
         ...
 
 
@@ -93,7 +93,6 @@ class Engine:
             scheduler.speculator.weigh_by(self._times.pacer.step_time)
         self._numerical_watch = NumericalWatch()
         self.load_warnings: list[str] = []
-        """Warnings of how it came to be here, for ``stats``."""
 
     @property
     def has_work(self) -> bool:
@@ -103,23 +102,21 @@ class Engine:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether prompts wait or are being computed: a step with them takes long."""
+        """Whether prompts wait or are being computed, which makes steps long."""
         return self.scheduler.has_prompts
 
     @property
     def running_limit(self) -> int:
-        """How many sequences the measured step times let run at once."""
+        """The most sequences to run at once, by the measured step times."""
         return self._times.pacer.running_limit
 
     def step(self) -> StepOutputs:
-        """Advance every sequence that can be; those at fault when the device refuses fail alone.
-        Raises ``StepFault`` where the device is not sound: then the engine is lost."""
+        """Runs one step. Where the device refuses it, only the sequences at fault fail. Raises
+        ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._long_waits.warn(started_s)
-        if self._pending_grammars.pending:
-            self._take_compiled()
-        self._take_adapters()
+        self._take_grammars_and_adapters()
         if self._prefix_disk is not None:
             self._prefix_disk.before_step()
         schedule, execute = self._next_schedule()
@@ -145,7 +142,7 @@ class Engine:
         return self.take_outputs()
 
     def submit(self, command: SubmitSequence) -> None:
-        """Queue a sequence, or refuse it by an event in the next step's outputs."""
+        """Queues a sequence, or refuses it by an event in the next step's outputs."""
         problem = command_problem(command, self._limits, self.scheduler, self._adapters)
         if problem is None and command.sequence_id in self._sequences:
             problem = "engine_error", "a sequence with this sequence id is running"
@@ -162,7 +159,6 @@ class Engine:
             arrival=self._num_submitted,
             deadline_s=now_s + self._queue_wait_s(command),
             submitted_s=now_s,
-            # One that has ended already cannot be waited for, nor need it be.
             same_prompt_as=self._sequences.get(command.same_prompt_as or ""),
             account=command.account,
             weight=command.weight,
@@ -187,11 +183,10 @@ class Engine:
             self._prefix_disk.flush()
 
     def drop_adapter(self, name: str) -> None:
-        """It leaves its slot once no sequence has it. One that is not here: nothing to do."""
         self._adapters.drop(name)
 
     def cancel(self, command: CancelSequence) -> None:
-        """Free what the sequence holds, now. An unknown id has already ended: nothing to do."""
+        """Ends the sequence now. An unknown id has already ended: nothing to do."""
         if (sequence := self._sequences.get(command.sequence_id)) is None:
             return
         self.scheduler.end(sequence)
@@ -246,7 +241,7 @@ class Engine:
         return self._outputs.take(self.stats())
 
     def _next_schedule(self) -> tuple[Schedule, Callable[[Schedule], Sampled]]:
-        """Returns the next schedule, and what executes it."""
+        """Returns the next schedule and the function that executes it."""
         pacer = self._times.pacer
         if self.run_ahead is None:
             return self.scheduler.schedule(pacer), self.executor.execute
@@ -255,7 +250,6 @@ class Engine:
     def _record_time(
         self, schedule: Schedule, outcome: Outcome[Schedule, Sampled], step_s: float
     ) -> None:
-        """Records how long a step took that ran whole."""
         num_accepted_drafts = sum(sampled.num_accepted_drafts for _, sampled in outcome.done)
         speculator = self.scheduler.speculator
         self._times.record(
@@ -294,20 +288,19 @@ class Engine:
         self.scheduler.end_many(ended)
 
     def _wait(self) -> None:
-        """Blocks on whatever a sequence waits for, when there is nothing else to do."""
+        """Waits for a prefix, an adapter or a grammar, when there is nothing else to do."""
         if self._prefix_disk is not None and self._prefix_disk.wait(COMPILE_WAIT_S):
             return
         if not self._adapters.wait(COMPILE_WAIT_S):
             self._pending_grammars.wait(COMPILE_WAIT_S)
 
-    def _take_compiled(self) -> None:
-        """Let sequences start whose grammar is compiled, and fail those whose does not compile."""
-        for sequence, problem in self._pending_grammars.take_done():
-            self.scheduler.end(sequence)
-            self._fail(sequence, "invalid_grammar", problem)
-
-    def _take_adapters(self) -> None:
-        """The same of adapters."""
+    def _take_grammars_and_adapters(self) -> None:
+        """Releases the sequences whose grammar is compiled or adapter loaded, and fails those whose
+        cannot be."""
+        if self._pending_grammars.pending:
+            for sequence, problem in self._pending_grammars.take_done():
+                self.scheduler.end(sequence)
+                self._fail(sequence, "invalid_grammar", problem)
         for sequence, problem in self._adapters.take_done():
             self.scheduler.end(sequence)
             self._fail(sequence, "model_load_failed", problem)
@@ -324,7 +317,6 @@ class Engine:
         return most_s if asked_s is None else min(most_s, asked_s)
 
     def _overdue_by_limit(self, now_s: float) -> list[Sequence]:
-        """Returns the sequences that have waited for as long as the model's limit allows."""
         most_s = self.scheduler.limits.max_queue_wait_s
         late = self.scheduler.overdue(now_s)
         return [one for one in late if now_s - one.submitted_s >= most_s]

@@ -1,62 +1,53 @@
-"""What can go wrong in the engine, as exceptions.
+"""The engine's exceptions.
 
     EngineError
     ├── IntegrityError        our own accounting contradicts itself: a bug
-    ├── ChannelError
-    │   ├── ChannelClosedError   the other end of the socket is gone
-    │   ├── FrameTooLargeError   a length prefix that cannot be a frame of ours
-    │   ├── BadRowsError         rows, or a header of some, that no stage of this model sends
+    ├── ChannelError          a socket between a neuron and an engine process
+    │   ├── ChannelClosedError   end of file, or the connection was reset
+    │   ├── FrameTooLargeError   more than ``MAX_FRAME_BYTES``: the stream is out of step
+    │   ├── BadRowsError         rows that no stage of this model sends: out of step, too
     │   └── UnexpectedFrameError a frame that its sender may not send, or not now
     ├── AdapterError          an adapter cannot be loaded
     ├── GrammarError          a grammar does not compile, or the tokenizer allows none
     ├── DoesNotFitError       not even a short context fits the memory measured
-    └── WarmupError           a fresh model could not answer
+    └── WarmupError           a warm-up sequence failed; the message has its code
 
-What happens to one sequence is not an exception but an event (``SequenceFailed``).
+Errors of one sequence are events (``SequenceFailed``) instead.
 """
 
 from __future__ import annotations
 
 
-class EngineError(Exception):
-    """Base of this package's errors."""
+class EngineError(Exception): ...
 
 
-class IntegrityError(EngineError):
-    """Block accounting or queues contradict each other."""
+class IntegrityError(EngineError): ...
 
 
-class ChannelError(EngineError):
-    """Base of what a socket between a neuron and an engine process can do to us."""
+class ChannelError(EngineError): ...
 
 
-class ChannelClosedError(ChannelError):
-    """End of file, or the connection was reset."""
+class ChannelClosedError(ChannelError): ...
 
 
-class FrameTooLargeError(ChannelError):
-    """A frame announced more bytes than ``MAX_FRAME_BYTES``: the stream is out of step."""
+class FrameTooLargeError(ChannelError): ...
 
 
-class BadRowsError(ChannelError):
-    """Rows were announced that cannot be this model's: the stream is out of step."""
+class BadRowsError(ChannelError): ...
 
 
-class UnexpectedFrameError(ChannelError):
-    """The other end sent a frame that it may not send, or not now."""
+class UnexpectedFrameError(ChannelError): ...
 
 
 class AdapterError(EngineError):
-    """The message is written for the clients who asked for it."""
+    """The message is written for the client."""
 
 
 class GrammarError(EngineError):
-    """The message is written for the client whose grammar it is."""
+    """The message is written for the client."""
 
 
-class DoesNotFitError(EngineError):
-    """The KV memory that was measured cannot hold a useful context."""
+class DoesNotFitError(EngineError): ...
 
 
-class WarmupError(EngineError):
-    """A warm-up sequence failed; the message has its code."""
+class WarmupError(EngineError): ...

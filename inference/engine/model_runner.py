@@ -40,7 +40,7 @@ class ModelRunner:
         images: ImageRows | None = None,
         predictor: PredictorRunner | None = None,
     ) -> None:
-        """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``."""
+        """``images``: of a model with a tower. ``predictor``: of a ``DecoderModel``."""
         self._model = model
         self._adapters = adapters
         self.kv = kv
@@ -50,10 +50,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
+        """Returns logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
         (num_sampled + num_scored, vocab_size) float32; those of a sequence with drafts are followed
-        by its drafts'. ``unread_ids`` (num_decodes,) int64: one
-        more token of each decoding sequence, which only the device knows so far."""
+        by its drafts'. ``unread_ids`` (num_decodes,) int64: one more token of each decoding
+        sequence, which the host has not read."""
         step = self.step_input(schedule, unread_ids)
         if self._predictor is None:
             return self._model.forward(step, self.kv)
@@ -105,7 +105,7 @@ class ModelRunner:
 
 @dataclass(slots=True)
 class _Rows:
-    """The queries of a step in the making: those that decode come first, and their logits too.
+    """The queries of a step: decoding sequences come first, and their logits too.
 
     decode   [ tokens that the state lags behind ][ last token ][ drafts ... ]
                                                   [ logits are wanted        ]
@@ -148,7 +148,7 @@ class _Rows:
         self.scored_rows += [first_row + position - chunk.start for position in chunk.scored]
 
     def wanted(self, schedule: Schedule) -> list[int] | None:
-        """The rows whose logits are wanted; ``None``: all."""
+        """Returns the rows whose logits are wanted; ``None``: all."""
         if not schedule.prefills and len(self.logit_rows) == len(self.token_ids):
             return None
         return self.logit_rows + self.scored_rows
@@ -160,23 +160,24 @@ class _Rows:
 
 
 def _adapters_of(sequences: list[Sequence]) -> tuple[Any, ...] | None:
-    """The adapter of each; ``None``: no sequence has one."""
+    """Returns the adapter of each; ``None``: no sequence has one."""
     found = tuple(sequence.adapter for sequence in sequences)
     return None if all(adapter is None for adapter in found) else found
 
 
 class BlockTables:
-    """Rows grow by doubling; unused entries hold block 0, which padding may read and never use."""
+    """The block ids of each sequence, in a table that grows by doubling. Unused entries hold block
+    0, which padding may read and never use."""
 
     def __init__(self) -> None:
         self._table: npt.NDArray[np.int32] = np.zeros((8, 16), dtype=np.int32)
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(7, -1, -1))
         self._copied: dict[str, tuple[list[int], int]] = {}
-        """Request id -> the list object its row was copied from, and how much of it."""
+        """Sequence id -> the list object its row was copied from, and the copied length."""
 
     def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.int32]:
-        """(num_sequences, most blocks that any of them has)."""
+        """Returns (num_sequences, the most blocks of any of them)."""
         num_columns = 1
         rows = [0] * len(sequences)
         for index, sequence in enumerate(sequences):
@@ -216,11 +217,11 @@ class BlockTables:
 class LaunchedStep:
     schedule: Schedule
     logits: torch.Tensor
-    """Rows of the sampled sequences, then of the scored tokens: see ``ModelRunner.run``."""
+    """See ``ModelRunner.run``."""
     unread: SampledTokens | SampledDrafts
 
     def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
-        """What it sampled for each of them: (num_sequences,) int64, on the device."""
+        """Returns the sampled token of each: (num_sequences,) int64, on the device."""
         assert isinstance(self.unread, SampledTokens), "nothing starts from unread drafts"
         token_ids, sampled = self.unread.token_ids(), self.unread.sequences
         if sequences == sampled:
@@ -240,14 +241,13 @@ class TensorExecutor:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Waits for nothing on the device. ``after``: see ``run_ahead.LaunchingExecutor``."""
+        """See ``run_ahead.LaunchingExecutor``."""
         unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
         logits = self.runner.run(schedule, unread_ids)
         return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
 
     def sample(self, schedule: Schedule, logits: torch.Tensor) -> Sampled:
-        """Samples from logits that are already computed and returns what ``execute`` does. For the
-        order of their rows see ``ModelRunner.run``."""
+        """``execute`` for computed logits: see ``ModelRunner.run``."""
         return self.read(self._choose(schedule, logits, num_ahead=0))
 
     def read(self, step: LaunchedStep) -> Sampled:

@@ -1,5 +1,5 @@
-"""The disk behind the prefix cache: what prompts have filled is written, and read back before a
-prompt is computed whose beginning is only there.
+"""The disk behind the prefix cache: prompts' blocks are written, and read back before a prompt with
+the same beginning is computed.
 
     submitted ─▶ in memory? ─▶ on disk? ─▶ held while it is read ─▶ blocks, known to the cache
     prompt computed ─▶ copied, some blocks a step ─▶ written in a thread
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 LEAST_TOKENS = 256
 """Shorter prefixes are computed about as fast as they are read."""
 COPIED_PER_STEP = 8
-"""Blocks: copying them takes a part of a millisecond each, for which every sequence waits."""
+"""The most blocks copied in one step: every sequence waits a part of a millisecond for each."""
 MOST_SENT_BYTES = 64 * 1024**2
-"""Most bytes of read blocks in one transfer to a card."""
+"""The most bytes of read blocks in one transfer to a card."""
 TRANSFER_ALIGNMENT = 16
 MOST_WRITING = 32
-"""How many steps' blocks wait for the disk, in memory."""
+"""The most steps whose blocks wait in memory for the disk."""
 
 
 class BlockStorage(Protocol):
@@ -51,7 +51,7 @@ class BlockStorage(Protocol):
 class _Reading:
     sequence: Sequence
     first_block: int
-    """The first of the blocks that are read."""
+    """Index of the first block that is read."""
     future: Future[list[Tensors]]
 
 
@@ -64,7 +64,7 @@ class _Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedBlocks:
-    """Blocks in the host's memory, one behind the other, as one transfer brought them."""
+    """Blocks in the host's memory, one after the other, copied in one transfer."""
 
     names: list[str]
     layouts: list[dict[str, tuple[torch.dtype, torch.Size]]]
@@ -77,26 +77,26 @@ class _CopiedBlocks:
             tensors = {}
             for key, (dtype, shape) in layout.items():
                 end = start + shape.numel() * dtype.itemsize
-                # A copy of its own, as a slice may lie where its dtype must not begin.
+                # A copy, because a slice may not be aligned for its dtype.
                 tensors[key] = self.data[start:end].clone().view(dtype).view(shape)
                 start = end
             files.write(name, tensors)
 
 
 def copy_to_host(views: Ordered[torch.Tensor]) -> torch.Tensor:
-    """(num_bytes,) uint8: what ``views`` of one device hold, in one transfer."""
+    """Returns the contents of ``views``, of one device, as (num_bytes,) uint8, in one transfer."""
     flat = torch.cat([view.contiguous().flatten().view(torch.uint8) for view in views])
     return flat.to("cpu")
 
 
 def copy_to_device(tensors: Ordered[torch.Tensor], device: torch.device) -> Ordered[torch.Tensor]:
-    """Returns the host's ``tensors`` on ``device``, copied in one transfer that nothing waits for;
-    on a CPU it returns them as they are."""
+    """Returns the host's ``tensors`` on ``device``, copied in one asynchronous transfer; on a CPU
+    as they are."""
     return tensors if device.type == "cpu" else in_one_transfer(tensors, device)
 
 
 def in_one_transfer(tensors: Ordered[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Each begins where any dtype may: at a multiple of 16 bytes."""
+    """Aligns each tensor to 16 bytes, which suits any dtype."""
     parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
     sizes = [-(-len(part) // TRANSFER_ALIGNMENT) * TRANSFER_ALIGNMENT for part in parts]
     flat = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -113,7 +113,7 @@ class PrefixDisk:
     def __init__(
         self, files: PrefixFiles, cache: KVCache, storage: BlockStorage, fingerprint: str
     ) -> None:
-        """``fingerprint`` is of all that decides what a block holds beside its tokens."""
+        """``fingerprint``: of all that determines a block's content beside its tokens."""
         self._files = files
         self._cache = cache
         self._storage = storage
@@ -133,12 +133,10 @@ class PrefixDisk:
 
     @property
     def problem(self) -> str:
-        """Why it is switched off, in words; empty while the disk works."""
         return self._files.problem
 
     def add(self, sequence: Sequence) -> None:
-        """Registers a submitted sequence, whose prefix is then read. Its token ids alone have to
-        determine its blocks' content."""
+        """Registers a submitted sequence, whose prefix is then read. It must have no images."""
         if self.problem or sequence.num_prompt_tokens < LEAST_TOKENS:
             return
         if sequence.num_tokens_to_score:
@@ -148,22 +146,21 @@ class PrefixDisk:
         self._computing[sequence.sequence_id] = sequence
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
         if self._computing.pop(sequence.sequence_id, None) is not None:
             if sequence.has_prompt_in_blocks and not self.problem:
-                self._remember(sequence)
+                self._queue_blocks(sequence)
             self._new = [s for s in self._new if s is not sequence]
             self._readings = [r for r in self._readings if r.sequence is not sequence]
 
     def before_step(self) -> None:
-        """Begin to read for new sequences, and hand over what has been read."""
+        """Begins to read for new sequences, and inserts the blocks that were read."""
         if self._new:
             waiting, self._new = self._new, []
             for sequence in waiting:
                 if sequence.awaits_adapter:
                     self._new.append(sequence)  # whose salt is not known yet
                 else:
-                    self._look(sequence)
+                    self._begin_reading(sequence)
         if self._readings:
             done = [reading for reading in self._readings if reading.future.done()]
             self._readings = [reading for reading in self._readings if reading not in done]
@@ -171,18 +168,17 @@ class PrefixDisk:
                 self._take(reading)
 
     def after_step(self) -> None:
-        """Remember what prompts have filled, and copy some of it."""
+        """Queues the blocks of computed prompts, and copies some."""
         if self.problem:
             self._computing.clear()
             self._unwritten.clear()
         if self._computing:
-            self._look_for_computed()
+            self._queue_computed()
         if self._unwritten:
             self._copy_some()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until something is read, or the time is over. Returns whether there is nothing to
-        do before."""
+        """Waits until something is read, or the time is over. Returns whether it is at work."""
         if self._readings:
             wait([r.future for r in self._readings], timeout_s, FIRST_COMPLETED)
         elif len(self._writes) >= MOST_WRITING:
@@ -190,19 +186,18 @@ class PrefixDisk:
         return bool(self._readings or self._unwritten)
 
     def flush(self) -> None:
-        """Writes all that was computed, and waits for it. For an engine that ends, and for
-        tests."""
+        """Writes all queued blocks, and waits for it."""
         while self._unwritten:
             self._copy_some(wait_for_disk=True)
         while self._writes:
             self._writes.popleft().result()
 
-    def _look(self, sequence: Sequence) -> None:
-        """Holds it while its beginning is read, where that is on disk and not in memory."""
+    def _begin_reading(self, sequence: Sequence) -> None:
+        """Begins to read its prefix, where that is on disk and not in memory, and holds it."""
         sequence.awaits_prefix = False
         names = self._names(sequence)
         num_known = len(self._cache.known_prefix(sequence)[0])
-        # The last token always runs, so a block that ends with it is of no use.
+        # The last token always runs, so a block that ends with it is useless.
         last = (sequence.num_prompt_tokens - 1) // self._cache.block_tokens
         end = num_known
         while end < last and self._files.holds(names[end]):
@@ -218,22 +213,22 @@ class PrefixDisk:
         sequence.awaits_prefix = False
         try:
             blocks = reading.future.result()
-        except Exception:  # whatever a disk does: the prompt is computed
+        except Exception:  # whatever a disk raises: the prompt is computed
             log.exception("%s: its prefix could not be read", sequence.sequence_id)
             return
         self.num_read_blocks += self._insert(sequence, reading.first_block, blocks)
 
     def _insert(self, sequence: Sequence, first: int, blocks: Ordered[Tensors]) -> int:
-        """Make them known to the prefix cache, where there is room; how many."""
+        """Adds them to the prefix cache while there is room. Returns how many."""
         known, contents = self._cache.known_prefix(sequence)
         if len(known) < first:
-            return 0  # what stood before them has left meanwhile
+            return 0  # the blocks before them have been evicted meanwhile
         allocator, size = self._cache.allocator, self._cache.block_tokens
         blocks = blocks[len(known) - first :]
         idle = sum(allocator.is_reusable(block_id) for block_id in known)
         blocks = blocks[: max(0, allocator.num_free - idle)]
         for block_id in known:
-            allocator.share(block_id)  # so that they do not make room for those after them
+            allocator.share(block_id)  # so that they are not evicted for those after them
         parent = contents[-1] if contents else sequence.cache_salt
         blocks = list(takewhile(self._fits, blocks))
         taken = [allocator.allocate() for _ in blocks]
@@ -266,13 +261,13 @@ class PrefixDisk:
             for name, view in wanted.items()
         )
 
-    def _look_for_computed(self) -> None:
+    def _queue_computed(self) -> None:
         for sequence in [s for s in self._computing.values() if s.has_prompt_in_blocks]:
             del self._computing[sequence.sequence_id]
-            self._remember(sequence)
+            self._queue_blocks(sequence)
 
-    def _remember(self, sequence: Sequence) -> None:
-        """What its prompt has filled is to be written, while it has its blocks."""
+    def _queue_blocks(self, sequence: Sequence) -> None:
+        """Queues the blocks of its prompt for writing."""
         block_ids, contents = self._cache.known_prefix(sequence)
         names = self._names(sequence)
         for block_id, content_id, name in zip(block_ids, contents, names, strict=False):
@@ -288,7 +283,7 @@ class PrefixDisk:
         for _ in range(min(COPIED_PER_STEP, len(self._unwritten))):
             unwritten = self._unwritten.popleft()
             if self._cache.allocator.content_of(unwritten.block_id) != unwritten.content_id:
-                continue  # it has been given to others
+                continue  # the block has been reused
             names.append(unwritten.name)
             blocks.append(self._storage.block(unwritten.block_id))
         if not blocks:
@@ -299,7 +294,7 @@ class PrefixDisk:
         self._writes.append(self._writer.submit(copied.write_to, self._files))
 
     def _names(self, sequence: Sequence) -> list[str]:
-        """The files' names of the whole blocks of its prompt."""
+        """Returns the file names of the whole blocks of its prompt."""
         size, tokens = self._cache.block_tokens, sequence.token_ids
         num_blocks = sequence.num_prompt_tokens // size
         blocks = [tokens[i * size : (i + 1) * size] for i in range(num_blocks)]

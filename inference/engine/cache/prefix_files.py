@@ -31,7 +31,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
-    """The name of each block whose tokens follow those of the blocks before it."""
+    """Returns the name of each block, which depends on the blocks before it."""
     names = []
     parent = root
     for tokens in blocks:
@@ -42,18 +42,18 @@ def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
 
 
 def root_of(fingerprint: str, salt: str) -> bytes:
-    """Returns the hash from which the chains of a model's blocks begin under one salt."""
+    """Returns the hash that begins the chains of a model's blocks under one salt."""
     return hashlib.sha256(f"{fingerprint}\0{salt}".encode()).digest()
 
 
 class PrefixFiles:
-    """``holds`` is for any thread; files are read and written by one thread of the owner's each.
-    No method raises ``OSError``."""
+    """``holds`` is for any thread; one thread reads files, one writes them. No method raises
+    ``OSError``."""
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         """Indexes the files that previous instances wrote to ``directory``."""
         self.problem = ""
-        """Why nothing is read or written any more, in words; empty while the disk works."""
+        """Why the cache is disabled, in words; empty while the disk works."""
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class PrefixFiles:
         return name in self._sizes
 
     def read(self, names: Sequence[str]) -> list[Tensors]:
-        """The first of them, as far as they are there and sound."""
+        """Reads the first of them, up to one that is missing or damaged."""
         found: list[Tensors] = []
         try:
             for name in names:
@@ -83,7 +83,7 @@ class PrefixFiles:
                 if tensors is None:
                     break
                 found.append(tensors)
-            # A chain's tail goes before its head.
+            # A chain's tail is deleted before its head.
             for name in reversed(names[: len(found)]):
                 self._touch(name)
         except OSError as error:
@@ -107,7 +107,7 @@ class PrefixFiles:
             self._switch_off(error)
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Raises ``OSError``; then neither file is there, where the disk lets them be deleted."""
+        """Raises ``OSError`` and leaves no file, if the disk lets it be deleted."""
         partial = path.with_suffix(".partial")
         try:
             partial.write_bytes(data)
@@ -180,7 +180,6 @@ class PrefixFiles:
 
 
 def _digest(tensors: Tensors) -> str:
-    """A digest of the tensors' names, shapes, dtypes and contents."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
