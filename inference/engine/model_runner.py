@@ -22,7 +22,7 @@ from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
 from inference.engine.image_rows import ImageRows, last_seen, step_images
 from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
-from inference.engine.sampling.verifying import SampledDrafts, choose_drafted, read_drafted
+from inference.engine.sampling.verifying import sample_drafted
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_runner import PredictorRunner
@@ -218,11 +218,12 @@ class LaunchedStep:
     schedule: Schedule
     logits: torch.Tensor
     """See ``ModelRunner.run``."""
-    unread: SampledTokens | SampledDrafts
+    unread: SampledTokens | None
+    """``None`` with drafts, which are sampled when they are read."""
 
     def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
         """Returns the sampled token of each: (num_sequences,) int64, on the device."""
-        assert isinstance(self.unread, SampledTokens), "nothing starts from unread drafts"
+        assert self.unread is not None, "nothing starts from unread drafts"
         token_ids, sampled = self.unread.token_ids(), self.unread.sequences
         if sequences == sampled:
             return token_ids
@@ -251,8 +252,8 @@ class TensorExecutor:
         return self.read(self._choose(schedule, logits, num_ahead=0))
 
     def read(self, step: LaunchedStep) -> Sampled:
-        if isinstance(step.unread, SampledDrafts):
-            return read_drafted(self.sampler, step.unread)
+        if step.unread is None:
+            return sample_drafted(self.sampler, step.schedule, step.logits)
         sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
         if not any(chunk.scored for chunk in chunks):
             return sampled
@@ -261,7 +262,7 @@ class TensorExecutor:
 
     def _choose(self, schedule: Schedule, logits: torch.Tensor, *, num_ahead: int) -> LaunchedStep:
         if schedule.drafts:
-            return LaunchedStep(schedule, logits, choose_drafted(self.sampler, schedule, logits))
+            return LaunchedStep(schedule, logits, None)
         sampled = schedule.sampled
         unread = self.sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
         return LaunchedStep(schedule, logits, unread)

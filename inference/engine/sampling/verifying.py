@@ -14,13 +14,13 @@ a token that a grammar, a penalty or a thinking budget decides depends on the on
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from inference.engine.emission import AcceptedDrafts, Sampled
 from inference.engine.sampling.logits_processors import needs_sampler
-from inference.engine.sampling.sampler import SampledTokens, Sampler
+from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.to_device import rows_of
@@ -28,90 +28,57 @@ from inference.models.to_device import rows_of
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledDrafts:
-    """A step's sequences with their drafts, and the tokens of its first round."""
-
-    sequences: list[Sequence]
-    drafts: list[list[int]]
-    """The drafts of each sequence; empty: it has none."""
-    logits: torch.Tensor
-    first_rows: list[int]
-    """The first row of each sequence in ``logits``."""
-    num_first: list[int]
-    """The number of each sequence's rows in the first round."""
-    first: SampledTokens
-
-
-def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> SampledDrafts:
-    """``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other.
-    Does not wait for the device."""
+def sample_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> Sampled:
+    """Returns a row for each of ``schedule.decodes``: its last that counts; see ``Sampled``.
+    ``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other."""
     sequences = schedule.decodes
-    drafts = [schedule.drafts.get(sequence, []) for sequence in sequences]
-    first_rows: list[int] = []
-    num_first: list[int] = []
-    rows: list[int] = []
-    of_rows: list[Sequence] = []
-    next_row = 0
-    for sequence, draft in zip(sequences, drafts, strict=True):
-        count = len(draft) + 1 if _is_plain(sequence) else 1
-        first_rows.append(next_row)
-        num_first.append(count)
-        rows += range(next_row, next_row + count)
-        of_rows += [sequence] * count
-        next_row += len(draft) + 1
-    first = logits if len(rows) == len(logits) else rows_of(logits, rows)
-    unread = sampler.choose(of_rows, first)
-    return SampledDrafts(sequences, drafts, logits, first_rows, num_first, unread)
-
-
-def read_drafted(sampler: Sampler, choice: SampledDrafts) -> Sampled:
-    """Returns a row for each sequence: its last that counts; see ``Sampled``."""
-    first = sampler.read(choice.first)
-    verified = Sampled([0] * len(choice.sequences), {}, {})
+    num_drafted = [len(schedule.drafts.get(sequence, ())) for sequence in sequences]
+    first_rows = list(accumulate((num + 1 for num in num_drafted), initial=0))
+    counts = [
+        num + 1 if _is_plain(sequence) else 1
+        for sequence, num in zip(sequences, num_drafted, strict=True)
+    ]
+    rows = [
+        first + depth for first, n in zip(first_rows, counts, strict=False) for depth in range(n)
+    ]
+    owners = [sequence for sequence, n in zip(sequences, counts, strict=True) for _ in range(n)]
+    found = sampler.sample(owners, logits if len(rows) == len(logits) else rows_of(logits, rows))
+    verified = Sampled([0] * len(sequences), {}, {})
     row, remaining = 0, []
-    for index, count in enumerate(choice.num_first):
+    for index, count in enumerate(counts):
         for depth in range(count):
-            if not _take(choice, verified, index, depth, first, row + depth):
+            if not _take(schedule, verified, index, depth, found, row + depth):
                 break
         else:
             remaining.append(index)
         row += count
     depth = 1
-    while remaining := [i for i in remaining if depth <= len(choice.drafts[i])]:
-        round_ = _sample_round(sampler, choice, remaining, depth)
-        if round_ is None:
+    while remaining := [index for index in remaining if depth <= num_drafted[index]]:
+        rows = [first_rows[index] + depth for index in remaining]
+        owners = [sequences[index] for index in remaining]
+        try:
+            found = sampler.read(sampler.choose(owners, rows_of(logits, rows), num_ahead=depth))
+        except Exception:  # whatever an operator raises
+            # The tokens before are right, and the same rows come first in the next step, which
+            # isolates the row at fault.
+            log.exception("drafts were not verified")
             break
         remaining = [
             index
             for at, index in enumerate(remaining)
-            if _take(choice, verified, index, depth, round_, at)
+            if _take(schedule, verified, index, depth, found, at)
         ]
         depth += 1
     return verified
 
 
-def _sample_round(
-    sampler: Sampler, choice: SampledDrafts, remaining: list[int], depth: int
-) -> Sampled | None:
-    """``None`` where it raises: the tokens before are right, and the same rows come first in the
-    next step, which isolates the row at fault."""
-    sequences = [choice.sequences[index] for index in remaining]
-    rows = [choice.first_rows[index] + depth for index in remaining]
-    try:
-        logits = rows_of(choice.logits, rows)
-        return sampler.read(sampler.choose(sequences, logits, num_ahead=depth))
-    except Exception:  # whatever an operator raises
-        log.exception("drafts were not verified")
-        return None
-
-
 def _take(
-    choice: SampledDrafts, verified: Sampled, index: int, depth: int, found: Sampled, row: int
+    schedule: Schedule, verified: Sampled, index: int, depth: int, found: Sampled, row: int
 ) -> bool:
     """Adds ``row`` of ``found``, which is the sequence's at ``depth``, to ``verified``. Returns
     whether the next row counts: this token was drafted, and nothing ends with it."""
-    draft = choice.drafts[index]
+    sequence = schedule.decodes[index]
+    draft = schedule.drafts.get(sequence, ())
     if depth:
         accepted = verified.accepted.setdefault(index, AcceptedDrafts())
         accepted.token_ids.append(draft[depth - 1])
@@ -129,7 +96,7 @@ def _take(
     elif row in found.complete:
         verified.complete.add(index)
     else:
-        is_stop = token_id in choice.sequences[index].stop_ids
+        is_stop = token_id in sequence.stop_ids
         return not is_stop and depth < len(draft) and token_id == draft[depth]
     return False
 

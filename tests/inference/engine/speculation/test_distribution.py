@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.sampling.verifying import choose_drafted, read_drafted
+from inference.engine.sampling.verifying import sample_drafted
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
@@ -68,7 +68,7 @@ def test_tokens_of_a_run_are_drawn_from_the_models_distribution(
     ]
     schedule = Schedule(decodes=sequences, drafts=dict.fromkeys(sequences, draft))
     logits = LOGITS.repeat(NUM_DRAWS, 1)
-    sampled = read_drafted(sampler, choose_drafted(sampler, schedule, logits))
+    sampled = sample_drafted(sampler, schedule, logits)
     for row, last in enumerate(sampled.token_ids):
         run = sampled.accepted[row].token_ids if row in sampled.accepted else []
         assert run == draft[: len(run)]
