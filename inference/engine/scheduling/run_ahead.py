@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
@@ -44,24 +44,6 @@ class LaunchingExecutor(Protocol[Step]):
         ...
 
 
-class StepsAhead(Protocol):
-    """Stands between an engine and its executor."""
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the step that ``next_schedule`` returns, or just returned, was under way before
-        the call."""
-        ...
-
-    def next_schedule(self, pace: Pace) -> Schedule:
-        """The next step to ``execute``; an empty one: there is nothing to compute."""
-        ...
-
-    def execute(self, schedule: Schedule) -> Sampled:
-        """Does what ``Executor.execute`` does."""
-        ...
-
-
 class RunAhead(Generic[Step]):
     """Launches a step before the tokens of the one before it are read: it starts from them on the
     device. At most one step is launched and not read.
@@ -90,6 +72,7 @@ class RunAhead(Generic[Step]):
 
     @property
     def is_ahead(self) -> bool:
+        """Whether the schedule that ``next_schedule`` returned was under way before."""
         return self._launched is not None
 
     def execute(self, schedule: Schedule) -> Sampled:
@@ -208,3 +191,7 @@ class StepGroups(Generic[Step]):
                 self._begun.remove(begun)
                 if begun.step is not None:
                     self.executor.give_up(begun.step)
+
+
+StepsAhead: TypeAlias = RunAhead[Any] | StepGroups[Any]
+"""Stands between an engine and its executor."""
