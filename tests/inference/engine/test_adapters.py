@@ -121,7 +121,6 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
 
 
 def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: Adapted) -> None:
-    """Chunked prefill, decoding rows and prompts in one step, two of each adapter and of none."""
     engine = adapted.engine(prefill_tokens_per_step=19)
     wanted = {}
     for seed in range(2):
@@ -135,7 +134,6 @@ def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: A
 
 
 def test_long_prompts_go_through_the_layers_in_blocks(adapted: Adapted) -> None:
-    """On the native decoder members of the team take blocks of rows through all layers."""
     engine = adapted.engine()
     prompts = {name: prompt_of(150, seed) for seed, name in enumerate(("all", "attention"))}
     for name, prompt in prompts.items():
@@ -144,7 +142,6 @@ def test_long_prompts_go_through_the_layers_in_blocks(adapted: Adapted) -> None:
 
 
 def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) -> None:
-    """Scripted ones, and those of a draft model, which has no adapters."""
     prompts = {str(name): prompt_of(20, seed) for seed, name in enumerate((*KINDS, None))}
     wanted = {
         name: adapted.greedy(None if name == "None" else name, prompt, 16)
@@ -213,8 +210,6 @@ def logprobs_of(adapted: Adapted, mates: list[str | None]) -> list[dict[int, flo
 
 
 def test_a_rows_numbers_do_not_depend_on_its_neighbours(adapted: Adapted) -> None:
-    """They are equal to the bit on the native decoder; torch's products of more rows may round
-    differently."""
     alone = logprobs_of(adapted, [])
     for mates in (["all"], ["all", "all", "mlp"], [None, "attention", "all", None, "output"]):
         among = logprobs_of(adapted, mates)

@@ -168,7 +168,6 @@ def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None
 
 
 def test_one_activation_scale_for_the_batch_would_be_seen() -> None:
-    """What this file guards against: int8 rows quantised by the largest value in the batch."""
 
     def rounded(rows: torch.Tensor) -> torch.Tensor:
         scale = rows.abs().max() / 127

@@ -91,7 +91,6 @@ def test_batches_and_chunks_round_to_a_neighbour(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``copies``: where the processor multiplies bfloat16, prompts have a copy of the weights."""
     if not copies:
         monkeypatch.setattr(linear, "has_fast_bfloat16", lambda device: False)
     directory = tiny.save(wide(made()), tmp_path / "model")

@@ -121,7 +121,6 @@ def test_any_model_answers_in_the_schema(
 def test_a_complete_answer_ends_before_min_tokens(
     llama: Any, compiler: GrammarCompiler, stop_token_ids: list[int]
 ) -> None:
-    """docs/api.md promises it: ``min_tokens`` makes no answer longer than its grammar allows."""
     engine = engine_for(llama, compiler)
     schema = {"enum": ["yes", "no"]}
     submit(engine, "r", json_grammar(schema), min_tokens=100, stop_token_ids=stop_token_ids)

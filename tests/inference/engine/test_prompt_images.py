@@ -140,7 +140,6 @@ def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
 
 
 def test_what_the_rows_of_an_image_see() -> None:
-    """Rows without places need nothing of images behind their prompt."""
 
     def sequence(**how: bool) -> Sequence:
         return Sequence(
@@ -169,7 +168,6 @@ def test_what_the_rows_of_an_image_see() -> None:
 
 
 def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
-    """Two drafts behind an image, beside a sequence without any."""
     seeing, reading = (
         Sequence(
             name,
@@ -231,7 +229,6 @@ def run_of(run: TokenRun) -> range:
 
 
 def test_what_blocks_hold_of_an_image_in_several_runs() -> None:
-    """Blocks of text between its runs hold none of it."""
     images = PromptImages([APART], 14, merge=2, has_places=False)
     assert images.lag == 0
     spans = [(0, 2), (0, 3), (4, 5), (4, 6), (7, 8), (11, 12), (12, 14), (0, 14)]
@@ -259,7 +256,6 @@ def test_no_chunk_ends_between_the_runs_of_an_image_that_is_seen_whole() -> None
 
 @each_case("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
 def test_each_run_reads_its_part_of_the_rows(cuts: tuple[int, ...]) -> None:
-    """Whatever chunks a prompt is computed in, each of its pads has one row, in order."""
     sequence = Sequence(
         "it",
         [1] * 14,

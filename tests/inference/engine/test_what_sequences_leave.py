@@ -43,7 +43,6 @@ def sequences() -> list[Sequence]:
 def test_sequences_that_ended_are_freed_at_once(
     llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those at fault too, whose exceptions' tracebacks led to them."""
     monkeypatch.setattr(bisection.log, "disabled", True)  # pytest keeps log records
     before = sequences()  # kept, so that no new one has the id of an old one
     known = {id(there) for there in before}

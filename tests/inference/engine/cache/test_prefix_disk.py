@@ -101,7 +101,6 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
 def test_a_step_s_blocks_leave_the_device_in_one_transfer(
     llama: Pair, make: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is not one transfer for each block, layer, keys and values."""
     num_views = []
     copy_to_host = prefix_disk.copy_to_host
 
@@ -128,7 +127,6 @@ def test_what_is_read_reaches_the_device_in_few_transfers(
     most_sent_blocks: int,
     num_transfers: int,
 ) -> None:
-    """There is not one transfer for each block, layer, keys and values."""
     num_sent = []
 
     def counted(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -159,7 +157,6 @@ def test_a_transfer_keeps_every_dtype_and_shape() -> None:
 
 
 def test_nobody_elses_blocks_are_read(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
-    """The others' blocks are of another account, another adapter, or other weights."""
     prompt = prompt_of(llama)
     base = {name: weight.detach() for name, weight in llama.reference.state_dict().items()}
     write_adapter(tmp_path / "sql", base, seed=1)

@@ -105,7 +105,6 @@ def test_without_a_window_nothing_is_released() -> None:
 
 
 def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
-    """What a sequence may have spoiled is forgotten; what others wrote since is not."""
     cache = KVCache(num_blocks=6, block_tokens=4, window=6)
     first = sequence_of(24)
     assert cache.admit(first)

@@ -137,7 +137,6 @@ def test_a_prompt_is_cut_where_the_next_turn_begins() -> None:
 
 
 def test_a_prefix_is_known_only_where_a_snapshot_is() -> None:
-    """24 tokens are the same, and the blocks of all are known; the last state is after 16."""
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
     run_through(scheduler, sequence_of(PROMPT))
     other = sequence_of([*PROMPT[:24], *range(100, 120)])

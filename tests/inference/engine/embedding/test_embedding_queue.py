@@ -103,7 +103,6 @@ def test_one_account_may_have_half_of_the_queue() -> None:
 
 
 def test_the_running_limit() -> None:
-    """A job beyond the running limit waits, however well its inputs would fit in."""
     first = job("a", 10, 9)
     queue = queue_of(first, job("b", 10), max_started=1)
     assert names(queue.take_batch(10)) == [("a", 0)]

@@ -145,7 +145,6 @@ def test_draws_are_those_of_the_sorted_distribution(
 @against_sorting
 @given(bits=st.binary(min_size=7, max_size=7), row=st.integers(0, 2))
 def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes, row: int) -> None:
-    """A vocabulary of an odd size: its last bits are of no token."""
     scores = torch.ones(3, 53)
     drawer = drawer_of(53)
     drawer.forbid(scores, [row], np.frombuffer(bits, dtype=np.uint8).copy().reshape(1, -1))
@@ -175,7 +174,6 @@ def test_the_likeliest_is_the_first_of_equals(
 @each_case("value", [math.nan, math.inf, -math.inf])
 @each_case("place", [0, 20, 52])
 def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: int) -> None:
-    """A token may be impossible, a row may not."""
     scores = torch.zeros(3, 53)
     scores[1, place] = value
     _, are_finite = drawer_of(53).likeliest(scores)
@@ -185,7 +183,6 @@ def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: in
 
 
 def test_ties_with_the_last_one_stay(drawer_of: DrawerOf) -> None:
-    """Six are as likely: two of them would do."""
     scores = torch.full((1, 600), -20.0)
     tied = [3, 90, 91, 200, 511, 599]
     scores[0, tied] = 1.0

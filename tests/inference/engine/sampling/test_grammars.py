@@ -47,7 +47,6 @@ def test_states_of_one_grammar_do_not_share_their_place(compiler: GrammarCompile
 def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
     ascii_tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache is bounded by bytes, not by the number of grammars."""
     room = 2 * grammars.COMPILED_BYTES + 500 * grammars.COMPILED_BYTES_PER_CHARACTER
     monkeypatch.setattr(grammars, "MAX_COMPILED_BYTES", room)
     compiler = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID,))

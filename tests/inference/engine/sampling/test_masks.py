@@ -213,7 +213,6 @@ def test_logprobs_stay_those_of_the_model(compiler: GrammarCompiler) -> None:
 def test_random_logits_give_what_the_schema_allows(
     compiler: GrammarCompiler, seed: int, temperature: float
 ) -> None:
-    """Any model, however bad, answers with an object of the schema, or is still within one."""
     text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
     sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, text, temperature=temperature, seed=1)
     generator = torch.Generator().manual_seed(seed)
@@ -238,7 +237,6 @@ def test_random_logits_give_what_the_schema_allows(
 def test_greedy_takes_the_likeliest_allowed_token(
     compiler: GrammarCompiler, seed: int, length: int
 ) -> None:
-    """Whether or not it was taken without asking for a mask."""
     text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
     sequence = bound(compiler, text)
     assert sequence.grammar is not None
@@ -253,7 +251,6 @@ def test_greedy_takes_the_likeliest_allowed_token(
 @given(length=st.integers(0, 30))
 @settings(max_examples=10, deadline=None)
 def test_masks_are_those_of_llguidance(compiler: GrammarCompiler, length: int) -> None:
-    """Many rows at once, each at its own place, against the one-at-a-time form."""
     text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
     sequences = [bound(compiler, text) for _ in range(3)]
     for index, sequence in enumerate(sequences):

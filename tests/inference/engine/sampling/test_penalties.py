@@ -209,7 +209,6 @@ def test_with_drafts(wide: Pair, expected: dict[str, list[int]]) -> None:
 def test_beside_sequences_that_break_steps(
     wide: Pair, expected: dict[str, list[int]], stage: Any
 ) -> None:
-    """The steps are bisected, and count each token once."""
     engine = engine_for(wide)
     assert isinstance(engine.executor, TensorExecutor)
     engine.executor = FaultyExecutor(engine.executor, stage=stage, after=70)

@@ -81,7 +81,6 @@ def test_every_token_but_the_first(llama: Any) -> None:
 
 @torch.inference_mode()
 def test_transformers_compute_the_same(llama: Any) -> None:
-    """Prompts go in chunks, and ranks are compared as far as rounding leaves them."""
     reference = llama.reference(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     engine = engine_for(llama, chunk_tokens=37)
     submit(engine, "a", PROMPT, prompt_logprobs=3)
@@ -141,7 +140,6 @@ def test_prompt_of_one_token_has_none(llama: Any) -> None:
 def test_chunks_and_preemption_report_each_token_once(
     llama: Any, lengths: list[int], chunk_tokens: int, data: st.DataObject
 ) -> None:
-    """Few blocks, so that sequences lose theirs and are computed again."""
     num_tokens = (max(lengths) // llama.block_tokens + 2) * llama.block_tokens
     engine = engine_for(llama, num_tokens=num_tokens, chunk_tokens=chunk_tokens)
     prompts = {str(i): PROMPT[i : i + length] for i, length in enumerate(lengths)}

@@ -99,7 +99,6 @@ def test_log_probabilities_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
-    """The likeliest tokens' mass is added up the same way, however many were looked at."""
     own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
     mate = replace_top_k(own, VOCAB_SIZE - 1)
     for seed in range(40):
@@ -114,7 +113,6 @@ def replace_top_k(params: SamplingParams, top_k: int) -> SamplingParams:
 
 
 def test_a_load_counts_what_sampling_takes() -> None:
-    """Scores, and their adjusted copy, of as many rows as may run, on a large vocabulary."""
     limits = SchedulerLimits(max_running=96)
     vocab_size = 50_000 + random.Random(0).randrange(8)
     model = TimedModel(PrefillSpeed(token_s=1e-5))

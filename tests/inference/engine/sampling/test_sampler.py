@@ -78,7 +78,6 @@ def test_min_p_is_relative_to_the_likeliest() -> None:
 
 
 def test_nucleus_wider_than_the_first_candidates() -> None:
-    """A flat distribution over a large vocabulary: more tokens stay than are looked at first."""
     probabilities = torch.full((1, 5000), 1 / 5000)
     probabilities[0, :2500] *= 1.5
     probabilities[0, 2500:] *= 0.5
@@ -121,7 +120,6 @@ def draw_next(sampler: Sampler, batch: list[Sequence], rows: torch.Tensor) -> in
 
 
 def test_a_draw_belongs_to_its_place_in_the_output() -> None:
-    """A step that is tried again draws the same, and what comes after is what would have come."""
     logits, sampler, again = torch.zeros(1, VOCAB_SIZE), Sampler(VOCAB_SIZE), Sampler(VOCAB_SIZE)
     sequence, other = sequence_with(seed=5), sequence_with(seed=5)
     undisturbed = [draw_next(again, [other], logits) for _ in range(8)]
@@ -162,7 +160,6 @@ def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:
 
 
 def test_a_repetition_window_looks_at_the_last_tokens() -> None:
-    """The window holds the last three of the prompt 10 11 and the output 12 13 10."""
     used = UsedTokens(sequence_with([10, 11], [12, 13], repetition_window=3))
     used.add(10)
     assert list(used.token_ids) == [10, 11, 12, 13]

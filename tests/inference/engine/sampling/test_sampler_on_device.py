@@ -66,7 +66,6 @@ def test_greedy_rows_choose_nothing(waits: list[int]) -> None:
 
 
 def test_a_nucleus_wider_than_the_candidates_costs_a_second_wait(waits: list[int]) -> None:
-    """The nucleus is drawn from whole: the last tokens come too."""
     vocab_size = 8 * TOP_CANDIDATES
     sampler, seen = Sampler(vocab_size), []
     for seed in range(20):

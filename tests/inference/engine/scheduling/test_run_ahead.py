@@ -213,7 +213,6 @@ def test_steady_decoding_is_always_one_step_ahead() -> None:
 
 
 def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
-    """The operator's limit has free slots; the device's pace has none."""
     client = Client(max_running=64, target_step_s=0.1)
     running_limit = client.engine.running_limit
     assert running_limit < 64
@@ -276,8 +275,6 @@ def never_stops(num_tokens: int, max_tokens: int) -> list[int]:
 
 
 def test_who_lacked_blocks_starts_once_they_are_free() -> None:
-    """The first runs for thirty steps; the second ends soon and leaves room for the third, which
-    had to give its blocks up."""
     client = Client(num_blocks=12)
     for num_tokens, max_tokens in ((4, 30), (28, 3), (16, 2)):
         client.submit(never_stops(num_tokens, max_tokens), max_tokens)

@@ -24,7 +24,6 @@ from tests.inference.engine.scheduling.test_scheduler import FixedPace
 def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It lacks as many blocks as before until as many have become free or known."""
     scheduler = scheduler_of([sequence_of("a", 5, 60)], num_blocks=24)
     step(scheduler)
     looked_up: list[Sequence] = []
@@ -105,7 +104,6 @@ def test_prompts_under_way_continue_before_others_begin(
 
 
 def test_a_prompt_that_continues_takes_the_whole_budget() -> None:
-    """What its even share leaves would only begin another with a few rows."""
     scheduler = scheduler_of([sequence_of("a", 100), sequence_of("b", 8)])
     assert chunks(step(scheduler, FixedPace(tokens=60))) == [("a", 0, 64 - 16, False)]
     assert chunks(step(scheduler, FixedPace(tokens=60))) == [
@@ -138,7 +136,6 @@ def test_blocks_are_given_for_as_many_tokens_as_there_are() -> None:
 
 
 def test_the_queue_is_as_deep_as_it_may_be() -> None:
-    """Beyond the free running slots."""
     scheduler = scheduler_of(max_running=2)
     for index in range(1, 7):
         assert not scheduler.is_full

@@ -79,7 +79,6 @@ def test_any_order_of_events_gives_the_same_answers(
     num_groups: int,
     failing: float,
 ) -> None:
-    """Blocks are short, sequences come and leave, and steps fail that succeed in parts."""
     stages = FakeStages(seed=num_blocks, failing=failing)
     client = grouped(
         stages,
@@ -121,8 +120,6 @@ def test_those_that_decode_are_shared_evenly(
 
 @each_case("cancelled", range(4))
 def test_a_sequence_is_not_failed_for_another_that_has_left(cancelled: int) -> None:
-    """A step of two could not begin, and one of them is cancelled before the step's turn comes: the
-    other one alone is at no fault."""
     stages = FakeStages()
     client = grouped(stages, 2, num_blocks=100)
     for _ in range(4):
@@ -138,7 +135,6 @@ def test_a_sequence_is_not_failed_for_another_that_has_left(cancelled: int) -> N
 
 
 def test_who_is_under_way_when_cancelled_is_computed_for_nobody() -> None:
-    """All of one group, and one of another, whose blocks others have at once."""
     stages = FakeStages()
     client = grouped(stages, 2, num_blocks=12)
     for _ in range(3):
@@ -158,8 +154,6 @@ def test_who_is_under_way_when_cancelled_is_computed_for_nobody() -> None:
 
 @each_case("cancelled", range(4))
 def test_a_sequence_is_not_failed_for_rows_that_its_step_has_lost(cancelled: int) -> None:
-    """Steps of two are under way when one sequence is cancelled. Its row, which is computed all the
-    same, makes the stages fail: the other one runs again by itself."""
 
     class FailingWhole(FakeStages):
         def finish(self, step: FakeStep, live: Schedule) -> Sampled:

@@ -91,7 +91,6 @@ def test_one_slow_step_is_no_news() -> None:
 
 
 def test_more_rows_than_slots_only_bring_them_down_to_what_fits() -> None:
-    """After a slowdown those that run still do: the estimate is of the machine, not of them."""
     pacer = pacer_for()
     for _ in range(40):
         pacer.record(num_decode_rows=200, num_prefill_tokens=0, step_s=cpu(200))

@@ -66,7 +66,6 @@ def settled(card: Card, num_rows: int) -> tuple[StepPacer, int]:
 def test_a_fixed_cost_of_prompts_does_not_shorten_chunks_to_nothing(
     unpacking_s: float, num_rows: int
 ) -> None:
-    """Shorter ones would save no time: prompts go at half of the card's speed at least."""
     card = Card(unpacking_s)
     _, num_tokens = settled(card, num_rows)
     best = MAX_TOKENS / card.seconds(num_rows, MAX_TOKENS)
@@ -83,7 +82,6 @@ def test_chunks_take_the_target_where_they_can(unpacking_s: float, num_rows: int
 
 
 def test_prompts_take_no_slots_from_who_decodes() -> None:
-    """A step's time beyond what its rows take is the prompt's."""
     card = Card(0.3)
     assert settled(card, 16)[0].running_limit > 100
 

@@ -50,8 +50,6 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 def test_tokens_of_a_run_are_drawn_from_the_models_distribution(
     name: str, draft: list[int]
 ) -> None:
-    """The first is counted always; a later one where all before it were as drafted, which is when
-    the model is asked about it."""
     counts = torch.zeros(3, VOCAB_SIZE)
     own = {"max_tokens": 9, **PARAMS[name]}
     sampler = Sampler(VOCAB_SIZE)

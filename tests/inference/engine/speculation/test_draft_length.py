@@ -40,7 +40,6 @@ def test_rows_that_cost_nothing_are_all_run() -> None:
 
 
 def test_rows_that_cost_as_much_as_a_step_are_not() -> None:
-    """32 sequences fill a device."""
     assert best_length(32, [(8, 0.6)] * 32, Each(10.0), 1024) == 0
 
 
@@ -86,7 +85,6 @@ FIXED, STEEP = Device(0.020, 0.0002), Device(0.001, 0.010)
 
 @each_case("target_s", [0.1, None])
 def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | None) -> None:
-    """No step with drafts has run yet: steps of several sequences have shown the cost of rows."""
     rows = [1, 2, 3, 5, 8, 4, 2] * 6
     for device, expected in ((FIXED, 15), (STEEP, 0)):
         costs = paced(device, rows, target_s=target_s).step_time
@@ -96,7 +94,6 @@ def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | Non
 
 
 def test_a_lone_sequence_is_drafted_for_before_a_row_has_a_price() -> None:
-    """Steps of one row do not separate its cost from the fixed cost of a step."""
     costs = paced(FIXED, [1] * 40).step_time
     assert best_length(1, [(8, 0.8)], costs, 128) > 0
     slower = paced(STEEP, [1, 5] * 10 + [1] * 60).step_time
@@ -142,8 +139,6 @@ def test_drafts_end_before_the_last_token() -> None:
 
 
 def test_a_sequence_that_never_repeats_as_predicted_is_left_alone() -> None:
-    """The same pair is followed by something else each time: soon nothing is run; and proposals
-    that are not run still count, so that it is noticed when they come true."""
     speculator = LookupSpeculator()
     speculator.weigh_by(paced(Device(0.0075, 0.0025), [1, 9] * 10).step_time)
     sequence = sequence_of("a", [1, 2])

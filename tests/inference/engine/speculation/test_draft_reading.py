@@ -174,7 +174,6 @@ def test_costs_count_each_token_of_the_longest_draft() -> None:
 
 
 def test_what_drafting_took_is_no_part_of_a_step() -> None:
-    """A step that verifies drafts would else look as slow as both models together."""
     bench = Bench(20)
     bench.drafter.on_draft = lambda: setattr(bench, "now_s", bench.now_s + 0.5)
     assert bench.step()

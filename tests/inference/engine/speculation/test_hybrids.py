@@ -74,7 +74,6 @@ def test_with_preemptions(native: Hybrid, compiler: Any, plain: dict[str, Answer
 
 
 def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Answer]) -> None:
-    """Their chunks share a step with rows that are run again."""
     names = ["greedy", "drawn", "penalised", "scored", "filtered", "short"]
     engine = engine_for(native, script(plain, wrong_every=2))
     found = {name: Answer() for name in names}

@@ -53,8 +53,6 @@ def test_nothing_to_go_by(text: list[int]) -> None:
 
 @each_case("num_words", [2, 3, 8])
 def test_as_good_as_looking_everywhere(num_words: int) -> None:
-    """One that grows token by token and one that sees it whole propose the same; where a match is
-    short only the last few places are looked at."""
     generator = random.Random(num_words)
     text: list[int] = []
     grown = PromptLookup()

@@ -168,7 +168,6 @@ def test_fewer_steps_where_drafts_are_right(
 
 @NATIVE
 def test_with_preemptions(llama: Any, compiler: Any, plain: dict[str, Answer]) -> None:
-    """Room for a few of them: blocks run out, and drafts find none."""
     engine = engine_for(llama, script(plain), compiler, num_tokens=256)
     submit_all(engine, list(PARAMS))
     check_same(answers_of(engine), plain)
@@ -197,7 +196,6 @@ def test_choices_of_one_request(llama: Any) -> None:
 
 @NATIVE
 def test_looked_up_in_the_text(llama: Any) -> None:
-    """The engine is that of production, but for a device on which rows cost nothing."""
 
     def answers(speculator: Speculator | None) -> tuple[dict[str, Answer], Engine]:
         engine = engine_for(llama, speculator)
@@ -261,7 +259,6 @@ def test_a_round_that_raises_ends_the_run_there(
 def test_rows_that_are_no_numbers_fail_their_own_sequence(
     llama: Any, plain: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found behind accepted drafts: the tokens before it are sent."""
     forward = llama.model.forward
     answer = plain["greedy"].token_ids
     bad_position = len(prompt_of("greedy")) + 20
