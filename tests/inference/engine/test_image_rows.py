@@ -9,9 +9,17 @@ import torch
 
 from inference.engine.faults.kinds import InvalidImageFault
 from inference.engine.image_rows import ImageRows
+from inference.engine.prompt_images import PromptImages
+from inference.engine.scheduling.pace import PrefillAverage, StepTimes
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.errors import InvalidImageError
 from inference.models.vision.tower import ImageEmbeddings
 from inference.protocol.images import SequenceImage, TokenRun
+from inference.protocol.load import PrefillSpeed
+from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 ROW_BYTES = 2 * 4 * 3
 """The bytes of a row of the tower below: three numbers for the decoder, and three for a layer."""
@@ -91,3 +99,37 @@ def test_parts_of_rows_share_no_memory() -> None:
     assert whole.embeddings.min() == 2.0
     both = ImageEmbeddings.joined([whole, whole.part(0, 1)])
     assert len(both.embeddings) == 5 and len(both.deepstack[0]) == 5
+
+
+IMAGE = SequenceImage(digest="a", data=b"", runs=[TokenRun(40, 4)], grid=(1, 4, 4))
+
+
+def chunk(start: int, end: int, *, has_image: bool = True) -> Schedule:
+    images = PromptImages([IMAGE], 100, merge=2) if has_image else None
+    sequence = Sequence(
+        "it",
+        [1] * 100,
+        SamplingParams(max_tokens=1),
+        context_tokens=200,
+        arrival=1,
+        deadline_s=1.0,
+        images=images,
+    )
+    return Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=False)])
+
+
+def test_which_steps_have_rows_of_an_image() -> None:
+    spans = [(0, 40), (0, 41), (42, 43), (43, 60), (44, 60)]
+    assert [chunk(*span).has_image_rows for span in spans] == [False, True, True, True, False]
+    assert not chunk(0, 100, has_image=False).has_image_rows
+
+
+@each_case("has_image", [True, False])
+def test_the_towers_time_is_no_measure_of_prompt_tokens(has_image: bool) -> None:
+    times = StepTimes(
+        SchedulerLimits(target_step_s=0.1), PrefillAverage(PrefillSpeed(token_s=0.001))
+    )
+    before = times.pacer.prefill_tokens(0)
+    times.record(chunk(0, 100, has_image=has_image), step_s=30.0, now_s=1.0)
+    assert (times.pacer.prefill_tokens(0) == before) == has_image
+    assert times.last_forward_unix_s is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inference.engine.sampling.drawing import filter_probabilities
 from inference.engine.sampling.logits_processors import UsedTokens
-from inference.engine.sampling.sampler import Sampler
+from inference.engine.sampling.sampler import RandomStream, Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
@@ -256,3 +256,24 @@ def test_rows_that_are_not_numbers_fail_alone() -> None:
     code, message = sampled.failure(1) or ("", "")
     assert code == "numerical_error" and "3 logits are not finite" in message
     assert set(sampled.logprobs) == {2}
+
+
+def drawn(seed: int) -> list[float]:
+    stream = RandomStream(seed)
+    return [stream.uniform(place) for place in range(4)]
+
+
+@each_case("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_a_seed_draws_the_same_again(seed: int) -> None:
+    assert drawn(seed) == drawn(seed)
+
+
+@each_case("seed", [1, 42, 2**63 - 1])
+def test_a_negative_seed_is_another_than_its_absolute_value(seed: int) -> None:
+    assert drawn(-seed) != drawn(seed)
+
+
+def test_the_newest_place_and_that_before_are_drawn_again() -> None:
+    stream = RandomStream(7)
+    first, second = stream.uniform(0), stream.uniform(1)
+    assert [stream.uniform(0), stream.uniform(1), stream.uniform(1)] == [first, second, second]

@@ -6,6 +6,7 @@ import random
 
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import StepTimeModel
+from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import most_drafts
 
 VOCAB_SIZE = 128
@@ -48,3 +49,20 @@ class ScriptedSpeculator:
     def _maybe_wrong(self, token_id: int) -> int:
         is_wrong = self._random.random() * self._wrong_every < 1
         return (token_id + 1) % VOCAB_SIZE if is_wrong else token_id
+
+
+class FreeRows(StepTimeModel):
+    def __init__(self) -> None:
+        super().__init__(row_s=0.0, token_s=0.0)
+
+    def ratio(self, num_rows: int, num_base_rows: int) -> float:
+        return 1.0
+
+
+class LookupOnFreeRows(LookupSpeculator):
+    def __init__(self) -> None:
+        super().__init__()
+        self._step_time = FreeRows()
+
+    def weigh_by(self, step_time: StepTimeModel) -> None:
+        """The engine's steps are not those of such a device."""

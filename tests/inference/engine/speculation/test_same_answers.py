@@ -24,8 +24,10 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
-from tests.inference.engine.speculation.free_rows import LookupOnFreeRows
-from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
+from tests.inference.engine.speculation.scripted_speculator import (
+    LookupOnFreeRows,
+    ScriptedSpeculator,
+)
 
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
 SCHEMA = {"type": "array", "minItems": 3, "items": {"enum": ["some", "words"]}, "maxItems": 6}
