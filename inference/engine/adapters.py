@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
     prepared: Any
-    """In the model's own form."""
     fingerprint: str
     """Sequences whose adapters have one fingerprint may share blocks."""
 
@@ -61,7 +60,6 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        """The resident adapters, the least recently used first."""
         return [slot.spec.name for slot in self._slots.values() if slot.loaded is not None]
 
     @property
@@ -121,7 +119,6 @@ class Adapters:
         return refused
 
     def _finish(self, slot: _Slot) -> str | None:
-        """Returns why its load failed; ``None`` if it did not."""
         if slot.loaded is not None:
             return None
         name, error = slot.spec.name, slot.future.exception()

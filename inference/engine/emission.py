@@ -24,7 +24,6 @@ from inference.protocol.sampling import TokenLogprob
 class AcceptedDrafts:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of each token, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,6 @@ class Sampled:
     failed: dict[int, int]
     """Rows whose logits were not numbers, and how many were not finite."""
     logprobs: dict[int, TokenLogprob]
-    """Those of rows that asked for them."""
     complete: set[int] = field(default_factory=set)
     """Rows whose grammar allows nothing after this token."""
     ended: set[int] = field(default_factory=set)
@@ -53,7 +51,6 @@ class Sampled:
         return sum(len(drafts.token_ids) for drafts in self.accepted.values())
 
     def failure(self, row: int) -> tuple[str, str] | None:
-        """Returns code and message where the row has no token."""
         if row in self.failed:
             num_logits = self.failed[row]
             counted = f"{NumericalFault.client_message}: {num_logits} logits are not finite"
@@ -84,7 +81,6 @@ class PendingOutputs:
         self.add(SequenceFailed(sequence_id=sequence_id, code=code, message=message, used=used))
 
     def take(self, stats: EngineStats) -> StepOutputs:
-        """Removes and returns all of them."""
         outputs, self._outputs = self._outputs, []
         return StepOutputs(outputs=outputs, stats=stats)
 

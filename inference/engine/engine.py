@@ -102,12 +102,10 @@ class Engine:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether prompts wait or are being computed, which makes steps long."""
         return self.scheduler.has_prompts
 
     @property
     def running_limit(self) -> int:
-        """The most sequences to run at once, by the measured step times."""
         return self._times.pacer.running_limit
 
     def step(self) -> StepOutputs:
@@ -234,14 +232,12 @@ class Engine:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether refusals or cancellations are not sent yet."""
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:
         return self._outputs.take(self.stats())
 
     def _next_schedule(self) -> tuple[Schedule, Callable[[Schedule], Sampled]]:
-        """Returns the next schedule and the function that executes it."""
         pacer = self._times.pacer
         if self.run_ahead is None:
             return self.scheduler.schedule(pacer), self.executor.execute

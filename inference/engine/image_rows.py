@@ -39,10 +39,8 @@ class ImageRows:
         self._num_bytes = 0
         self._rows: OrderedDict[str, ImageEmbeddings] = OrderedDict()
         self.num_runs = 0
-        """How often the tower has run."""
 
     def of(self, image: SequenceImage) -> ImageEmbeddings:
-        """Returns all rows of the image. Raises ``InvalidImageFault``."""
         if (known := self._rows.get(image.content_id)) is not None:
             self._rows.move_to_end(image.content_id)
             return known
@@ -131,7 +129,6 @@ def _rotary(schedule: Schedule, positions: npt.NDArray[np.int32]) -> npt.NDArray
 
 
 def _chunks(schedule: Schedule) -> Iterator[tuple[PrefillChunk, PromptImages, int]]:
-    """Yields chunks of prompts with images, and the first row of each."""
     first_row = schedule.num_decode_rows
     for chunk in schedule.prefills:
         if chunk.sequence.images is not None:

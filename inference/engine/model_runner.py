@@ -160,7 +160,6 @@ class _Rows:
 
 
 def _adapters_of(sequences: list[Sequence]) -> tuple[Any, ...] | None:
-    """Returns the adapter of each; ``None``: no sequence has one."""
     found = tuple(sequence.adapter for sequence in sequences)
     return None if all(adapter is None for adapter in found) else found
 
@@ -217,7 +216,6 @@ class BlockTables:
 class LaunchedStep:
     schedule: Schedule
     logits: torch.Tensor
-    """See ``ModelRunner.run``."""
     unread: SampledTokens | None
     """``None`` with drafts, which are sampled when they are read."""
 
@@ -242,7 +240,6 @@ class TensorExecutor:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
-        """See ``run_ahead.LaunchingExecutor``."""
         unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
         logits = self.runner.run(schedule, unread_ids)
         return self._choose(schedule, logits, num_ahead=0 if after is None else 1)

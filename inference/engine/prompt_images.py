@@ -52,7 +52,6 @@ class PromptImages:
         return np.concatenate((known, np.tile(outputs, (3, 1))), axis=1) if len(outputs) else known
 
     def overlapping(self, start: int, end: int) -> list[SequenceImage]:
-        """The images with tokens at positions [start, end)."""
         return [image for image in self.images if _first_run(image, start, end) is not None]
 
     def end_with_images(self, start: int, end: int, num_images: int) -> int:
@@ -82,12 +81,10 @@ class PromptImages:
 
 
 def _first_run(image: SequenceImage, start: int, end: int) -> TokenRun | None:
-    """The first of its runs with tokens at positions [start, end)."""
     return next((run for run in image.runs if run.first_token < end and start < run.end), None)
 
 
 def _places(images: Ordered[SequenceImage], num_tokens: int, merge: int) -> Ints:
-    """``images`` of one run each."""
     found = np.empty((3, num_tokens), dtype=np.int64)
     token = place = 0
     for image in images:

@@ -39,8 +39,6 @@ ContentKey = tuple[Parent, BlockContent]
 
 
 class BlockAllocator:
-    """Hands out block ids 0 … num_blocks - 1."""
-
     def __init__(self, num_blocks: int, kept_blocks: int | None = None) -> None:
         """``kept_blocks``: ``None`` for all, where untouched ones cost no less than others."""
         self.num_blocks = num_blocks
@@ -51,7 +49,6 @@ class BlockAllocator:
         self._reusable: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._content: dict[ContentKey, tuple[int, int]] = {}
-        """Key -> (block id, content id)."""
         self._key_of: dict[int, ContentKey] = {}
         self._content_ids = count(1)
         self.num_gains = 0
@@ -70,7 +67,6 @@ class BlockAllocator:
 
     @property
     def content_ids(self) -> set[int]:
-        """The content ids that the prefix cache knows."""
         return {content_id for _, content_id in self._content.values()}
 
     def allocate(self) -> int:
@@ -88,7 +84,6 @@ class BlockAllocator:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """Adds a reference to a block that the prefix cache knows."""
         if self._references[block_id] == 0:
             del self._reusable[block_id]
         self._references[block_id] += 1
@@ -110,11 +105,9 @@ class BlockAllocator:
         return block_id in self._reusable
 
     def find(self, parent: Parent, content: BlockContent) -> tuple[int, int] | None:
-        """Returns (block id, content id) of the block that holds ``content`` after ``parent``."""
         return self._content.get((parent, content))
 
     def content_of(self, block_id: int) -> int | None:
-        """Returns the content id of a block; ``None`` where the prefix cache does not know it."""
         key = self._key_of.get(block_id)
         return None if key is None else self._content[key][1]
 
@@ -131,7 +124,6 @@ class BlockAllocator:
         return content_id
 
     def invalidate_prefix(self, block_ids: Ordered[int]) -> None:
-        """Removes the blocks from the prefix cache. Sequences that hold them keep them."""
         for block_id in block_ids:
             if (key := self._key_of.pop(block_id, None)) is not None:
                 self._forget(key)
@@ -280,7 +272,6 @@ class KVCache:
         return True
 
     def register_computed(self, sequence: Sequence) -> None:
-        """Adds the blocks that this step's tokens filled to the prefix cache."""
         size = self.block_tokens
         while (sequence.num_registered_blocks + 1) * size <= sequence.num_computed_tokens:
             index = sequence.num_registered_blocks

@@ -33,15 +33,12 @@ LEAST_TOKENS = 256
 COPIED_PER_STEP = 8
 """The most blocks copied in one step: every sequence waits a part of a millisecond for each."""
 MOST_SENT_BYTES = 64 * 1024**2
-"""The most bytes of read blocks in one transfer to a card."""
 TRANSFER_ALIGNMENT = 16
 MOST_WRITING = 32
 """The most steps whose blocks wait in memory for the disk."""
 
 
 class BlockStorage(Protocol):
-    """The tensors behind the blocks."""
-
     def block(self, block_id: int) -> Mapping[str, torch.Tensor]:
         """Views of one block, by name; writing to them changes it."""
         ...
@@ -51,7 +48,6 @@ class BlockStorage(Protocol):
 class _Reading:
     sequence: Sequence
     first_block: int
-    """Index of the first block that is read."""
     future: Future[list[Tensors]]
 
 
@@ -69,7 +65,6 @@ class _CopiedBlocks:
     names: list[str]
     layouts: list[dict[str, tuple[torch.dtype, torch.Size]]]
     data: torch.Tensor
-    """(num_bytes,) uint8."""
 
     def write_to(self, files: PrefixFiles) -> None:
         start = 0
@@ -84,7 +79,6 @@ class _CopiedBlocks:
 
 
 def copy_to_host(views: Ordered[torch.Tensor]) -> torch.Tensor:
-    """Returns the contents of ``views``, of one device, as (num_bytes,) uint8, in one transfer."""
     flat = torch.cat([view.contiguous().flatten().view(torch.uint8) for view in views])
     return flat.to("cpu")
 
@@ -186,7 +180,6 @@ class PrefixDisk:
         return bool(self._readings or self._unwritten)
 
     def flush(self) -> None:
-        """Writes all queued blocks, and waits for it."""
         while self._unwritten:
             self._copy_some(wait_for_disk=True)
         while self._writes:
@@ -240,7 +233,6 @@ class PrefixDisk:
         return len(taken)
 
     def _fill(self, block_ids: Ordered[int], blocks: Ordered[Tensors]) -> None:
-        """Copies read blocks into the storage's, ``MOST_SENT_BYTES`` in a transfer."""
         views = [
             (view, tensors[name])
             for block_id, tensors in zip(block_ids, blocks, strict=True)
@@ -267,7 +259,6 @@ class PrefixDisk:
             self._queue_blocks(sequence)
 
     def _queue_blocks(self, sequence: Sequence) -> None:
-        """Queues the blocks of its prompt for writing."""
         block_ids, contents = self._cache.known_prefix(sequence)
         names = self._names(sequence)
         for block_id, content_id, name in zip(block_ids, contents, names, strict=False):
@@ -294,7 +285,6 @@ class PrefixDisk:
         self._writes.append(self._writer.submit(copied.write_to, self._files))
 
     def _names(self, sequence: Sequence) -> list[str]:
-        """Returns the file names of the whole blocks of its prompt."""
         size, tokens = self._cache.block_tokens, sequence.token_ids
         num_blocks = sequence.num_prompt_tokens // size
         blocks = [tokens[i * size : (i + 1) * size] for i in range(num_blocks)]

@@ -42,7 +42,6 @@ def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
 
 
 def root_of(fingerprint: str, salt: str) -> bytes:
-    """Returns the hash that begins the chains of a model's blocks under one salt."""
     return hashlib.sha256(f"{fingerprint}\0{salt}".encode()).digest()
 
 
@@ -51,7 +50,6 @@ class PrefixFiles:
     ``OSError``."""
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
-        """Indexes the files that previous instances wrote to ``directory``."""
         self.problem = ""
         """Why the cache is disabled, in words; empty while the disk works."""
         self._directory = directory
@@ -91,7 +89,6 @@ class PrefixFiles:
         return found
 
     def write(self, name: str, tensors: Tensors) -> None:
-        """``tensors``: contiguous, on the CPU."""
         if self.problem:
             return
         try:

@@ -85,7 +85,6 @@ class StateSlots:
         return content_id in self._snapshots
 
     def keep(self, sequence: Sequence, content_id: int) -> None:
-        """Keeps the sequence's state, that of the prefix ``content_id``, for later prompts."""
         if content_id in self._snapshots:
             self._snapshots.move_to_end(content_id)
             return

@@ -115,7 +115,6 @@ class EmbeddingEngine:
         self._queue.add(job)
 
     def cancel(self, command: CancelSequence) -> None:
-        """An unknown id has already ended: nothing to do."""
         if (job := self._jobs.get(command.sequence_id)) is not None:
             self._end(job, SequenceCancelled(sequence_id=job.sequence_id, used=_usage(job)))
 
@@ -137,7 +136,6 @@ class EmbeddingEngine:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether refusals or cancellations are not sent yet."""
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:

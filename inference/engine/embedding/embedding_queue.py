@@ -71,8 +71,6 @@ class EmbeddingJob:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input in a batch."""
-
     job: EmbeddingJob
     index: int
 
@@ -108,7 +106,6 @@ class EmbeddingQueue:
         return self.num_waiting < self.limits.max_queue_depth
 
     def is_full_for(self, account: str) -> bool:
-        """Whether one more job of the account would exceed its share of the queue."""
         num_waiting = sum(not job.has_started for job in self._jobs if job.account == account)
         num_free_slots = self.limits.max_started - self.num_started
         return num_waiting - num_free_slots >= self.limits.max_queue_depth_per_account
@@ -124,7 +121,6 @@ class EmbeddingQueue:
             self._given.clear()
 
     def overdue(self, now_s: float) -> list[EmbeddingJob]:
-        """Jobs that have waited to start for longer than allowed."""
         return overdue(self._jobs, now_s)
 
     def take_batch(self, max_tokens: int) -> list[Row]:

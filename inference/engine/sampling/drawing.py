@@ -30,7 +30,6 @@ Bits = npt.NDArray[np.uint8]
 @dataclass(frozen=True, slots=True)
 class Draw:
     row: int
-    """A row index into the scores."""
     params: SamplingParams
     uniform: float
     """A random number in [0, 1)."""
@@ -135,7 +134,6 @@ class NativeDrawer:
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Looks at every token, whatever ``num_candidates``."""
         native = [
             NativeDraw(draw.row, p.top_k, p.temperature, p.top_p, p.min_p, draw.uniform)
             for draw in draws
@@ -165,7 +163,6 @@ class TritonDrawer:
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Looks at every token, whatever ``num_candidates``."""
         integers = np.array([(draw.row, draw.params.top_k) for draw in draws])
         floats = np.array(
             [(p.temperature, p.top_p, p.min_p, d.uniform) for d in draws for p in (d.params,)]
@@ -179,7 +176,6 @@ class TritonDrawer:
 
 
 def byte_biases() -> torch.Tensor:
-    """(256, 8) float32: the biases of eight tokens for each byte of bits."""
     values = torch.arange(256).unsqueeze(1)
     is_set = (values >> torch.arange(8)) & 1 == 1
     return torch.where(is_set, 0.0, float("-inf"))
@@ -240,7 +236,6 @@ def rows_at_once(vocab_size: int) -> int:
 
 
 def row_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
-    """Slices of the rows, one after the other; a single one where the rows are few."""
     step = rows_at_once(vocab_size)
     for first in range(0, num_rows, step):
         yield slice(first, min(first + step, num_rows))

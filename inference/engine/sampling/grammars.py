@@ -60,12 +60,10 @@ class GrammarState:
 
     @property
     def is_active(self) -> bool:
-        """Whether the next token is bound by the grammar."""
         return self._starts_after is None
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow any more."""
         return self.is_active and self.problem is None and self.matcher.is_stopped()
 
     @property
@@ -116,8 +114,6 @@ class GrammarState:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """Shared by the sequences that have the same grammar; never advanced itself."""
-
     _matcher: LLMatcher
     _end_ids: tuple[int, ...]
 
@@ -204,7 +200,6 @@ class PendingGrammars:
         self.pending.pop(sequence.sequence_id, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until a grammar is compiled, or the time is over."""
         if self.pending:
             wait([future for _, future in self.pending.values()], timeout_s, FIRST_COMPLETED)
 

@@ -49,14 +49,12 @@ class UsedTokens:
 
     @property
     def is_repeated(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether the repetition penalty applies to each."""
         num_used = len(self._place_of)
         if self._window is None:
             return np.ones(num_used, dtype=np.bool_)
         return self._window_counts[:num_used] > 0
 
     def add(self, token_id: int) -> None:
-        """Adds a token to the output."""
         place = self._place(token_id)  # first: it may replace the array
         self._output_counts[place] += 1
         self._see(token_id)
@@ -88,7 +86,6 @@ class TokenCounts:
         self._used: dict[str, UsedTokens] = {}
 
     def add(self, sequences: list[Sequence], token_ids: list[int]) -> None:
-        """Counts each penalised sequence's new token."""
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             if (used := self._used.get(sequence.sequence_id)) is not None:
                 used.add(token_id)
@@ -223,7 +220,6 @@ class MaskedRows:
     broken: dict[int, str] = field(default_factory=dict)
 
     def at_rows(self, rows: Ordered[int]) -> MaskedRows:
-        """Renumbers row ``i`` to ``rows[i]``."""
         return MaskedRows(
             {rows[index] for index in self.ended},
             {rows[index]: problem for index, problem in self.broken.items()},

@@ -52,7 +52,6 @@ class _SampledRows:
     places: list[int]
     """Row indices into ``scores``, which are the step's logits where nothing adjusts them."""
     masked: MaskedRows
-    """By index in ``rows``."""
     num_ahead: int
     """The number of earlier tokens of each sequence that are not among its ``token_ids`` yet: on
     the device alone, or accepted drafts."""
@@ -62,8 +61,6 @@ class _SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """A step's tokens, chosen on the device and on their way to the host."""
-
     sequences: list[Sequence]
     logits: torch.Tensor
     greedy: torch.Tensor
@@ -169,7 +166,6 @@ class Sampler:
         return replace(choice, tensors=self._draw_over(likeliest, choice))
 
     def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> MaskedRows:
-        """Applies penalties, biases, grammar masks and early-stop bans to ``scores``, in place."""
         self._counts.penalize(scores, sequences)
         add_bias(scores, sequences)
         masked = apply_masks(scores, sequences, self._drawer)
@@ -302,7 +298,6 @@ class RandomStream:
         self._place = -1
         self._value = 0.0
         self._last = 0.0
-        """The value of the place before."""
 
     def uniform(self, place: int) -> float:
         """Returns a number in [0, 1) for the output's token at ``place``: the newest place, the one

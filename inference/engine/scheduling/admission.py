@@ -14,7 +14,6 @@ from inference.protocol.engine import SubmitSequence
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     context_tokens: int
-    """Prompt plus output of one sequence."""
     vocab_size: int
     vision: VisionConfig | None = None
     """``None`` for models that read text alone."""

@@ -44,11 +44,9 @@ class _Account(Generic[Item]):
     is_anonymous: bool
     weight: int = 1
     start: int = 0
-    """The virtual time of its first entry."""
     end: int = 0
     """The virtual time at which its last taken entry ends."""
     entries: list[_Entry[Item]] = field(default_factory=list)
-    """By order."""
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -63,7 +61,6 @@ class FairQueue(Generic[Item]):
         self._accounts: dict[tuple[bool, str], _Account[Item]] = {}
         """Those with entries, and idle ones whose last entry has not ended."""
         self._now = {False: 0, True: 0}
-        """The clocks of known and of anonymous accounts."""
         self._first: _Entry[Item] | None = None
         """The next one, if it is known."""
         self._sweep_at = SWEEP_BEYOND
@@ -72,7 +69,6 @@ class FairQueue(Generic[Item]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Item]:
-        """Yields the items in no particular order."""
         return iter(self._entries)
 
     def add(
@@ -98,7 +94,6 @@ class FairQueue(Generic[Item]):
         self._first = None
 
     def head(self) -> Item | None:
-        """Returns the next item without removing it."""
         return self._next().item if self._entries else None
 
     def take(self) -> Item:

@@ -157,7 +157,6 @@ class StepPacer:
         return int(min(num_tokens, self._fitting_tokens))
 
     def record_too_large(self, num_prefill_tokens: int) -> None:
-        """Records that a step of so many prompt tokens did not fit the memory."""
         smaller = min(num_prefill_tokens // 2, self._fitting_tokens)
         self._fitting_tokens = max(smaller, SMALLEST_CHUNK)
         self._num_steps_that_fit = 0

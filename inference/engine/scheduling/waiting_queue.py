@@ -49,8 +49,6 @@ class SchedulerLimits(QueueLimits):
 
 
 class Pace(Protocol):
-    """Bounds of the next step."""
-
     @property
     def running_limit(self) -> int:
         """No sequence is admitted beyond this."""
@@ -69,7 +67,6 @@ class WaitingQueue:
         self._fair: FairQueue[Sequence] = FairQueue()
         self._held: dict[Sequence, None] = {}
         self._never_started: dict[Sequence, None] = {}
-        """In order of arrival."""
         self._num_by_account: Counter[str] = Counter()
         """Of those that never started."""
 
@@ -81,7 +78,6 @@ class WaitingQueue:
         yield from self._never_started
 
     def num_of(self, account: str) -> int:
-        """Counts the sequences of an account that never started."""
         return self._num_by_account[account]
 
     def add(self, sequence: Sequence) -> None:
@@ -94,7 +90,6 @@ class WaitingQueue:
             self._line_up(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Adds a preempted sequence."""
         insort(self._preempted, sequence, key=attrgetter("admission"))
 
     def release_held(self) -> None:
@@ -116,7 +111,6 @@ class WaitingQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence that has ended."""
         if sequence not in self._never_started:
             self._preempted.remove(sequence)
             return

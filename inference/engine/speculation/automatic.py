@@ -30,8 +30,6 @@ STATUS_PERCENT = 10
 
 
 class Follower(Protocol):
-    """The part of a predictor that runs in every step."""
-
     @property
     def following_s(self) -> float:
         """Seconds that it takes of a step without prompts, measured on the host."""
@@ -47,8 +45,6 @@ class Follower(Protocol):
 
 
 class AutomaticSpeculator:
-    """A ``Speculator`` of two origins."""
-
     def __init__(self, lookup: Origin, predicted: Origin, follower: Follower) -> None:
         self._lookup = lookup
         self._predicted = predicted
@@ -56,7 +52,6 @@ class AutomaticSpeculator:
         self._step_time = untried_step_time()
         self._num_idle_steps = 0
         self._num_rest_steps = 0
-        """Steps that the predictor still rests."""
         self._status = _Status()
 
     @property
@@ -78,10 +73,10 @@ class AutomaticSpeculator:
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
         return self._chosen(sequences) is not None
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
+    def record(self, sequence: Sequence, sampled: list[int]) -> None:
         for origin in (self._lookup, self._predicted):
-            origin.record(sequence, came)
-        self._status.add_accepted(sequence, len(came) - 1)
+            origin.record(sequence, sampled)
+        self._status.add_accepted(sequence, len(sampled) - 1)
 
     def weigh_by(self, step_time: StepTimeModel) -> None:
         self._step_time = step_time
@@ -120,7 +115,6 @@ class AutomaticSpeculator:
             self._follower.rest()
 
     def _pays(self, offer: Offer, num_rows: int) -> bool:
-        """Whether drafts gain more than following costs."""
         step_s = self._step_time.seconds(num_rows, 0)
         share = min(1.0, self._follower.following_s / step_s) if step_s > 0 else 0.0
         return not offer.is_trial and offer.worth * (1.0 - share) > WORTH
@@ -135,7 +129,6 @@ class _Status:
         self._accepted: Counter[str] = Counter()
         self._name = ""
         self._drafts: dict[Sequence, list[int]] = {}
-        """The last step's."""
 
     def add_step(self, name: str, drafts: dict[Sequence, list[int]]) -> None:
         """``name``: the origin's; empty without drafts."""

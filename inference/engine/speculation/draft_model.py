@@ -61,8 +61,6 @@ class DraftRow:
 
 
 class Drafter(Protocol):
-    """The tensor half."""
-
     @property
     def num_positions(self) -> int:
         """The length of the longest text that it reads."""
@@ -88,15 +86,11 @@ class _Reading:
     num_read: int = 0
     """Tokens whose keys and values it has."""
     num_noted: int = 0
-    """Leading blocks that are noted as read."""
     draft: list[int] = field(default_factory=list)
     length_then: int = 0
-    """The sequence's length when ``draft`` was made."""
 
 
 class DraftModelSpeculator(Origin):
-    """Drafts of a ``Drafter``."""
-
     def __init__(
         self,
         drafter: Drafter,
@@ -117,7 +111,6 @@ class DraftModelSpeculator(Origin):
         self._num_steps_without = 0
         self._num_failures = 0
         self._spent_s = 0.0
-        """The seconds spent on drafts since ``take_drafting_s``."""
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
         """Counts the step if it returns none."""
@@ -145,16 +138,16 @@ class DraftModelSpeculator(Origin):
         finally:
             self._spent_s += self._clock() - started_s
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
+    def record(self, sequence: Sequence, sampled: list[int]) -> None:
         reading = sequence.drafting.get(self.name)
         if not isinstance(reading, _Reading) or not reading.draft:
             return
         draft, reading.draft = reading.draft, []
         if reading.length_then != len(sequence.token_ids):
             return
-        reading.acceptance.record(OF_A_MODEL, draft, came)
+        reading.acceptance.record(OF_A_MODEL, draft, sampled)
         # A draft's last token was written and not read; the step's last is read with the next one.
-        num_right = _num_equal(draft[:-1], came[:-1])
+        num_right = _num_equal(draft[:-1], sampled[:-1])
         if reading.block_ids is sequence.block_ids:
             reading.num_read += num_right
 
@@ -212,7 +205,6 @@ class DraftModelSpeculator(Origin):
         return drafts
 
     def _read(self, sequence: Sequence, most: int) -> int:
-        """Reads up to ``most`` unread tokens. Returns how many it read."""
         reading = self._reading_of(sequence)
         start, last = reading.num_read, len(sequence.token_ids) - 1
         if last - start < MOST_UNREAD:
@@ -268,7 +260,6 @@ class DraftCosts:
     """
 
     def __init__(self, steps: StepTimeModel) -> None:
-        """``steps``: the answering model's, fitted elsewhere."""
         self.steps = steps
         self._drafts = untried_step_time()
 

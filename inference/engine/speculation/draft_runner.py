@@ -24,7 +24,6 @@ from inference.models.to_device import all_on_device, read_back
 log = logging.getLogger(__name__)
 
 FOLLOWING_GAIN = 0.1
-"""How far one step moves the mean of ``following_s``."""
 
 
 class DraftRunner:
@@ -94,7 +93,6 @@ class DraftRunner:
         return found
 
     def _first_step(self, rows: list[DraftRow], table: Ints) -> StepInput:
-        """Reads the new tokens of each sequence, up to its last one."""
         query_lens = [len(row.sequence.token_ids) - row.start for row in rows]
         token_ids = [t for row in rows for t in row.sequence.token_ids[row.start :]]
         return StepInput.of_queries(
@@ -119,8 +117,6 @@ class DraftRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The kept hidden rows of a sequence's newest tokens."""
-
     first_position: int
     hidden: torch.Tensor
 
@@ -221,7 +217,6 @@ class PredictorRunner:
         return kept is not None and kept.has(len(sequence.token_ids) - 2)
 
     def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
-        """As ``DraftRunner._chain``."""
         sequences = [row.sequence for row in rows]
         table = block_table_of([sequence.block_ids for sequence in sequences])
         hidden = torch.cat([self._last_hidden(sequence) for sequence in sequences])
@@ -297,7 +292,6 @@ class _FollowedRows:
         self._tables.append(sequence.block_ids)
 
     def hidden(self, step: torch.Tensor) -> torch.Tensor:
-        """Returns (num_rows, hidden_size) out of the step's."""
         rows = torch.cat((step, *self._earlier)) if self._earlier else step
         numbers = np.array(self._sources, dtype=np.int32)
         (sources,) = all_on_device(step.device, indices=[numbers])

@@ -44,7 +44,6 @@ _PAIR_MASK = (1 << TOKEN_BITS * SHORTEST_MATCH) - 1
 @dataclass(frozen=True, slots=True)
 class Proposal:
     token_ids: list[int]
-    """The proposed tokens; never empty."""
     match_length: int
     """Tokens before it that are the same, ``LONGEST_MATCH`` at most."""
 
@@ -115,7 +114,6 @@ class PromptLookup:
 
 
 def _match_length(text: list[int], end: int) -> int:
-    """Counts the tokens before ``end`` that equal those at the end of the text."""
     most, length, last = min(end, LONGEST_MATCH), 0, len(text)
     while length < most and text[end - 1 - length] == text[last - 1 - length]:
         length += 1
@@ -138,11 +136,9 @@ class _Lookup:
     head: list[int]
     """Put before the sequence's own text: its client's prediction, or nothing."""
     text: list[int]
-    """The searched text, where there is a head."""
     index: PromptLookup = field(default_factory=PromptLookup)
     proposal: Proposal | None = None
     length_then: int = 0
-    """The sequence's length when that was proposed."""
 
 
 class LookupSpeculator(Origin):
@@ -183,14 +179,14 @@ class LookupSpeculator(Origin):
 
         return Offer(worth, is_trial=False, make=make)
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
+    def record(self, sequence: Sequence, sampled: list[int]) -> None:
         lookup = sequence.drafting.get(self.name)
         if not isinstance(lookup, _Lookup) or lookup.proposal is None:
             return
         proposal, lookup.proposal = lookup.proposal, None
         if lookup.length_then == len(sequence.token_ids):
             of_class = match_class(proposal.match_length)
-            lookup.acceptance.record(of_class, proposal.token_ids, came)
+            lookup.acceptance.record(of_class, proposal.token_ids, sampled)
 
     def weigh_by(self, step_time: StepTimeModel) -> None:
         self._step_time = step_time

@@ -23,7 +23,6 @@ MOST_DRAFT_TOKENS = 16
 MOST_SEQUENCES = 32
 """The most decoding sequences with drafts: more rows fill the device already."""
 MOST_ROWS = 128
-"""The most rows of a step with drafts."""
 MOST_LAGGING = 8
 """Rows that a step runs once more for a recurrent state. One that lags further has no drafts
 until it has caught up, which takes one step."""
@@ -39,8 +38,8 @@ class Speculator(Protocol):
         """Whether ``drafts`` would return some, as far as is known one token before."""
         ...
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
-        """``came``: the step's tokens, about to be added to the sequence."""
+    def record(self, sequence: Sequence, sampled: list[int]) -> None:
+        """``sampled``: the step's tokens, about to be added to the sequence."""
         ...
 
     def weigh_by(self, step_time: StepTimeModel) -> None:
@@ -59,8 +58,6 @@ class Speculator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Drafts that an origin would make for a step."""
-
     worth: float
     """The expected speed-up: tokens for a step's time, against a step without drafts."""
     is_trial: bool
@@ -72,7 +69,6 @@ class Origin(Speculator, Protocol):
     """A source of drafts: a ``Speculator`` that can be weighed against others."""
 
     name: str
-    """The name in the load report and in the status."""
     status = ""
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
@@ -99,11 +95,9 @@ def most_drafts(sequence: Sequence) -> int:
 
 
 MATCH_CLASSES = (4, 8, 16)
-"""Upper bounds of the classes of match lengths."""
 PRIORS = (0.3, 0.5, 0.7, 0.85)
 """The assumed share of right drafts of each class before any is known."""
 GAIN = 0.125
-"""How far one token moves a sequence's estimate."""
 ENGINE_GAIN = 0.01
 """How far one token moves the estimate that the next sequence starts from."""
 
@@ -121,10 +115,10 @@ class Acceptance:
         self._gain = GAIN if parent is not None else ENGINE_GAIN
         self.rates: list[float] = list(parent.rates if parent is not None else PRIORS)
 
-    def record(self, of_class: int, proposed: Ordered[int], came: Ordered[int]) -> None:
-        """``came``: the model's own tokens at the proposed ones' places, as far as they are
+    def record(self, of_class: int, proposed: Ordered[int], sampled: Ordered[int]) -> None:
+        """``sampled``: the model's own tokens at the proposed ones' places, as far as they are
         known."""
-        for guess, token_id in zip(proposed, came, strict=False):
+        for guess, token_id in zip(proposed, sampled, strict=False):
             is_right = guess == token_id
             self._move(of_class, is_right)
             if not is_right:

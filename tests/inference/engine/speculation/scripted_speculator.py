@@ -37,8 +37,8 @@ class ScriptedSpeculator:
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
         return self._random.random() < 0.7
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
-        assert came
+    def record(self, sequence: Sequence, sampled: list[int]) -> None:
+        assert sampled
 
     def weigh_by(self, step_time: StepTimeModel) -> None:
         """It drafts whatever that costs."""

@@ -26,7 +26,7 @@ class FixedOrigin:
         self.worth = worth
         self.is_trial = is_trial
         self.num_asked = 0
-        self.came: list[list[int]] = []
+        self.sampled: list[list[int]] = []
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
         self.num_asked += 1
@@ -43,8 +43,8 @@ class FixedOrigin:
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
         return self.offer(sequences) is not None
 
-    def record(self, sequence: Sequence, came: list[int]) -> None:
-        self.came.append(came)
+    def record(self, sequence: Sequence, sampled: list[int]) -> None:
+        self.sampled.append(sampled)
 
     def weigh_by(self, step_time: StepTimeModel) -> None:
         """Its worth is fixed."""
@@ -100,7 +100,7 @@ def test_a_trial_comes_first() -> None:
 def test_both_learn_from_every_step() -> None:
     bench = Bench(1.5, 1.2)
     bench.step()
-    assert bench.lookup.came == bench.predicted.came == [[6, 7]]
+    assert bench.lookup.sampled == bench.predicted.sampled == [[6, 7]]
     assert bench.speculator.take_drafting_s() == 0.5
 
 
