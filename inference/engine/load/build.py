@@ -26,8 +26,7 @@ from inference.engine.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.load.trial import TRIAL_STEPS
 from inference.engine.model_runner import ModelRunner, TensorExecutor
-from inference.engine.sampling.drawer_choice import choose_drawer
-from inference.engine.sampling.drawing import Drawer
+from inference.engine.sampling.drawing import Drawer, choose_drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.admission import EngineLimits
@@ -35,12 +34,12 @@ from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead, StepGroups, StepsAhead
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.speculation.automatic import AutomaticSpeculator
 from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.draft_runner import DraftRunner, PredictorRunner
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
+    AutomaticSpeculator,
     Speculator,
 )
 from inference.engine.stages.staged_model import StagedExecutor, StagedModel

@@ -18,8 +18,7 @@ from inference.engine.load.quality import quality_in_words
 from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
 from inference.engine.ranks.lead import lead_ranks
 from inference.engine.ranks.ranked_model import RankedModel
-from inference.engine.sampling.drawer_choice import choose_drawer
-from inference.engine.sampling.drawing import Drawer
+from inference.engine.sampling.drawing import Drawer, choose_drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.stages.built_stages import build_stages, later_gauges, stages_in_words

@@ -126,7 +126,7 @@ class _Kept:
 
 class PredictorRunner:
     """A ``Drafter`` that runs the model's own predictor (``inference.models.backend``), and an
-    ``automatic.Follower``. It follows each step, so that it has keys and values of all computed
+    ``speculator.Follower``. It follows each step, so that it has keys and values of all computed
     tokens, and drafts on from the last row.
 
     step     rows at      p     p + 1  …  q          hidden rows

@@ -10,9 +10,15 @@ import msgspec
 import pytest
 import torch
 
-from inference.engine.sampling import drawer_choice
-from inference.engine.sampling.drawer_choice import choose_drawer, drawer_on_card, try_drawer
-from inference.engine.sampling.drawing import Draw, TorchDrawer, TritonDrawer
+from inference.engine.sampling import drawing
+from inference.engine.sampling.drawing import (
+    Draw,
+    TorchDrawer,
+    TritonDrawer,
+    choose_drawer,
+    drawer_on_card,
+    try_drawer,
+)
 from inference.models.cuda.setup import WrongResultError
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import tiny_model
@@ -116,7 +122,7 @@ def _refuses(device: torch.device) -> TritonDrawer:
 def test_what_fails_there_leaves_torch(
     monkeypatch: pytest.MonkeyPatch, triton_drawer: object, reason: str
 ) -> None:
-    monkeypatch.setattr(drawer_choice, "TritonDrawer", triton_drawer)
+    monkeypatch.setattr(drawing, "TritonDrawer", triton_drawer)
     drawer, words = drawer_on_card(61, CPU)
     assert type(drawer) is TorchDrawer
     assert words == f"torch drawing (Triton: {reason})"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import StepTimeModel
-from inference.engine.speculation.automatic import (
+from inference.engine.speculation.speculator import (
     IDLE_STEPS,
     REST_STEPS,
     STATUS_STEPS,
     AutomaticSpeculator,
+    Offer,
 )
-from inference.engine.speculation.speculator import Offer
 from tests.inference.engine.speculation.test_draft_length import sequence_of
 
 STEP_S = 0.1
