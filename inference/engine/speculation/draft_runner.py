@@ -66,17 +66,10 @@ class DraftRunner:
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
         """Drafts as many tokens for each row as its ``length``. Waits for the device once."""
-        ordered = sorted(range(len(rows)), key=lambda index: -rows[index].length)
-        found = self._chain([rows[index] for index in ordered])
-        drafts: list[list[int]] = [[] for _ in rows]
-        for token_ids in read_back(found):
-            for index, token_id in zip(ordered, token_ids, strict=False):
-                drafts[index].append(token_id)
-        return drafts
+        drafts = _drafts(rows, self._chain)
+        return [drafts[row.sequence] for row in rows]
 
     def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
-        """Returns the likeliest tokens after each forward. The longest drafts come first, so that
-        those that are done leave at the end."""
         table = block_table_of([row.sequence.block_ids for row in rows])
         found = [self._likeliest(self._first_step(rows, table))]
         for depth in range(1, rows[0].length):
@@ -113,6 +106,19 @@ class DraftRunner:
     def _ids(self, token_ids: list[int]) -> Ints:
         """Clamps ids to this model's vocabulary: ids beyond it are the other's padding."""
         return np.minimum(np.array(token_ids, dtype=np.int32), np.int32(self._last_id))
+
+
+def _drafts(
+    rows: Ordered[DraftRow], chain: Callable[[list[DraftRow]], list[torch.Tensor]]
+) -> dict[Sequence, list[int]]:
+    """``chain`` gets the longest drafts first, so that those that are done leave at the end, and
+    returns the likeliest tokens after each forward."""
+    ordered = sorted(rows, key=lambda row: -row.length)
+    drafts: dict[Sequence, list[int]] = {row.sequence: [] for row in ordered}
+    for token_ids in read_back(chain(ordered)):
+        for row, token_id in zip(ordered, token_ids, strict=False):
+            drafts[row.sequence].append(token_id)
+    return drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +210,8 @@ class PredictorRunner:
         """Drafts as many tokens for each row as its ``length``; none for one whose last step it
         missed. Waits for the device once."""
         ready = [row for row in rows if self._is_ready(row.sequence)]
-        ready.sort(key=lambda row: -row.length)
-        drafts: dict[str, list[int]] = {row.sequence.sequence_id: [] for row in rows}
-        if ready:
-            for token_ids in read_back(self._chain(ready)):
-                for row, token_id in zip(ready, token_ids, strict=False):
-                    drafts[row.sequence.sequence_id].append(token_id)
-        return [drafts[row.sequence.sequence_id] for row in rows]
+        drafts = _drafts(ready, self._chain) if ready else {}
+        return [drafts.get(row.sequence, []) for row in rows]
 
     def _is_ready(self, sequence: Sequence) -> bool:
         kept = self._kept.get(sequence.sequence_id)
