@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -67,8 +66,6 @@ class WaitingQueue:
         self._fair: FairQueue[Sequence] = FairQueue()
         self._held: dict[Sequence, None] = {}
         self._never_started: dict[Sequence, None] = {}
-        self._num_by_account: Counter[str] = Counter()
-        """Of those that never started."""
 
     def __len__(self) -> int:
         return len(self._never_started) + len(self._preempted)
@@ -78,12 +75,12 @@ class WaitingQueue:
         yield from self._never_started
 
     def num_of(self, account: str) -> int:
-        return self._num_by_account[account]
+        """How many of the account never started."""
+        return sum(sequence.account == account for sequence in self._never_started)
 
     def add(self, sequence: Sequence) -> None:
         """Adds a new sequence, which has arrived after all others."""
         self._never_started[sequence] = None
-        self._num_by_account[sequence.account] += 1
         if sequence.is_held:
             self._held[sequence] = None
         else:
@@ -107,14 +104,14 @@ class WaitingQueue:
         if self._preempted:
             return self._preempted.pop(0)
         sequence = self._fair.take()
-        self._forget(sequence)
+        del self._never_started[sequence]
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         if sequence not in self._never_started:
             self._preempted.remove(sequence)
             return
-        self._forget(sequence)
+        del self._never_started[sequence]
         if sequence in self._held:
             del self._held[sequence]
         else:
@@ -140,8 +137,6 @@ class WaitingQueue:
             raise IntegrityError("a sequence waits for no turn")
         if any(sequence.block_ids for sequence in self):
             raise IntegrityError("a waiting sequence holds blocks")
-        if Counter(s.account for s in self._never_started) != self._num_by_account:
-            raise IntegrityError("an account's sequences are not all counted")
         self._fair.check_integrity()
 
     def _line_up(self, sequence: Sequence) -> None:
@@ -155,12 +150,6 @@ class WaitingQueue:
             weight=sequence.weight,
             is_anonymous=sequence.is_anonymous,
         )
-
-    def _forget(self, sequence: Sequence) -> None:
-        del self._never_started[sequence]
-        self._num_by_account[sequence.account] -= 1
-        if not self._num_by_account[sequence.account]:
-            del self._num_by_account[sequence.account]
 
 
 LONG_WAIT_S = 10.0
