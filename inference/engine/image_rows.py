@@ -3,7 +3,6 @@ an image's, by what they are rotated and how far they see."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from inference.models.to_device import on_device
 from inference.models.vision.tower import ImageEmbeddings
 from inference.models.vision.towers import AnyTower
 from inference.protocol.images import SequenceImage
+from inference.recent_results import RecentResults
 
 
 class ImageProcessor(Protocol):
@@ -30,37 +30,26 @@ class ImageProcessor(Protocol):
 
 
 class ImageRows:
-    """Keeps the latest used, up to ``kept_bytes``. For the engine's thread."""
+    """Keeps the latest used, up to ``kept_bytes``."""
 
     def __init__(self, tower: AnyTower, processor: ImageProcessor, kept_bytes: int) -> None:
         self._tower = tower
         self._processor = processor
-        self._kept_bytes = kept_bytes
-        self._num_bytes = 0
-        self._rows: OrderedDict[str, ImageEmbeddings] = OrderedDict()
+        self._rows: RecentResults[ImageEmbeddings] = RecentResults(
+            kept_bytes, lambda _, rows: rows.num_bytes
+        )
         self.num_runs = 0
 
     def of(self, image: SequenceImage) -> ImageEmbeddings:
-        if (known := self._rows.get(image.content_id)) is not None:
-            self._rows.move_to_end(image.content_id)
-            return known
+        return self._rows.get(image.content_id, lambda _: self._compute(image))
+
+    def _compute(self, image: SequenceImage) -> ImageEmbeddings:
         try:
             patches = self._processor.patches(image.data, image.grid)
         except InvalidImageError as error:
             raise InvalidImageFault(str(error)) from None
-        rows = self._tower(torch.from_numpy(patches), image.grid)
         self.num_runs += 1
-        self._keep(image.content_id, rows)
-        return rows
-
-    def _keep(self, content_id: str, rows: ImageEmbeddings) -> None:
-        if rows.num_bytes > self._kept_bytes:
-            return
-        self._rows[content_id] = rows
-        self._num_bytes += rows.num_bytes
-        while self._num_bytes > self._kept_bytes:
-            _, oldest = self._rows.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+        return self._tower(torch.from_numpy(patches), image.grid)
 
 
 RowsOf = Callable[[SequenceImage], ImageEmbeddings]

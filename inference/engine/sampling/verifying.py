@@ -78,7 +78,7 @@ def _take(
     """Adds ``row`` of ``found``, which is the sequence's at ``depth``, to ``verified``. Returns
     whether the next row counts: this token was drafted, and nothing ends with it."""
     sequence = schedule.decodes[index]
-    draft = schedule.drafts.get(sequence, ())
+    draft = schedule.drafts.get(sequence, [])
     if depth:
         accepted = verified.accepted.setdefault(index, AcceptedDrafts())
         accepted.token_ids.append(draft[depth - 1])

@@ -19,6 +19,7 @@ from inference.models.vision.tower import ImageEmbeddings
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import SamplingParams
+from inference.recent_results import ENTRY_BYTES
 from tests.cases import each_case
 
 ROW_BYTES = 2 * 4 * 3
@@ -49,7 +50,8 @@ def image(number: int, num_patches: int = 4) -> SequenceImage:
 
 
 def rows_of(kept_patches: int) -> ImageRows:
-    return ImageRows(Doubling(), OneNumber(), kept_patches * ROW_BYTES)  # type: ignore[arg-type]
+    kept_bytes = kept_patches * ROW_BYTES + 2 * ENTRY_BYTES
+    return ImageRows(Doubling(), OneNumber(), kept_bytes)  # type: ignore[arg-type]
 
 
 def test_the_tower_runs_once_for_an_image() -> None:
@@ -79,7 +81,7 @@ def test_an_image_larger_than_all_that_is_kept_pushes_nobody_out() -> None:
     rows = rows_of(8)
     rows.of(image(1))
     for _ in range(2):
-        assert len(rows.of(image(2, num_patches=12)).embeddings) == 12
+        assert len(rows.of(image(2, num_patches=36)).embeddings) == 36
     rows.of(image(1))
     assert rows.num_runs == 3
 
