@@ -6,6 +6,7 @@ import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from inference.engine.engine import Engine
+from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.native.build import NativeUnavailableError, load_library
@@ -75,8 +79,34 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-class Pair:
-    """The same weights twice. ``block_tokens`` is what the model of ours wants."""
+class OwnModel:
+    """A model of ours. ``block_tokens``: the size of blocks that it wants."""
+
+    model: AnyModel
+    block_tokens: int
+
+    def engine(
+        self,
+        num_tokens: int = 2048,
+        *,
+        context_tokens: int = CONTEXT_TOKENS,
+        limits: SchedulerLimits | None = None,
+        **options: Any,
+    ) -> Engine:
+        """``num_tokens``: the size of its KV cache."""
+        return build_engine(
+            self.model,
+            context_tokens=min(context_tokens, num_tokens),
+            num_kv_blocks=num_tokens // self.block_tokens,
+            block_tokens=self.block_tokens,
+            scheduler_limits=limits,
+            check_when_idle=True,
+            **options,
+        )
+
+
+class Pair(OwnModel):
+    """The same weights twice."""
 
     def __init__(self, reference: PreTrainedModel, model: AnyModel, block_tokens: int) -> None:
         self.reference = reference
@@ -84,11 +114,10 @@ class Pair:
         self.block_tokens = block_tokens
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """What transformers answers, token by token."""
+        """The answer of transformers, token by token."""
         return list(greedy(self.reference, tuple(prompt), num_tokens))
 
     def check_greedy(self, prompt: list[int], answer: list[int], num_tokens: int) -> None:
-        """It is what transformers answers."""
         assert len(answer) == num_tokens
         answers.check_greedy(self.reference, prompt, answer)
 

@@ -16,14 +16,14 @@ import torch
 from inference.engine.adapters import Adapters, LoadedAdapter
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
-from inference.engine.load.build import AdapterLoader, build_engine
+from inference.engine.load.build import AdapterLoader
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
-from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair, build_pair, greedy
+from tests.inference.engine.conftest import Pair, build_pair, greedy
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 
 VOCAB_SIZE = 128
@@ -54,16 +54,12 @@ class Adapted:
         **limits: int,
     ) -> Engine:
         pair = self.pair
-        return build_engine(
-            pair.model,
-            context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * pair.block_tokens),
-            num_kv_blocks=num_kv_blocks,
-            block_tokens=pair.block_tokens,
-            scheduler_limits=SchedulerLimits(**limits),
+        return pair.engine(
+            num_kv_blocks * pair.block_tokens,
+            limits=SchedulerLimits(**limits),
             adapters=Adapters(source or AdapterLoader(pair.model, Path("/nowhere")), slots),
             speculator=speculator,
             draft_model=draft_model,
-            check_when_idle=True,
         )
 
     def greedy(self, adapter: str | None, prompt: list[int], num_tokens: int) -> list[int]:

@@ -10,24 +10,18 @@ import random
 from typing import Any
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.conftest import Pair
 
 FIRST_SEED = 100
 PROMPT = random.Random(1).choices(range(128), k=100)
 
 
-def engine_for(llama: Any, *, num_tokens: int = 1024, max_running: int = 256) -> Engine:
-    return build_engine(
-        llama.model,
-        context_tokens=256,
-        num_kv_blocks=num_tokens // llama.block_tokens,
-        block_tokens=llama.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running),
-        check_when_idle=True,
-    )
+def engine_for(llama: Pair, *, num_tokens: int = 1024, max_running: int = 256) -> Engine:
+    limits = SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running)
+    return llama.engine(num_tokens, limits=limits)
 
 
 def submit(engine: Engine, choice: int, same_prompt_as: int | None = None) -> None:

@@ -12,7 +12,6 @@ from llguidance import LLTokenizer
 
 from benchmarks.engine_costs import grammar_costs
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import (
@@ -24,6 +23,7 @@ from inference.protocol.engine import (
 )
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
 from tests.cases import each_case
+from tests.inference.engine.conftest import Pair
 
 END_ID, END_THINK_ID = 96, 98
 PEOPLE = {
@@ -61,16 +61,9 @@ class HeldSource:
             future.set_result(self._compiler.compile(text).result())
 
 
-def engine_for(llama: Any, grammars: Any, *, num_tokens: int = 2048) -> Engine:
-    return build_engine(
-        llama.model,
-        context_tokens=256,
-        num_kv_blocks=num_tokens // llama.block_tokens,
-        block_tokens=llama.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
-        grammars=grammars,
-        check_when_idle=True,
-    )
+def engine_for(llama: Pair, grammars: Any, *, num_tokens: int = 2048) -> Engine:
+    limits = SchedulerLimits(prefill_tokens_per_step=64)
+    return llama.engine(num_tokens, limits=limits, grammars=grammars)
 
 
 def submit(engine: Engine, name: str, grammar: Grammar | None, **params: Any) -> None:

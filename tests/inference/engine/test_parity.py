@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.conftest import Pair
 
-CONTEXT_TOKENS = 256
 VOCAB_SIZE = 128
 
 
@@ -23,16 +22,10 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def engine_for(
-    pair: Any, *, num_kv_blocks: int = 128, prefill_tokens_per_step: int = 512
+    pair: Pair, *, num_kv_blocks: int = 128, prefill_tokens_per_step: int = 512
 ) -> Engine:
-    return build_engine(
-        pair.model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * pair.block_tokens),
-        num_kv_blocks=num_kv_blocks,
-        block_tokens=pair.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
-        check_when_idle=True,
-    )
+    limits = SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step)
+    return pair.engine(num_kv_blocks * pair.block_tokens, limits=limits)
 
 
 def submit(engine: Engine, sequence_id: str, prompt: list[int], num_tokens: int) -> None:

@@ -18,12 +18,12 @@ from inference.engine.adapters import Adapters
 from inference.engine.cache import prefix_disk
 from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
-from inference.engine.load.build import AdapterLoader, build_engine
+from inference.engine.load.build import AdapterLoader
 from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
 from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
-from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
+from tests.inference.engine.conftest import Pair
 
 NUM_BLOCKS = 5
 BUDGET_BYTES = 1 << 30
@@ -37,20 +37,16 @@ def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(llama: Pair, tmp_path: Path) -> MakeEngine:
-    """Each is a life of its own over the same directory."""
+    """Each engine is a new instance over the same directory."""
 
     def made(
         fingerprint: str = "one", budget_bytes: int = BUDGET_BYTES, num_kv_blocks: int = 64
     ) -> Engine:
-        return build_engine(
-            llama.model,
-            context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * llama.block_tokens),
-            num_kv_blocks=num_kv_blocks,
-            block_tokens=llama.block_tokens,
+        return llama.engine(
+            num_kv_blocks * llama.block_tokens,
             adapters=Adapters(AdapterLoader(llama.model, tmp_path)),
             prefix_files=PrefixFiles(tmp_path / "prefixes", budget_bytes),
             prefix_fingerprint=fingerprint,
-            check_when_idle=True,
         )
 
     return made

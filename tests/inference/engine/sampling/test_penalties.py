@@ -14,7 +14,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.logits_processors import UsedTokens
 from inference.engine.scheduling.sequence import Sequence
@@ -104,14 +103,11 @@ def wide(
 
 
 def engine_for(wide: Pair, *, num_tokens: int = 8192, speculator: Any = None) -> Engine:
-    return build_engine(
-        wide.model,
+    return wide.engine(
+        num_tokens,
         context_tokens=CONTEXT_TOKENS,
-        num_kv_blocks=num_tokens // wide.block_tokens,
-        block_tokens=wide.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
+        limits=SchedulerLimits(prefill_tokens_per_step=64),
         speculator=speculator,
-        check_when_idle=True,
     )
 
 

@@ -11,25 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.step_input import ALL_ROWS, StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
+from tests.inference.engine.conftest import Pair
 
 PROMPT = random.Random(2).choices(range(128), k=200)
 
 
-def engine_for(llama: Any, *, num_tokens: int = 2048, chunk_tokens: int = 512) -> Engine:
-    return build_engine(
-        llama.model,
-        context_tokens=min(256, num_tokens),
-        num_kv_blocks=num_tokens // llama.block_tokens,
-        block_tokens=llama.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=chunk_tokens),
-        check_when_idle=True,
-    )
+def engine_for(llama: Pair, *, num_tokens: int = 2048, chunk_tokens: int = 512) -> Engine:
+    return llama.engine(num_tokens, limits=SchedulerLimits(prefill_tokens_per_step=chunk_tokens))
 
 
 def submit(engine: Engine, sequence_id: str, prompt: list[int], **params: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.protocol.engine import (
     CancelSequence,
     SequenceFailed,
@@ -14,6 +13,7 @@ from inference.protocol.engine import (
 )
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.conftest import Pair
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 
@@ -26,15 +26,8 @@ def tokens_of(pair: Any, prompts: dict[str, list[int]], **options: Any) -> dict[
     return drained(engine)[0]
 
 
-def real_engine(pair: Any, *, run_ahead: bool) -> Engine:
-    return build_engine(
-        pair.model,
-        context_tokens=256,
-        num_kv_blocks=100,
-        block_tokens=pair.block_tokens,
-        run_ahead=run_ahead,
-        check_when_idle=True,
-    )
+def real_engine(pair: Pair, *, run_ahead: bool) -> Engine:
+    return pair.engine(100 * pair.block_tokens, run_ahead=run_ahead)
 
 
 def drained(engine: Engine) -> tuple[dict[str, list[int]], dict[str, str]]:

@@ -13,6 +13,7 @@ from inference.engine.speculation.speculator import Speculator
 from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.protocol.engine import SequenceStep
+from tests.inference.engine.conftest import OwnModel
 from tests.inference.engine.speculation.test_same_answers import (
     PARAMS,
     Answer,
@@ -28,7 +29,7 @@ from tests.inference.models.families import tiny_states as states
 
 
 @dataclass(frozen=True)
-class Hybrid:
+class Hybrid(OwnModel):
     model: AnyModel
     block_tokens: int
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
@@ -24,6 +23,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
+from tests.inference.engine.conftest import OwnModel
 from tests.inference.engine.speculation.scripted_speculator import (
     LookupOnFreeRows,
     ScriptedSpeculator,
@@ -67,7 +67,7 @@ class Answer:
 
 
 def engine_for(
-    llama: Any,
+    llama: OwnModel,
     speculator: Speculator | None,
     grammars: Any = None,
     *,
@@ -75,17 +75,13 @@ def engine_for(
     run_ahead: bool = False,
     draft_model: Any = None,
 ) -> Engine:
-    return build_engine(
-        llama.model,
-        context_tokens=256,
-        num_kv_blocks=num_tokens // llama.block_tokens,
-        block_tokens=llama.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
+    return llama.engine(
+        num_tokens,
+        limits=SchedulerLimits(prefill_tokens_per_step=64),
         grammars=grammars,
         speculator=speculator,
         draft_model=draft_model,
         run_ahead=run_ahead,
-        check_when_idle=True,
     )
 
 
