@@ -119,7 +119,6 @@ class PrefixDisk:
         self._computing: dict[str, Sequence] = {}
         self._unwritten: deque[_Unwritten] = deque()
         self._writes: deque[Future[None]] = deque()
-        self.num_read_blocks = 0
 
     @property
     def has_unwritten(self) -> bool:
@@ -209,13 +208,13 @@ class PrefixDisk:
         except Exception:  # whatever a disk raises: the prompt is computed
             log.exception("%s: its prefix could not be read", sequence.sequence_id)
             return
-        self.num_read_blocks += self._insert(sequence, reading.first_block, blocks)
+        self._insert(sequence, reading.first_block, blocks)
 
-    def _insert(self, sequence: Sequence, first: int, blocks: Ordered[Tensors]) -> int:
-        """Adds them to the prefix cache while there is room. Returns how many."""
+    def _insert(self, sequence: Sequence, first: int, blocks: Ordered[Tensors]) -> None:
+        """Adds them to the prefix cache while there is room."""
         known, contents = self._cache.known_prefix(sequence)
         if len(known) < first:
-            return 0  # the blocks before them have been evicted meanwhile
+            return  # the blocks before them have been evicted meanwhile
         allocator, size = self._cache.allocator, self._cache.block_tokens
         blocks = blocks[len(known) - first :]
         idle = sum(allocator.is_reusable(block_id) for block_id in known)
@@ -230,7 +229,6 @@ class PrefixDisk:
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
             parent = allocator.register(block_id, parent, tokens)
         allocator.release([*known, *taken])
-        return len(taken)
 
     def _fill(self, block_ids: Ordered[int], blocks: Ordered[Tensors]) -> None:
         views = [

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from inference.engine.image_rows import last_seen, step_images
-from inference.engine.prompt_images import PromptImages, image_problem
+from inference.engine.prompt_images import PromptImages
+from inference.engine.scheduling.admission import image_problem
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.vision.tower import ImageEmbeddings
