@@ -70,7 +70,7 @@ class Origin(Speculator, Protocol):
     """A source of drafts: a ``Speculator`` that can be weighed against others."""
 
     name: str
-    status = ""
+    status: str = ""
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
         """Returns drafts for ``sequences``, all of which decode in the next step, that are still to
