@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from signal import SIGPROF
 
@@ -45,8 +44,6 @@ CLOCK_S = 30.0
 CLOCK_S_PER_MIB = 3.0
 SLICE_S = 0.05
 """How often a caller that waits looks whether it is still wanted."""
-PARKED_AFTER_S = 0.05
-"""Ordinary jobs are done by then."""
 
 
 def _always() -> bool:
@@ -59,38 +56,11 @@ class Caller:
     model: str = ""
     is_wanted: Callable[[], bool] = _always
     """Whether anybody still waits for the result. Called a few times a second."""
-    parked: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered while the calling thread waits for long, so that another may take its place."""
-
-
-class Wait:
-    """One caller's waiting, for a worker and for its result. Parks the caller once it takes long;
-    leave it with nothing locked."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        self._stack = ExitStack()
-        self._started_s = time.monotonic()
-        self._is_parked = False
-
-    def __enter__(self) -> Wait:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started_s
 
     def check(self) -> None:
-        """Checks after each slice whether the result is still wanted, and parks a caller that waits
-        for long. Raises ``NotWantedError``."""
-        if not self._caller.is_wanted():
+        """Raises ``NotWantedError``."""
+        if not self.is_wanted():
             raise NotWantedError
-        if not self._is_parked and self.seconds >= PARKED_AFTER_S:
-            self._is_parked = True
-            self._stack.enter_context(self._caller.parked())
 
 
 log = logging.getLogger(__name__)
@@ -166,27 +136,27 @@ class WorkerPool:
     def run(self, job: Job, caller: Caller) -> Result:
         """Blocks. Raises ``SandboxError``."""
         frame = encode_frame(job)
-        with Wait(caller) as wait:
-            worker = self._claim(caller, wait)
-            is_whole = False
-            try:
-                result = self._ask(worker, frame, wait)
-                is_whole = True
-            finally:
-                self._release(caller, worker, is_whole=is_whole)
+        worker = self._claim(caller)
+        is_whole = False
+        try:
+            result = self._ask(worker, frame, caller)
+            is_whole = True
+        finally:
+            self._release(caller, worker, is_whole=is_whole)
         if isinstance(result, Broken):
             if result.where:
                 log.error("a worker's job broke: %s", result.where)
             raise WorkerLostError(LossReason(result.reason), tuple(result.steps))
         return result
 
-    def _claim(self, caller: Caller, wait: Wait) -> _Worker:
+    def _claim(self, caller: Caller) -> _Worker:
+        started_s = time.monotonic()
         with self._changed:
             while not self._may_have_one(caller):
-                if wait.seconds > WAIT_LIMIT_S:
+                if time.monotonic() - started_s > WAIT_LIMIT_S:
                     raise NoWorkerError("all were busy for too long")
                 self._changed.wait(SLICE_S)
-                wait.check()
+                caller.check()
             self._busy[caller.account, caller.model] += 1
         try:
             return self._idle_one() or self._forked()
@@ -224,14 +194,14 @@ class WorkerPool:
         pid, connection = self._forks.fork()
         return _Worker(pid, connection, Channel(connection), generation)
 
-    def _ask(self, worker: _Worker, frame: bytes, wait: Wait) -> Result:
+    def _ask(self, worker: _Worker, frame: bytes, caller: Caller) -> Result:
         limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / MIB
         worker.connection.settimeout(limit_s)
         started_s = time.monotonic()
         try:
             worker.channel.send(frame)
             while not _is_readable(worker, SLICE_S):
-                wait.check()
+                caller.check()
                 if time.monotonic() - started_s > limit_s:
                     raise WorkerLostError(LossReason.TIME)
             frame = worker.channel.receive()
