@@ -1,5 +1,4 @@
 """What runs on NVIDIA cards alone: Triton kernels and captured decode steps.
 
-``*_kernels.py`` hold kernels and nothing else, and are imported by the file that launches them;
-only ``setup`` decides which of them a model gets. Nothing outside this package imports triton.
-"""
+Only ``setup`` and ``trials`` decide which kernels a model gets, and import the files that hold them
+once there is a card. Nothing outside this package imports triton."""

@@ -1,15 +1,13 @@
 """Norms of heads, rotation and the KV write of a step by one Triton kernel a layer, where torch's
 operators need about ten."""
 
-from __future__ import annotations
-
 import torch
 import triton
+import triton.language as tl
 
 from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
-from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.rotation import (
     AttentionWeights,
@@ -18,6 +16,115 @@ from inference.models.layers.rotation import (
     torch_rotation,
 )
 from inference.models.step_input import DeviceStep
+
+
+@triton.jit
+def load_head(
+    head,
+    dims,
+    norm,
+    eps,
+    head_dim: tl.constexpr,
+    has_norm: tl.constexpr,
+):
+    """A head's features at ``dims``, float32, normed where there is a norm, and rounded as the norm
+    rounds."""
+    mask = dims < head_dim
+    values = tl.load(head + dims, mask=mask, other=0.0)
+    result = values.to(tl.float32)
+    if has_norm:
+        mean_square = tl.sum(tl.sum(result * result, 1), 0) / head_dim
+        weight = tl.load(norm + dims, mask=mask, other=0.0).to(tl.float32)
+        result = (result * tl.rsqrt(mean_square + eps) * weight).to(values.dtype).to(tl.float32)
+    return result
+
+
+# A step's positions and slots are slices of one upload: their alignment changes with its rows.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def rotate_kernel(
+    qkv,
+    query_norm,
+    key_norm,
+    cosines,
+    sines,
+    positions,
+    slots,
+    queries,
+    entries,
+    scales,
+    eps,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_groups: tl.constexpr,
+    group_features: tl.constexpr,
+    has_norm: tl.constexpr,
+    norms_rotated: tl.constexpr,
+    has_scales: tl.constexpr,
+    largest_code: tl.constexpr,
+    is_integer: tl.constexpr,
+):
+    """Grid (rows, num_heads + 2 * num_kv_heads): a head of a row. Query heads are normed, rotated
+    and stored, or rotated, normed and stored; key heads the same, at the row's slot; value heads at
+    the slot as they are.
+
+        features of a head   (padded_groups, group_features), so that a group's largest is at hand
+    """
+    row, index = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    groups, within = tl.arange(0, padded_groups), tl.arange(0, group_features)
+    dims = groups[:, None] * group_features + within[None, :]
+    mask = dims < head_dim
+    head = qkv + (row * (num_heads + 2 * num_kv_heads) + index) * head_dim
+    is_value = index >= num_heads + num_kv_heads
+    if is_value:
+        result = load_head(head, dims, query_norm, eps, head_dim, False)
+    else:
+        # A pointer of any kind where there is no norm: what reads it is not compiled then.
+        norm = qkv
+        if has_norm:
+            norm = query_norm if index < num_heads else key_norm
+        norms_first: tl.constexpr = has_norm and not norms_rotated
+        values = load_head(head, dims, norm, eps, head_dim, norms_first)
+        # The half that a feature is rotated with; its norm's sum is over the same features.
+        others = tl.where(mask, (dims + head_dim // 2) % head_dim, dims)
+        turned = load_head(head, others, norm, eps, head_dim, norms_first)
+        angles = tl.load(positions + row) * head_dim + dims
+        cosine = tl.load(cosines + angles, mask=mask, other=0.0)
+        sine = tl.load(sines + angles, mask=mask, other=0.0)
+        result = values * cosine + turned * sine
+        if has_norm and norms_rotated:
+            result = result.to(queries.dtype.element_ty).to(tl.float32)
+            mean_square = tl.sum(tl.sum(result * result, 1), 0) / head_dim
+            weight = tl.load(norm + dims, mask=mask, other=0.0).to(tl.float32)
+            result = result * tl.rsqrt(mean_square + eps) * weight
+    result = result.to(queries.dtype.element_ty)
+    if index < num_heads:
+        tl.store(queries + (row * num_heads + index) * head_dim + dims, result, mask=mask)
+    else:
+        which = (index - num_heads) // num_kv_heads
+        slot = tl.load(slots + row)
+        place = (slot * 2 + which) * num_kv_heads + (index - num_heads) % num_kv_heads
+        if has_scales:
+            exact = result.to(tl.float32)
+            largest = tl.max(tl.abs(exact), 1)
+            # The maximum ignores a NaN; the sum does not.
+            largest = tl.where(tl.sum(exact, 1) == tl.sum(exact, 1), largest, float("nan"))
+            scale = tl.where(largest == 0.0, 1.0, largest / largest_code)
+            num_groups: tl.constexpr = (head_dim + group_features - 1) // group_features
+            tl.store(scales + place * num_groups + groups, scale, mask=groups < num_groups)
+            code = exact / scale[:, None]
+            if is_integer:
+                code = (code + 12582912.0) - 12582912.0  # 1.5 * 2**23: to the nearest whole number
+            else:
+                # To fp8's three bits of mantissa, ties to even: Triton's interpreter, converting,
+                # forgets to carry into the exponent.
+                pattern = code.to(tl.int32, bitcast=True)
+                pattern = (pattern + 0x7FFFF + ((pattern >> 20) & 1)) & -0x100000
+                code = pattern.to(tl.float32, bitcast=True)
+            stored = code.to(entries.dtype.element_ty)
+        else:
+            stored = result.to(entries.dtype.element_ty)
+        tl.store(entries + place * head_dim + dims, stored, mask=mask)
 
 
 def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:

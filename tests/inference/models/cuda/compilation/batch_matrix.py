@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from inference.models.cuda.batch_matmul_kernels import packed_batch_kernel
-from inference.models.cuda.packed_batch import BATCH_TILES, ROWS
+from inference.models.cuda.packed_batch import BATCH_TILES, ROWS, packed_batch_kernel
 from inference.models.cuda.packed_layout import pack
 from inference.models.weights.stored import DenseWeight, Fp8Weight
 from tests.inference.models.cuda.compilation.compiling import (

@@ -10,16 +10,13 @@ from typing import Any
 import triton
 
 from inference.models.cuda.delta import STAGES as STAGES_OF_DELTA
-from inference.models.cuda.delta import TILE_VALUES
+from inference.models.cuda.delta import TILE_VALUES, chunk_states_kernel
 from inference.models.cuda.delta import WARPS as WARPS_OF_DELTA
-from inference.models.cuda.delta_kernels import chunk_states_kernel
-from inference.models.cuda.drawing import BLOCK_TOKENS, STAGES, WARPS
-from inference.models.cuda.drawing_kernels import draw_kernel, likeliest_kernel
+from inference.models.cuda.drawing import BLOCK_TOKENS, STAGES, WARPS, draw_kernel, likeliest_kernel
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel, unpack_kernel
 from inference.models.cuda.packed import TILES, UNPACKED_OUTPUTS
 from inference.models.cuda.packed_layout import PARTS, step_features
-from inference.models.cuda.pointwise import BLOCK_FEATURES
-from inference.models.cuda.pointwise_kernels import add_and_norm_kernel, gate_kernel
+from inference.models.cuda.pointwise import BLOCK_FEATURES, add_and_norm_kernel, gate_kernel
 from tests.inference.models.cuda.compilation.compiling import compiled_kernel, in_words
 from tests.inference.models.cuda.compilation.kernel_matrix import ARCHITECTURES
 from tests.inference.models.cuda.compilation.machine_code import loop_instructions

@@ -17,8 +17,12 @@ from typing import Any
 
 import torch
 
-from inference.models.cuda.expert_kernels import expert_matmul_kernel
-from inference.models.cuda.experts import DENSE_TILES, DENSE_WARPS, pack_expert
+from inference.models.cuda.experts import (
+    DENSE_TILES,
+    DENSE_WARPS,
+    expert_matmul_kernel,
+    pack_expert,
+)
 from inference.models.cuda.packed import TILES
 from tests.inference.models.cuda.compilation.compiling import (
     chosen_cases,

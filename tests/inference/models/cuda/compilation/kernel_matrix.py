@@ -24,8 +24,7 @@ from inference.models.cache.kv_format import GROUP_FEATURES, SCALED_FORMATS, KVF
 from inference.models.cache.paged_kv import DTYPE_OF, LARGEST_CODE
 from inference.models.cuda.attention import TUNINGS, Tuning, padded
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
-from inference.models.cuda.rotation import padded_groups
-from inference.models.cuda.rotation_kernels import rotate_kernel
+from inference.models.cuda.rotation import padded_groups, rotate_kernel
 from tests.inference.models.cuda.compilation.compiling import (
     SHARED_KIB,
     chosen_cases,

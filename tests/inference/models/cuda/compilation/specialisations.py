@@ -15,9 +15,9 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
-from inference.models.cuda.batch_matmul_kernels import packed_batch_kernel, sum_splits_kernel
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel
-from inference.models.cuda.rotation_kernels import rotate_kernel
+from inference.models.cuda.packed_batch import packed_batch_kernel, sum_splits_kernel
+from inference.models.cuda.rotation import rotate_kernel
 
 BUFFER, TABLES = (torch.zeros(8, dtype=dtype) for dtype in (torch.int64, torch.int32))
 SLICES, TABLE_SLICES = ((buffer[:4], buffer[1:5]) for buffer in (BUFFER, TABLES))
