@@ -22,7 +22,7 @@ from inference.engine.sampling.drawing import (
     TritonDrawer,
 )
 from inference.models.cache.paged_kv import LayerKV, new_layer
-from inference.models.cuda.timing import device_ms
+from inference.models.cuda.card import device_ms
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.step_input import DeviceStep, StepInput
 from inference.protocol.sampling import SamplingParams
@@ -106,7 +106,7 @@ class Problem:
 
 def triton_attention(device: torch.device) -> Attention:
     from inference.models.cuda.attention import TritonAttention, Tuning
-    from inference.models.cuda.processors import processor_count
+    from inference.models.cuda.card import processor_count
 
     return TritonAttention(None, processor_count(device), Tuning())
 

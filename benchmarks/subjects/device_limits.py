@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from inference.loading.devices import free_memory_bytes
-from inference.models.cuda.timing import device_ms
+from inference.models.cuda.card import device_ms
 
 LIBRARIES = ()
 """All of them are imported above."""

@@ -48,7 +48,7 @@ from inference.loading.weights.part_files import RankFiles, StageFiles, layers_o
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
-from inference.models.cuda.expert_trial import has_expert_kernel
+from inference.models.cuda.trials import has_expert_kernel
 from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
 from inference.models.layers.linear import LinearFactory

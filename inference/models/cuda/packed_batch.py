@@ -26,9 +26,9 @@ import torch
 import triton
 import triton.language as tl
 
-from inference.models.cuda.expert_trial import LEAST_CAPABILITY
 from inference.models.cuda.matmul_kernels import group_values
 from inference.models.cuda.packed_layout import Packed
+from inference.models.cuda.trials import LEAST_CAPABILITY
 
 
 @triton.jit(do_not_specialize=["num_rows", "split_steps", "in_groups", "num_tiles"])

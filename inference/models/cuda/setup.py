@@ -14,8 +14,7 @@ import torch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.cuda.capture import CudaCapture
-from inference.models.cuda.processors import processor_count
+from inference.models.cuda.card import CudaCapture, processor_count
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attention, TorchAttention

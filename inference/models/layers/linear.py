@@ -24,8 +24,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import embedding
 
-from inference.models.cuda.expert_trial import ExpertTrials, has_expert_kernel
-from inference.models.cuda.packed_trial import PackedTrials
+from inference.models.cuda.trials import ExpertTrials, PackedTrials, has_expert_kernel
 from inference.models.errors import UnlikeKernelsError
 from inference.models.layers.grouped_product import GroupedProduct, dense_product
 from inference.models.layers.kernels import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.models.cache.paged_kv import PagedKV
-from inference.models.cuda.capture import CudaCapture
+from inference.models.cuda.card import CudaCapture
 from inference.models.graphed import GraphedDecoder, Replay, row_buckets
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.models.cache.paged_kv import PagedKV
-from inference.models.cuda.capture import CudaCapture
+from inference.models.cuda.card import CudaCapture
 from inference.models.graphed import GraphedDecoder, row_buckets
 from inference.models.step_input import StepInput
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.models.cuda.packed import PackedLinear
-from inference.models.cuda.packed_trial import PackedTrials
+from inference.models.cuda.trials import PackedTrials
 from inference.models.errors import UnlikeKernelsError
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.parallel.group import SharedChoices

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from inference.models.cuda.card import captured_ms
 from inference.models.cuda.packed import PackedLinear
-from inference.models.cuda.packed_trial import PackedTrials
-from inference.models.cuda.timing import captured_ms
+from inference.models.cuda.trials import PackedTrials
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.weights.stored import (
     CodebookWeight,

@@ -14,8 +14,8 @@ from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
-from inference.models.cuda.expert_trial import ExpertTrials
 from inference.models.cuda.experts import stacked_product
+from inference.models.cuda.trials import ExpertTrials
 from inference.models.families.quantization import Quantization
 from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.experts import Routes
