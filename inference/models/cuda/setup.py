@@ -6,6 +6,7 @@ it was.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,12 +80,11 @@ def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
         return False, f"torch operators (no Triton attention: {_reason(error)})"
     working, failures = ["attention"], []
-    installs = [("rotation", _install_rotation), ("pointwise", _install_pointwise)]
-    if model.config.delta is not None:
-        installs.append(("chunk states", _install_chunk_states))
-    for name, install in installs:
+    for name in ("rotation", "pointwise", "chunk states"):
+        if name == "chunk states" and model.config.delta is None:
+            continue
         try:
-            install(model)
+            _install(name, model)
         except Exception as error:
             logger.warning("no Triton %s on %s", name, model.device, exc_info=True)
             failures.append(f" (no Triton {name}: {_reason(error)})")
@@ -93,19 +93,13 @@ def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
     return True, f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
 
 
-def _install_rotation(model: DecoderLayers) -> None:
-    model.operators.rotation = working_rotation(model)
-
-
-def _install_pointwise(model: DecoderLayers) -> None:
-    model.operators.pointwise = working_pointwise(model)
-
-
-def _install_chunk_states(model: DecoderLayers) -> None:
-    from inference.models.cuda.delta import triton_chunk_states
-
-    try_chunk_states(model, triton_chunk_states)
-    model.operators.chunk_states = triton_chunk_states
+def _install(name: str, model: DecoderLayers) -> None:
+    if name == "rotation":
+        model.operators.rotation = working_rotation(model)
+    elif name == "pointwise":
+        model.operators.pointwise = working_pointwise(model)
+    else:
+        model.operators.chunk_states = working_chunk_states(model)
 
 
 def _reason(error: Exception) -> str:
@@ -156,20 +150,15 @@ def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -
     )
     heads, dim = config.num_kv_heads, config.head_dim
     layer = new_layer(4 * TRIAL_BLOCK_TOKENS, heads, dim, model.kv_format, device)
-    generator = torch.Generator().manual_seed(0)
-    shape = TRIAL_TOKENS, config.num_heads + 2 * heads, dim
-    rows = torch.randn(shape, generator=generator).to(device, model.dtype)
+    random = _random_on(device, model.dtype, seed=0)
+    rows = random(TRIAL_TOKENS, config.num_heads + 2 * heads, dim)
     queries, keys, values = torch.split(rows, [config.num_heads, heads, heads], dim=1)
     positions = torch.arange(TRIAL_TOKENS, device=device)
     layer.write(positions, keys, values)
-    sinks = None
-    if config.has_sinks:
-        sinks = torch.randn(config.num_heads, generator=generator).to(device, model.dtype)
+    sinks = random(config.num_heads) if config.has_sinks else None
     wanted = _attend_both(torch_attention, queries, keys, values, layer, sinks)
     found = _attend_both(attention, queries, keys, values, layer, sinks)
-    error = float((found.float() - wanted.float()).abs().max())
-    if not error <= LARGEST_ERROR:
-        raise WrongResultError(f"off by {error:.3g}")
+    _check_error(found, wanted, LARGEST_ERROR)
 
 
 def working_rotation(model: DecoderLayers) -> RotationFactory:
@@ -189,8 +178,7 @@ def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
     raises."""
     config, device = model.config, model.device
     num_heads = config.num_heads + 2 * config.num_kv_heads
-    generator = torch.Generator().manual_seed(1)
-    qkv = torch.randn(TRIAL_ROWS, num_heads * config.head_dim, generator=generator)
+    qkv = _random_on(device, model.dtype, seed=1)(TRIAL_ROWS, num_heads * config.head_dim)
     numbers = range(TRIAL_ROWS)
     table = np.arange(TRIAL_ROWS, dtype=np.int32)[None]
     step = DeviceStep.of(
@@ -202,15 +190,12 @@ def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
         shape = config.num_kv_heads, config.head_dim
         layer_kv = new_layer(TRIAL_ROWS, *shape, model.kv_format, device)
         rotate = factory(config, rope, step)
-        queries = rotate(weights, qkv.to(device, model.dtype), layer_kv).queries
+        queries = rotate(weights, qkv, layer_kv).queries
         stored = layer_kv.gather(step.slots, 1, torch.float32)
         found.append(torch.cat([queries.float().flatten(), stored.flatten()]))
-    largest = float(found[0].abs().max())
     # Where a value lies between two codes either may be stored.
-    allowed = max(LARGEST_ERROR, COARSEST_STEP[model.kv_format]) * largest
-    error = float((found[1] - found[0]).abs().max())
-    if not error <= allowed:
-        raise WrongResultError(f"off by {error:.3g}")
+    allowed = max(LARGEST_ERROR, COARSEST_STEP[model.kv_format]) * float(found[0].abs().max())
+    _check_error(found[1], found[0], allowed)
 
 
 def _trial_weights(model: DecoderLayers) -> AttentionWeights:
@@ -231,11 +216,7 @@ def working_pointwise(model: DecoderLayers) -> Pointwise:
 def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
     """Compares ``pointwise`` with torch on rows of the model's own widths. Raises
     ``WrongResultError``, and whatever launching raises."""
-    config, generator = model.config, torch.Generator().manual_seed(2)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(model.device, model.dtype)
-
+    config, random = model.config, _random_on(model.device, model.dtype, seed=2)
     hidden, added = random(2 * TRIAL_ROWS, config.hidden_size).chunk(2)
     weight, gate_up = random(config.hidden_size), random(TRIAL_ROWS, 2 * config.intermediate_size)
     wanted, found = (
@@ -243,9 +224,15 @@ def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
         for each in (TorchPointwise(), pointwise)
     )
     for right, ours in zip(wanted, found, strict=True):
-        error = float((ours.float() - right.float()).abs().max())
-        if not error <= LARGEST_ERROR * float(right.float().abs().max()):
-            raise WrongResultError(f"off by {error:.3g}")
+        _check_error(ours, right, LARGEST_ERROR * float(right.float().abs().max()))
+
+
+def working_chunk_states(model: DecoderLayers) -> ChunkStates:
+    """Raises ``WrongResultError``, and whatever launching raises."""
+    from inference.models.cuda.delta import triton_chunk_states
+
+    try_chunk_states(model, triton_chunk_states)
+    return triton_chunk_states
 
 
 def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:
@@ -254,18 +241,25 @@ def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:
     shape = model.config.delta
     assert shape is not None, "only models with such layers are given the kernel"
     heads, keys, values = shape.num_value_heads, shape.key_head_dim, shape.value_head_dim
-    generator = torch.Generator().manual_seed(3)
-
-    def random(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator).to(model.device)
-
+    random = _random_on(model.device, torch.float32, seed=3)
     given = random(3, heads, keys, keys) / keys, random(3, heads, keys, values)
     state = random(heads, keys, values)
     wanted, found = (each(*given, state) for each in (torch_chunk_states, chunk_states))
     for right, ours in zip(wanted, found, strict=True):
-        error = float((ours - right).abs().max())
-        if not error <= LARGEST_EXACT_ERROR * float(right.abs().max()):
-            raise WrongResultError(f"off by {error:.3g}")
+        _check_error(ours, right, LARGEST_EXACT_ERROR * float(right.abs().max()))
+
+
+def _random_on(
+    device: torch.device, dtype: torch.dtype, *, seed: int
+) -> Callable[..., torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def _check_error(found: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
+    error = float((found.float() - wanted.float()).abs().max())
+    if not error <= allowed:
+        raise WrongResultError(f"off by {error:.3g}")
 
 
 def _attend_both(
