@@ -21,8 +21,7 @@ from inference.models.native.build import (
     NativeUnavailableError,
     load_library,
 )
-from inference.models.native.model import NativeModel
-from inference.models.native.predictor import NativePredictor
+from inference.models.native.model import NativeModel, NativePredictor
 from inference.models.native.support import unsupported_reason
 from inference.models.predictor import TorchPredictor
 from inference.models.weights.weight_source import WeightSource

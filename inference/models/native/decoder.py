@@ -16,9 +16,8 @@ import torch
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
-from inference.models.native.batch import States, batch_of, num_logits
+from inference.models.native.batch import NativeImages, States, batch_of, num_logits
 from inference.models.native.checked_weights import WeightCheck
-from inference.models.native.images import NativeImages
 from inference.models.native.layers import (
     NativeJoin,
     NativeLayer,

@@ -10,23 +10,27 @@ import torch
 from inference.models.adapter import AdapterWeights, adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.attention_mixer import QUERIES, first_names
+from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
+from inference.models.layers.configs import ExpertsConfig, LatentConfig
 from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.state_rows import conv_weight, decay_rate
-from inference.models.native.experts import load_experts
-from inference.models.native.latent import load_latent
 from inference.models.native.layers import (
     Angles,
     NativeConv,
     NativeDelta,
+    NativeExperts,
+    NativeLatent,
     NativeLayer,
     NativeNorm,
 )
 from inference.models.native.packer import Packer
+from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
-from inference.models.weights.lazy import LazyWeight
+from inference.models.weights.experts_loading import CHOICE_BIAS, expert_prefixes
+from inference.models.weights.lazy import LazyWeight, lazy
+from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource
 
 
@@ -254,3 +258,101 @@ def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
     into the order of their kinds."""
     rows = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
     return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
+
+
+SHARED = ".shared_expert"
+
+
+def load_experts(
+    config: ModelConfig,
+    weights: WeightSource,
+    prefix: str,
+    packer: Packer,
+) -> NativeExperts:
+    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert is read and packed by one
+    thread."""
+    experts = config.experts
+    assert experts is not None, "its layers are sparse"
+
+    def expert(own: str, packer: Packer) -> tuple[Projection, Projection]:
+        is_shared = own.endswith(SHARED)
+        gate_up = experts.shared_gate_up if is_shared else experts.gate_up
+        down = experts.shared_down if is_shared else "down_proj"
+        parts = weights.stored_parts(*(f"{own}.{name}" for name in gate_up))
+        return (
+            [packer.pack(part) for part in parts],
+            [packer.pack(part) for part in weights.stored_parts(f"{own}.{down}")],
+        )
+
+    router = weights.tensor(f"{prefix}.gate.weight").float()
+    prefixes = list(expert_prefixes(experts, prefix))
+    if experts.shared_intermediate_size is not None:
+        prefixes.append(prefix + SHARED)
+        if experts.gates_shared:
+            gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").float()
+            router = torch.cat([router, gate.view(1, -1)])
+    packed = packer.each(expert, prefixes)
+    return NativeExperts(
+        config=experts,
+        router=pack(DenseWeight(weight=router)),
+        gate_up=[gate_up for gate_up, _ in packed],
+        down=[down for _, down in packed],
+        choice_bias=_choice_bias(experts, weights, prefix),
+    )
+
+
+def _choice_bias(config: ExpertsConfig, weights: WeightSource, prefix: str) -> torch.Tensor | None:
+    if not config.has_choice_bias:
+        return None
+    return weights.tensor(f"{prefix}.{CHOICE_BIAS}").float().flatten()
+
+
+def load_latent(
+    config: ModelConfig, weights: WeightSource, index: int, packer: Packer
+) -> NativeLatent:
+    shape, prefix = config.latent, f"model.layers.{index}."
+    assert shape is not None, "its layers are latent"
+    own = f"{prefix}self_attn."
+
+    def vector(name: str) -> torch.Tensor:
+        return weights.tensor(f"{own}{name}.weight").float().contiguous()
+
+    is_compressed = shape.query_rank is not None
+    queries = weights.stored_parts(prefix + QUERIES) if is_compressed else ()
+    to_keys, to_values = _up(config, shape, weights, index)
+    return NativeLatent(
+        shape=shape,
+        latent_norm=vector("kv_a_layernorm"),
+        to_keys=packer.pack(to_keys),
+        to_values=packer.pack(to_values),
+        query_norm=vector("q_a_layernorm") if is_compressed else None,
+        queries=[packer.pack(part) for part in queries],
+    )
+
+
+def _up(
+    config: ModelConfig, shape: LatentConfig, weights: WeightSource, index: int
+) -> tuple[LazyWeight, LazyWeight]:
+    """(heads * kv_rank, plain_dim) and (heads * value_dim, kv_rank): as files hold them where they
+    are apart. In one weight the first is across its rows, and is made dense."""
+    own = f"model.layers.{index}.self_attn."
+    if shape.is_up_split:
+        return _alone(weights, f"{own}k_b_proj"), _alone(weights, f"{own}v_b_proj")
+    plain = load_up(config, weights, index)[:, : shape.plain_dim].float()
+    to_keys = plain.transpose(1, 2).reshape(-1, shape.plain_dim)
+    rows = torch.arange(config.num_heads * shape.up_features).view(config.num_heads, -1)
+    both = _alone(weights, f"{own}kv_b_proj")
+    return lazy(DenseWeight(weight=to_keys)), _some(both, rows[:, shape.plain_dim :].flatten())
+
+
+def _alone(weights: WeightSource, name: str) -> LazyWeight:
+    parts: Sequence[LazyWeight] = weights.stored_parts(name)
+    assert len(parts) == 1 and len(parts[0].readers) == 1, "one weight is stored in one way"
+    return parts[0]
+
+
+def _some(weight: LazyWeight, rows: torch.Tensor) -> LazyWeight:
+    """The rows of ``weight`` at these places."""
+    (reader,) = weight.readers
+    order = rows.numpy() if reader.order is None else reader.order[rows.numpy()]
+    return replace(weight, readers=[replace(reader, num_rows=len(order), order=order)])

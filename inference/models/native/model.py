@@ -1,26 +1,36 @@
-"""A decoder's layers in native code: the ``Model`` of ``registry`` over packed weights.
+"""A decoder's layers in native code: the ``Model`` of ``registry`` over packed weights, and its
+layer that predicts further tokens. The same functions as ``inference.models.decoder`` and
+``inference.models.predictor``.
 
-The same function as ``inference.models.decoder``, in one C++ call per forward instead of some
-hundred torch calls. Decode rows and prompt rows take one path, so phase never changes a row's
-numbers.
+One C++ call per forward stands for some hundred torch calls. Decode rows and prompt rows take one
+path, so phase never changes a row's numbers.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import rms_norm
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_block
+from inference.models.cache.paged_kv import lazy_zeros
 from inference.models.config import ATTENTION_KINDS, ModelConfig
+from inference.models.families.predictor import (
+    PREDICTOR,
+    PREDICTOR_HEAD,
+    PREDICTOR_TABLE,
+    lone_layer,
+    with_layer,
+)
 from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
+from inference.models.native.batch import NativeImages, States, native_images
 from inference.models.native.decoder import NativeDecoder
-from inference.models.native.images import NativeImages, native_images
+from inference.models.native.layers import NativeJoin
 from inference.models.native.load_layer import (
     in_order_of_layers,
     load_layer,
@@ -28,12 +38,64 @@ from inference.models.native.load_layer import (
     native_angles,
     stacked_names,
 )
-from inference.models.native.packer import packing
+from inference.models.native.packer import Packer, packing
 from inference.models.native.packing import Format, PackedLinear
-from inference.models.native.storage import NativeKV, new_native_kv
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision.towers import build_tower
 from inference.models.weights.weight_source import WeightSource
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKV:
+    """``keys`` and ``values`` (layers with attention, num_blocks, num_kv_heads, bytes of a block
+    and head), in the order that element_attention.h and int8_attention.h document. Latents lie in
+    ``keys``, token by token (latent_attention.h), and ``values`` is empty."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_tokens: int
+    scratch_slot: int
+    states: States | None = None
+    """The states of layers that keep a state instead."""
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block, by name."""
+        views = {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
+        return {name: view for name, view in views.items() if view.numel()}
+
+
+def new_native_kv(
+    decoder: NativeDecoder, config: ModelConfig, num_blocks: int, num_state_slots: int = 0
+) -> NativeKV:
+    """Room for ``num_blocks`` blocks of the decoder's layers, which are those of ``config``, and
+    one block more: the last is scratch, where padding rows write."""
+    layout = cache_layout(config)
+    num_layers = len(layout.attention_layers)
+    shape = (num_layers, num_blocks + 1, config.num_kv_heads, decoder.kv_region_bytes)
+    # Small pages keep memory down, and slow long contexts of the wider formats down as well
+    # (decision 14).
+    huge_pages = decoder.kv_format != "int8"
+    # Latents are not kept twice.
+    shapes = shape, shape if config.kv_vectors == 2 else (*shape[:-1], 0)
+    keys, values = (lazy_zeros(each, torch.uint8, CPU, huge_pages=huge_pages) for each in shapes)
+    return NativeKV(
+        keys=keys,
+        values=values,
+        block_tokens=decoder.block_tokens,
+        scratch_slot=num_blocks * decoder.block_tokens,
+        states=_new_states(config, len(layout.state_layers), num_state_slots),
+    )
+
+
+def _new_states(config: ModelConfig, num_layers: int, num_slots: int) -> States | None:
+    shape = config.state
+    if shape is None:
+        return None
+    slots = num_layers, num_slots
+    shapes = (*slots, *shape.conv_shape), (*slots, *shape.recurrent_shape)
+    return States(*(lazy_zeros(shape, torch.float32, CPU) for shape in shapes))
 
 
 class NativeModel(PlainBackend):
@@ -160,3 +222,69 @@ class NativeModel(PlainBackend):
             format = LowRankFormat.BFLOAT16
         ordered = in_order_of_layers(self.config, weights)
         return native_adapter(ordered, self._stacked, format=format)
+
+
+class NativePredictor:
+    """An ``AnyPredictor``."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model: NativeModel, weights: WeightSource) -> None:
+        """``model.config.has_predictor``. Raises ``MissingTensorError``."""
+        config = model.config
+        self._config = lone_layer(config)
+        self._kv_format = model.kv_format
+        self.num_positions = model.num_positions
+        with packing(model.library, torch.get_num_threads()) as packer:
+
+            def table(name: str, own: PackedLinear | None) -> PackedLinear | None:
+                return _packed(packer, weights, name) if weights.has(f"{name}.weight") else own
+
+            layer = load_layer(with_layer(config), weights, config.num_layers, model.angles, packer)
+            product = _packed(packer, weights, f"{PREDICTOR}fc")
+            embedding = table(PREDICTOR_TABLE, model.embedding)
+            head = table(PREDICTOR_HEAD, model.head)
+        self._final_norm = load_norm(config, weights, f"{PREDICTOR}norm").weight
+        self._decoder = NativeDecoder(
+            model.library,
+            self._config,
+            layers=[layer],
+            final_norm=None,  # its rows are wanted behind the norm
+            embedding=embedding,
+            head=head,
+            kv_format=model.kv_format,
+            num_threads=torch.get_num_threads(),
+            join=NativeJoin(
+                embedding_norm=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_embedding"),
+                hidden_norm=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_hidden"),
+                product=product,
+            ),
+        )
+
+    def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
+        assert block_tokens == self._decoder.block_tokens
+        return new_native_kv(self._decoder, self._config, num_blocks)
+
+    def block_bytes(self, block_tokens: int) -> int:
+        return kv_bytes_per_block(self._config, block_tokens, self._kv_format)
+
+    def forward(self, step: StepInput, hidden: torch.Tensor, kv: NativeKV) -> torch.Tensor:
+        check_positions(step.longest_context, self.num_positions)
+        step = replace(step, logit_rows=None)  # all rows are wanted, as torch's operators give them
+        rows = self._decoder.forward_rows(step, hidden, keys=kv.keys, values=kv.values)
+        weight = self._final_norm
+        return rms_norm(rows, weight.shape, weight, self._config.rms_norm_eps)
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        return self._decoder.logits(normed)
+
+    def sleep(self) -> None:
+        self._decoder.drop_scratch()
+
+    def wake(self) -> None:
+        self._decoder.make_scratch()
+
+
+def _packed(packer: Packer, weights: WeightSource, name: str) -> PackedLinear:
+    (part,) = weights.stored_parts(name)
+    return packer.pack(part)

@@ -15,8 +15,7 @@ from inference.loading.gguf import quants
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_headers
 from inference.loading.gguf.tensors import GGUFTensorFiles
-from inference.models.native.block_packing import BLOCK_TYPES, BlockType
-from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, packing
+from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, BLOCK_TYPES, BlockType, packing
 from inference.models.native.packing import pack
 from inference.models.weights.lazy import (
     LazyWeight,
