@@ -11,7 +11,7 @@ import torch
 
 from inference.models.adapter import AdapterWeights, LowRank, check_known
 from inference.models.native.packing import LANES, pack_f32
-from inference.models.native.structs import pointer
+from inference.models.native.structs import INT, POINTER, fields, pointer
 
 MAX_ADAPTED_PARTS = 4
 """``kMaxAdaptedParts`` of low_rank.h."""
@@ -37,24 +37,18 @@ DTYPES = {
 
 class CLowRank(ctypes.Structure):
     _fields_ = [
-        ("rank", ctypes.c_int32),
-        ("first_output", ctypes.c_int32),
-        ("out_features", ctypes.c_int32),
-        ("format", ctypes.c_int32),
-        ("down", ctypes.c_void_p),
-        ("up", ctypes.c_void_p),
-        ("down_scales", ctypes.c_void_p),
-        ("up_scales", ctypes.c_void_p),
+        *fields(INT, "rank first_output out_features format"),
+        *fields(POINTER, "down up down_scales up_scales"),
     ]
 
 
 class CAdaptedProjection(ctypes.Structure):
-    _fields_ = [("num_parts", ctypes.c_int32), ("parts", CLowRank * MAX_ADAPTED_PARTS)]
+    _fields_ = [("num_parts", INT), ("parts", CLowRank * MAX_ADAPTED_PARTS)]
 
 
 class CAdapter(ctypes.Structure):
     _fields_ = [
-        ("inner_width", ctypes.c_int32),
+        ("inner_width", INT),
         ("projections", ctypes.POINTER(CAdaptedProjection)),
     ]
 

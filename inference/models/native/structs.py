@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,216 +19,132 @@ from inference.models.weights.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 MAX_PARTS = 4
 """``kMaxParts`` of linear.h."""
 
+INT, FLOAT, POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
+
+
+def fields(kind: type, names: str) -> list[tuple[str, Any]]:
+    """Neighbours of one type, by their names."""
+    return [(name, kind) for name in names.split()]
+
 
 class CLinear(ctypes.Structure):
     _fields_ = [
-        ("format", ctypes.c_int32),
-        ("in_features", ctypes.c_int32),
-        ("out_features", ctypes.c_int32),
-        ("panels", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        *fields(INT, "format in_features out_features"),
+        *fields(POINTER, "panels bias"),
         ("values", ctypes.c_int8 * 16),
-        ("unit", ctypes.c_float),
+        ("unit", FLOAT),
     ]
 
 
 class CProjection(ctypes.Structure):
     _fields_ = [
-        ("num_parts", ctypes.c_int32),
+        ("num_parts", INT),
         ("parts", CLinear * MAX_PARTS),
     ]
 
 
 class CExperts(ctypes.Structure):
     _fields_ = [
-        ("num_experts", ctypes.c_int32),
-        ("per_token", ctypes.c_int32),
-        ("intermediate_size", ctypes.c_int32),
-        ("scoring", ctypes.c_int32),
-        ("normalizes", ctypes.c_int32),
-        ("has_shared", ctypes.c_int32),
-        ("weighs_inputs", ctypes.c_int32),
-        ("num_groups", ctypes.c_int32),
-        ("groups_per_token", ctypes.c_int32),
-        ("group_experts", ctypes.c_int32),
-        ("weight_scale", ctypes.c_float),
-        ("choice_bias", ctypes.c_void_p),
+        *fields(INT, "num_experts per_token intermediate_size scoring normalizes has_shared"),
+        *fields(INT, "weighs_inputs num_groups groups_per_token group_experts"),
+        ("weight_scale", FLOAT),
+        ("choice_bias", POINTER),
         ("router", CLinear),
-        ("gate_up", ctypes.POINTER(CProjection)),
-        ("down", ctypes.POINTER(CProjection)),
+        *fields(ctypes.POINTER(CProjection), "gate_up down"),
     ]
 
 
 class CNorm(ctypes.Structure):
-    _fields_ = [
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    ]
+    _fields_ = fields(POINTER, "weight bias")
 
 
 class CDeltaNet(ctypes.Structure):
     _fields_ = [
-        ("num_key_heads", ctypes.c_int32),
-        ("num_value_heads", ctypes.c_int32),
-        ("key_head_dim", ctypes.c_int32),
-        ("value_head_dim", ctypes.c_int32),
-        ("conv_kernel", ctypes.c_int32),
-        ("are_value_heads_tiled", ctypes.c_int32),
-        ("conv_weight", ctypes.c_void_p),
-        ("decay_rate", ctypes.c_void_p),
-        ("dt_bias", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
+        *fields(INT, "num_key_heads num_value_heads key_head_dim value_head_dim conv_kernel"),
+        *fields(INT, "are_value_heads_tiled"),
+        *fields(POINTER, "conv_weight decay_rate dt_bias norm"),
     ]
 
 
 class CShortConv(ctypes.Structure):
     _fields_ = [
-        ("channels", ctypes.c_int32),
-        ("kernel", ctypes.c_int32),
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        *fields(INT, "channels kernel"),
+        *fields(POINTER, "weight bias"),
     ]
 
 
 class CMamba(ctypes.Structure):
     _fields_ = [
-        ("num_heads", ctypes.c_int32),
-        ("head_dim", ctypes.c_int32),
-        ("num_groups", ctypes.c_int32),
-        ("state_size", ctypes.c_int32),
-        ("conv_kernel", ctypes.c_int32),
-        ("conv_weight", ctypes.c_void_p),
-        ("conv_bias", ctypes.c_void_p),
-        ("decay_rate", ctypes.c_void_p),
-        ("dt_bias", ctypes.c_void_p),
-        ("skip", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
+        *fields(INT, "num_heads head_dim num_groups state_size conv_kernel"),
+        *fields(POINTER, "conv_weight conv_bias decay_rate dt_bias skip norm"),
     ]
 
 
 class CLatent(ctypes.Structure):
     _fields_ = [
-        ("kv_rank", ctypes.c_int32),
-        ("rotary_dim", ctypes.c_int32),
-        ("plain_dim", ctypes.c_int32),
-        ("value_dim", ctypes.c_int32),
-        ("query_rank", ctypes.c_int32),
-        ("query_norm", ctypes.c_void_p),
-        ("latent_norm", ctypes.c_void_p),
+        *fields(INT, "kv_rank rotary_dim plain_dim value_dim query_rank"),
+        *fields(POINTER, "query_norm latent_norm"),
         ("queries", CProjection),
-        ("to_keys", CLinear),
-        ("to_values", CLinear),
+        *fields(CLinear, "to_keys to_values"),
     ]
 
 
 class CLayer(ctypes.Structure):
     _fields_ = [
-        ("qkv", CProjection),
-        ("output", CProjection),
-        ("gate_up", CProjection),
-        ("down", CProjection),
-        ("input_norm", CNorm),
-        ("mixed_norm", CNorm),
-        ("mlp_norm", CNorm),
-        ("mlp_added_norm", CNorm),
-        ("query_norm", ctypes.c_void_p),
-        ("key_norm", ctypes.c_void_p),
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
+        *fields(CProjection, "qkv output gate_up down"),
+        *fields(CNorm, "input_norm mixed_norm mlp_norm mlp_added_norm"),
+        *fields(POINTER, "query_norm key_norm cosines sines"),
         ("experts", ctypes.POINTER(CExperts)),
         ("delta", ctypes.POINTER(CDeltaNet)),
         ("conv", ctypes.POINTER(CShortConv)),
         ("mamba", ctypes.POINTER(CMamba)),
         ("latent", ctypes.POINTER(CLatent)),
-        ("rotary_dim", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("is_chunked", ctypes.c_int32),
-        ("grows_queries", ctypes.c_int32),
-        ("cache_index", ctypes.c_int32),
+        *fields(INT, "rotary_dim window is_chunked grows_queries cache_index"),
     ]
 
 
 class CJoin(ctypes.Structure):
     _fields_ = [
-        ("embedding", CNorm),
-        ("hidden", CNorm),
+        *fields(CNorm, "embedding hidden"),
         ("product", CLinear),
     ]
 
 
 class CModel(ctypes.Structure):
     _fields_ = [
-        ("hidden_size", ctypes.c_int32),
-        ("intermediate_size", ctypes.c_int32),
-        ("num_layers", ctypes.c_int32),
-        ("num_heads", ctypes.c_int32),
-        ("num_kv_heads", ctypes.c_int32),
-        ("head_dim", ctypes.c_int32),
-        ("kv_format", ctypes.c_int32),
-        ("norm_kind", ctypes.c_int32),
-        ("activation", ctypes.c_int32),
-        ("is_gated", ctypes.c_int32),
-        ("is_parallel", ctypes.c_int32),
-        ("is_qk_norm_wide", ctypes.c_int32),
-        ("is_qk_norm_after_rotation", ctypes.c_int32),
-        ("is_rope_interleaved", ctypes.c_int32),
-        ("has_output_gate", ctypes.c_int32),
-        ("norm_eps", ctypes.c_float),
-        ("query_scale", ctypes.c_float),
-        ("score_cap", ctypes.c_float),
-        ("logit_cap", ctypes.c_float),
-        ("embedding_multiplier", ctypes.c_float),
-        ("residual_multiplier", ctypes.c_float),
-        ("logit_multiplier", ctypes.c_float),
-        ("query_growth", ctypes.c_void_p),
+        *fields(INT, "hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim"),
+        *fields(INT, "kv_format norm_kind activation is_gated is_parallel is_qk_norm_wide"),
+        *fields(INT, "is_qk_norm_after_rotation is_rope_interleaved has_output_gate"),
+        *fields(FLOAT, "norm_eps query_scale score_cap logit_cap embedding_multiplier"),
+        *fields(FLOAT, "residual_multiplier logit_multiplier"),
+        ("query_growth", POINTER),
         ("layers", ctypes.POINTER(CLayer)),
         ("final_norm", CNorm),
-        ("embedding", CLinear),
-        ("head", CLinear),
+        *fields(CLinear, "embedding head"),
         ("join", ctypes.POINTER(CJoin)),
     ]
 
 
 class CImages(ctypes.Structure):
     _fields_ = [
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
-        ("pictured", ctypes.c_void_p),
-        ("embeddings", ctypes.c_void_p),
-        ("deepstack", ctypes.c_void_p),
-        ("num_pictured", ctypes.c_int32),
-        ("num_deepstack", ctypes.c_int32),
+        *fields(POINTER, "cosines sines pictured embeddings deepstack"),
+        *fields(INT, "num_pictured num_deepstack"),
     ]
 
 
 class CBatch(ctypes.Structure):
     _fields_ = [
-        ("num_rows", ctypes.c_int32),
-        ("num_sequences", ctypes.c_int32),
-        ("num_logit_rows", ctypes.c_int32),
-        ("table_stride", ctypes.c_int32),
-        ("token_ids", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("query_start", ctypes.c_void_p),
-        ("block_table", ctypes.c_void_p),
-        ("logit_rows", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
+        *fields(INT, "num_rows num_sequences num_logit_rows table_stride"),
+        *fields(POINTER, "token_ids positions query_start block_table logit_rows keys values"),
         ("num_blocks", ctypes.c_int64),
-        ("state_reads", ctypes.c_void_p),
-        ("state_writes", ctypes.c_void_p),
-        ("conv_states", ctypes.c_void_p),
-        ("states", ctypes.c_void_p),
+        *fields(POINTER, "state_reads state_writes conv_states states"),
         ("num_state_slots", ctypes.c_int64),
-        ("logits", ctypes.c_void_p),
-        ("adapters", ctypes.c_void_p),
-        ("inner_width", ctypes.c_int32),
+        *fields(POINTER, "logits adapters"),
+        ("inner_width", INT),
         ("images", ctypes.POINTER(CImages)),
-        ("hidden_rows", ctypes.c_void_p),
-        ("hidden_out", ctypes.c_void_p),
-        ("skips_layers", ctypes.c_int32),
-        ("last_seen", ctypes.c_void_p),
-        ("sequences", ctypes.c_void_p),
+        *fields(POINTER, "hidden_rows hidden_out"),
+        ("skips_layers", INT),
+        *fields(POINTER, "last_seen sequences"),
     ]
 
 
@@ -236,11 +153,8 @@ class Draw(ctypes.Structure):
 
     _fields_ = [
         ("row", ctypes.c_int64),
-        ("top_k", ctypes.c_int32),
-        ("temperature", ctypes.c_float),
-        ("top_p", ctypes.c_float),
-        ("min_p", ctypes.c_float),
-        ("uniform", ctypes.c_float),
+        ("top_k", INT),
+        *fields(FLOAT, "temperature top_p min_p uniform"),
     ]
 
 
