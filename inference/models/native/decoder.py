@@ -22,9 +22,8 @@ from inference.models.native.layers import (
     NativeJoin,
     NativeLayer,
     NativeNorm,
-    join_struct,
     layer_structs,
-    norm_struct,
+    struct_of,
 )
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
@@ -32,7 +31,6 @@ from inference.models.native.structs import (
     CModel,
     Draw,
     address,
-    linear_struct,
     pointer,
 )
 from inference.models.step_input import StepInput
@@ -80,35 +78,23 @@ class NativeDecoder:
         self._hidden_size = config.hidden_size
         self._has_join = join is not None
         self._alive: list[object] = [layers, final_norm, embedding, head, query_growth, join]
-        self._model = CModel(
-            hidden_size=config.hidden_size,
+        self._model = struct_of(
+            CModel,
+            config,
             intermediate_size=config.intermediate_size if "dense" in config.mlp_kinds else 0,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
             kv_format=KV_FORMATS[kv_format],
             norm_kind=NORM_KINDS[config.norm],
             activation=ACTIVATIONS[config.activation],
-            is_gated=config.is_gated,
-            is_parallel=config.is_parallel,
-            is_qk_norm_wide=config.is_qk_norm_wide,
-            is_qk_norm_after_rotation=config.is_qk_norm_after_rotation,
-            is_rope_interleaved=config.is_rope_interleaved,
-            has_output_gate=config.has_output_gate,
             norm_eps=config.rms_norm_eps,
             query_scale=_query_scale(config),
-            score_cap=config.attention_soft_cap or 0.0,
-            logit_cap=config.logit_soft_cap or 0.0,
-            embedding_multiplier=config.embedding_multiplier,
-            residual_multiplier=config.residual_multiplier,
-            logit_multiplier=config.logit_multiplier,
-            query_growth=pointer(query_growth, torch.float32),
+            score_cap=config.attention_soft_cap,
+            logit_cap=config.logit_soft_cap,
+            query_growth=query_growth,
             layers=layer_structs(layers),
-            final_norm=norm_struct(final_norm),
-            embedding=linear_struct(embedding),
-            head=linear_struct(head),
-            join=None if join is None else ctypes.pointer(join_struct(join)),
+            final_norm=final_norm,
+            embedding=embedding,
+            head=head,
+            join=join,
         )
         self._num_threads = num_threads
         self._decoder = self._new_decoder()

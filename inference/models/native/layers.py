@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -35,6 +36,8 @@ from inference.models.native.structs import (
 
 SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 """``Scoring`` of model.h."""
+
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,134 +167,72 @@ def layer_structs(layers: Sequence[NativeLayer]) -> ctypes.Array[CLayer]:
     structs = (CLayer * len(layers))()
     num_cached = {False: 0, True: 0}
     for index, layer in enumerate(layers):
-        structs[index] = _layer_struct(layer, num_cached[layer.has_state])
-        num_cached[layer.has_state] += 1
+        angles, has_state = layer.angles, layer.has_state
+        structs[index] = struct_of(
+            CLayer,
+            layer,
+            cosines=None if angles is None else angles.cosines,
+            sines=None if angles is None else angles.sines,
+            rotary_dim=0 if angles is None else 2 * angles.cosines.shape[1],
+            cache_index=num_cached[has_state],
+        )
+        num_cached[has_state] += 1
     return structs
 
 
-def _layer_struct(layer: NativeLayer, cache_index: int) -> CLayer:
-    experts = None if layer.experts is None else ctypes.pointer(_experts_struct(layer.experts))
-    delta = None if layer.delta is None else ctypes.pointer(_delta_struct(layer.delta))
-    angles = layer.angles
-    return CLayer(
-        qkv=projection_struct(layer.qkv),
-        output=projection_struct(layer.output),
-        gate_up=projection_struct(layer.gate_up),
-        down=projection_struct(layer.down),
-        input_norm=norm_struct(layer.input_norm),
-        mixed_norm=norm_struct(layer.mixed_norm),
-        mlp_norm=norm_struct(layer.mlp_norm),
-        mlp_added_norm=norm_struct(layer.mlp_added_norm),
-        query_norm=pointer(layer.query_norm, torch.float32),
-        key_norm=pointer(layer.key_norm, torch.float32),
-        cosines=None if angles is None else pointer(angles.cosines, torch.float32),
-        sines=None if angles is None else pointer(angles.sines, torch.float32),
-        experts=experts,
-        delta=delta,
-        conv=None if layer.conv is None else ctypes.pointer(_conv_struct(layer.conv)),
-        mamba=None if layer.mamba is None else ctypes.pointer(_mamba_struct(layer.mamba)),
-        latent=None if layer.latent is None else ctypes.pointer(_latent_struct(layer.latent)),
-        rotary_dim=0 if angles is None else 2 * angles.cosines.shape[1],
-        window=layer.window or 0,
-        is_chunked=layer.is_chunked,
-        grows_queries=layer.grows_queries,
-        cache_index=cache_index,
-    )
+def struct_of(kind: type[Struct], *sources: object, **given: object) -> Struct:
+    """A struct whose fields are ``given``, or the attributes of their names that the first source
+    with one has. ``None`` is null or zero. It points at tensors, and keeps none alive."""
+    struct = kind()
+    for name, *_ in kind._fields_:
+        if name in given:
+            value = given[name]
+        else:
+            value = getattr(next(each for each in sources if hasattr(each, name)), name)
+        if value is not None:
+            setattr(struct, name, _as_field(value))
+    return struct
 
 
-def norm_struct(norm: NativeNorm | None) -> CNorm:
-    if norm is None:
-        return CNorm()
-    weight, bias = (pointer(tensor, torch.float32) for tensor in (norm.weight, norm.bias))
-    return CNorm(weight=weight, bias=bias)
-
-
-def join_struct(join: NativeJoin) -> CJoin:
-    return CJoin(
-        embedding=norm_struct(join.embedding_norm),
-        hidden=norm_struct(join.hidden_norm),
-        product=linear_struct(join.product),
-    )
-
-
-def _conv_struct(conv: NativeConv) -> CShortConv:
-    shape = conv.shape
-    return CShortConv(
-        channels=shape.channels,
-        kernel=shape.kernel,
-        weight=pointer(conv.weight, torch.float32),
-        bias=pointer(conv.bias, torch.float32),
-    )
-
-
-def _mamba_struct(mamba: MambaVectors) -> CMamba:
-    shape = mamba.shape
-    return CMamba(
-        num_heads=shape.num_heads,
-        head_dim=shape.head_dim,
-        num_groups=shape.num_groups,
-        state_size=shape.state_size,
-        conv_kernel=shape.conv_kernel,
-        conv_weight=pointer(mamba.conv_weight, torch.float32),
-        conv_bias=pointer(mamba.conv_bias, torch.float32),
-        decay_rate=pointer(mamba.decay_rate, torch.float32),
-        dt_bias=pointer(mamba.step_bias, torch.float32),
-        skip=pointer(mamba.skip, torch.float32),
-        norm=pointer(mamba.norm, torch.float32),
-    )
-
-
-def _latent_struct(latent: NativeLatent) -> CLatent:
-    shape = latent.shape
-    return CLatent(
-        kv_rank=shape.kv_rank,
-        rotary_dim=shape.rotary_dim,
-        plain_dim=shape.plain_dim,
-        value_dim=shape.value_dim,
-        query_rank=shape.query_rank or 0,
-        query_norm=pointer(latent.query_norm, torch.float32),
-        latent_norm=pointer(latent.latent_norm, torch.float32),
-        queries=projection_struct(latent.queries),
-        to_keys=linear_struct(latent.to_keys),
-        to_values=linear_struct(latent.to_values),
-    )
-
-
-def _delta_struct(delta: NativeDelta) -> CDeltaNet:
-    shape = delta.shape
-    return CDeltaNet(
-        num_key_heads=shape.num_key_heads,
-        num_value_heads=shape.num_value_heads,
-        key_head_dim=shape.key_head_dim,
-        value_head_dim=shape.value_head_dim,
-        conv_kernel=shape.conv_kernel,
-        are_value_heads_tiled=shape.are_value_heads_tiled,
-        conv_weight=pointer(delta.conv_weight, torch.float32),
-        decay_rate=pointer(delta.decay_rate, torch.float32),
-        dt_bias=pointer(delta.dt_bias, torch.float32),
-        norm=pointer(delta.norm, torch.float32),
-    )
+def _as_field(value: object) -> object:
+    match value:
+        case torch.Tensor():
+            return pointer(value, torch.float32)
+        case PackedLinear():
+            return linear_struct(value)
+        case list() | tuple():
+            return projection_struct(value)
+        case NativeNorm():
+            return struct_of(CNorm, value)
+        case NativeExperts():
+            return ctypes.pointer(_experts_struct(value))
+        case NativeDelta():
+            return ctypes.pointer(struct_of(CDeltaNet, value, value.shape))
+        case NativeConv():
+            return ctypes.pointer(struct_of(CShortConv, value, value.shape))
+        case MambaVectors():
+            own = struct_of(CMamba, value, value.shape, dt_bias=value.step_bias)
+            return ctypes.pointer(own)
+        case NativeLatent():
+            return ctypes.pointer(struct_of(CLatent, value, value.shape))
+        case NativeJoin():
+            norms = {"embedding": value.embedding_norm, "hidden": value.hidden_norm}
+            return ctypes.pointer(struct_of(CJoin, value, **norms))
+    return value
 
 
 def _experts_struct(experts: NativeExperts) -> CExperts:
     config = experts.config
     has_shared = config.shared_intermediate_size is not None
-    num_all = config.num_experts + has_shared
-    projections = CProjection * num_all
-    return CExperts(
-        num_experts=config.num_experts,
+    projections = CProjection * (config.num_experts + has_shared)
+    return struct_of(
+        CExperts,
+        experts,
+        config,
         per_token=config.experts_per_token,
         intermediate_size=max(config.intermediate_size, config.shared_intermediate_size or 0),
         scoring=SCORINGS[config.scoring],
-        normalizes=config.normalizes,
         has_shared=has_shared,
-        weighs_inputs=config.weighs_inputs,
-        num_groups=config.num_groups,
-        groups_per_token=config.groups_per_token,
-        group_experts=config.group_experts,
-        weight_scale=config.weight_scale,
-        choice_bias=pointer(experts.choice_bias, torch.float32),
-        router=linear_struct(experts.router),
         gate_up=projections(*map(projection_struct, experts.gate_up)),
         down=projections(*map(projection_struct, experts.down)),
     )
