@@ -11,7 +11,7 @@ from inference.models.adapter import AdapterWeights, adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
-from inference.models.layers.configs import ExpertsConfig, LatentConfig
+from inference.models.layers.configs import DeltaConfig, ExpertsConfig, LatentConfig
 from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.rope import RopeTable
@@ -26,12 +26,17 @@ from inference.models.native.layers import (
     NativeNorm,
 )
 from inference.models.native.packer import Packer
-from inference.models.native.packing import pack
+from inference.models.native.packing import PackedLinear, pack
 from inference.models.native.structs import Projection
 from inference.models.weights.experts_loading import CHOICE_BIAS, expert_prefixes
 from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource
+
+Stack = tuple[tuple[str, ...], torch.Tensor | None]
+"""Names of weights that are stacked, and where each output of the first of them is in its file;
+``None``: in this order."""
+SHARED = ".shared_expert"
 
 
 def load_layer(
@@ -54,9 +59,15 @@ def load_layer(
     def norm(name: str | None) -> NativeNorm | None:
         return None if name is None else load_norm(config, weights, prefix + name)
 
+    stacks, output = _mixer_weights(config, index)
+    qkv: list[PackedLinear] = []
+    for inner_names, order in stacks:
+        first, *others = stored(*inner_names)
+        qkv += [packer.pack(first if order is None else first.with_first(order))]
+        qkv += map(packer.pack, others)
     layer = NativeLayer(
-        qkv=(),
-        output=(),
+        qkv=qkv,
+        output=projection(output),
         gate_up=() if is_sparse else projection(*names.gate_up),
         down=() if is_sparse else projection(names.down),
         experts=load_experts(config, weights, f"{prefix}mlp", packer) if is_sparse else None,
@@ -65,25 +76,19 @@ def load_layer(
         mlp_norm=norm(names.mlp_norm),
         mlp_added_norm=norm(names.mlp_added_norm),
     )
-    if kind == "delta":
-        return _with_delta(layer, config, weights, index, packer)
-    if kind == "conv":
-        return _with_conv(layer, config, weights, index, packer)
-    if kind == "mamba":
-        return _with_mamba(layer, config, weights, index, packer)
-    if kind == "latent":
-        return replace(
-            layer,
-            qkv=projection(*first_names(config)),
-            output=projection(names.output),
-            angles=angles[kind],
-            latent=load_latent(config, weights, index, packer),
-        )
+    match kind:
+        case "delta":
+            return replace(layer, delta=_load_delta(config, weights, f"{prefix}linear_attn."))
+        case "conv":
+            return replace(layer, conv=_load_conv(config, weights, f"{prefix}conv.conv"))
+        case "mamba":
+            return replace(layer, mamba=load_mamba_vectors(config, weights, index))
+        case "latent":
+            latent = load_latent(config, weights, index, packer)
+            return replace(layer, angles=angles[kind], latent=latent)
     query_norm, key_norm = head_norm_weights(config, weights, index) or (None, None)
     return replace(
         layer,
-        qkv=[packer.pack(part) for part in _in_order(stored(*names.qkv), config, index)],
-        output=projection(names.output),
         query_norm=None if query_norm is None else query_norm.float().contiguous(),
         key_norm=None if key_norm is None else key_norm.float().contiguous(),
         angles=angles.get(kind),
@@ -117,8 +122,9 @@ def stacked_names(config: ModelConfig) -> list[list[list[tuple[str, int]]]]:
     found = []
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
-        mixer, output = _mixer_names(config, index)
-        stacks = (mixer, (output,), names.gate_up, (names.down,), (QUERIES,))
+        mixer, output = _mixer_weights(config, index)
+        qkv = [name for inner_names, _ in mixer for name in inner_names]
+        stacks = (qkv, (output,), names.gate_up, (names.down,), (QUERIES,))
         own = [[prefix + name for name in inner] for inner in stacks]
         found.append([[(n, shapes[n][0]) for n in stack if n in shapes] for stack in own])
     return found
@@ -128,129 +134,52 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
     """The outputs of adapted weights, in the order of this file's tensors."""
     modules = dict(weights.modules)
     for index in range(config.num_layers):
-        names, _ = _mixer_names(config, index)
-        orders = {names[0]: _first_order(config, index), names[-1]: _gates_order(config, index)}
-        for name, order in orders.items():
+        stacks, _ = _mixer_weights(config, index)
+        for (name, *_), order in stacks:
             whole_name = f"model.layers.{index}.{name}"
             if order is not None and (module := modules.get(whole_name)) is not None:
                 modules[whole_name] = replace(module, up=module.up[order])
     return AdapterWeights(modules)
 
 
-def _mixer_names(config: ModelConfig, index: int) -> tuple[tuple[str, ...], str]:
-    """Returns the names of the weights that a layer's ``qkv`` stacks, and that of its output; all
-    without the layer's prefix."""
+def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
+    """What a layer's ``qkv`` stacks, and its output, without the layer's prefix."""
     kind, names = config.mixer_kinds[index], family_of(config).layer_names
-    if kind == "conv":
-        return ("conv.in_proj",), "conv.out_proj"
-    if kind == "latent":
-        return first_names(config), names.output
-    if kind == "mamba":
-        assert config.mamba is not None
-        return (f"{config.mamba.prefix}.in_proj",), f"{config.mamba.prefix}.out_proj"
-    if kind != "delta":
-        return names.qkv, names.output
-    assert config.delta is not None
-    inner = (*config.delta.names.qkvz, *config.delta.names.ba)
-    return tuple(f"linear_attn.{name}" for name in inner), "linear_attn.out_proj"
+    match kind:
+        case "conv":
+            return [(("conv.in_proj",), None)], "conv.out_proj"
+        case "latent":
+            return [(first_names(config), None)], names.output
+        case "mamba":
+            assert config.mamba is not None
+            prefix = config.mamba.prefix
+            return [((f"{prefix}.in_proj",), None)], f"{prefix}.out_proj"
+        case "delta":
+            assert config.delta is not None
+            return _delta_stacks(config.delta), "linear_attn.out_proj"
+    if not config.has_output_gate:
+        return [(names.qkv, None)], names.output
+    # Files have each head's gates behind its queries; here all gates are first.
+    heads = torch.arange(2 * config.num_heads * config.head_dim).view(config.num_heads, 2, -1)
+    return [(names.qkv, heads.flip(1).transpose(0, 1).flatten())], names.output
 
 
-def _first_order(config: ModelConfig, index: int) -> torch.Tensor | None:
-    """Returns where each output of the first weight of ``qkv`` is in its file; ``None``: in this
-    order.
-
-    Heads with gates have their gates first, and not each head's behind its queries. Each kind of a
-    DeltaNet's features has all its heads in order, also where files go from key head to key head.
-    """
-    shape = config.delta
-    if config.mixer_kinds[index] in ("conv", "mamba", "latent"):
-        return None
-    if config.mixer_kinds[index] != "delta":
-        if not config.has_output_gate:
-            return None
-        heads = torch.arange(2 * config.num_heads * config.head_dim)
-        return heads.view(config.num_heads, 2, -1).flip(1).transpose(0, 1).flatten()
-    if shape is None or not shape.names.is_qkvz_grouped:
-        return None
-    values = shape.value_features // shape.num_key_heads
-    return _by_kind(shape.num_key_heads, [shape.key_head_dim] * 2 + [values] * 2)
-
-
-def _gates_order(config: ModelConfig, index: int) -> torch.Tensor | None:
-    """The same of a DeltaNet's betas and decays, where one weight holds both."""
-    shape = config.delta
-    if config.mixer_kinds[index] != "delta" or shape is None or not shape.names.is_ba_grouped:
-        return None
-    group = shape.num_value_heads // shape.num_key_heads
-    return _by_kind(shape.num_key_heads, [group, group])
-
-
-def _with_delta(
-    layer: NativeLayer,
-    config: ModelConfig,
-    weights: WeightSource,
-    index: int,
-    packer: Packer,
-) -> NativeLayer:
-    shape, prefix = config.delta, f"model.layers.{index}.linear_attn."
-    assert shape is not None
-    names = shape.names
-    parts = list(weights.stored_parts(*(prefix + name for name in names.qkvz)))
-    ba = list(weights.stored_parts(*(prefix + name for name in names.ba)))
-    if (order := _gates_order(config, index)) is not None:
-        ba = [ba[0].with_first(order)]
-    return replace(
-        layer,
-        qkv=[packer.pack(part) for part in (*_in_order(parts, config, index), *ba)],
-        output=[packer.pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
-        delta=NativeDelta(
-            shape=shape,
-            conv_weight=conv_weight(weights, f"{prefix}conv1d"),
-            decay_rate=decay_rate(weights, prefix + names.decay).contiguous(),
-            dt_bias=weights.tensor(f"{prefix}dt_bias").float().contiguous(),
-            norm=weights.tensor(f"{prefix}norm.weight").float().contiguous(),
+def _delta_stacks(shape: DeltaConfig) -> list[Stack]:
+    """Each kind of features has all its heads in order, also where files go from key head to key
+    head."""
+    names, heads = shape.names, shape.num_key_heads
+    group, values = shape.num_value_heads // heads, shape.value_features // heads
+    sizes = [shape.key_head_dim] * 2 + [values] * 2
+    return [
+        (
+            tuple(f"linear_attn.{name}" for name in names.qkvz),
+            _by_kind(heads, sizes) if names.is_qkvz_grouped else None,
         ),
-    )
-
-
-def _with_conv(
-    layer: NativeLayer,
-    config: ModelConfig,
-    weights: WeightSource,
-    index: int,
-    packer: Packer,
-) -> NativeLayer:
-    shape, prefix = config.short_conv, f"model.layers.{index}.conv."
-    assert shape is not None
-    bias = weights.tensor(f"{prefix}conv.bias").float().contiguous() if shape.has_bias else None
-    return replace(
-        layer,
-        qkv=[packer.pack(part) for part in weights.stored_parts(f"{prefix}in_proj")],
-        output=[packer.pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
-        conv=NativeConv(shape=shape, weight=conv_weight(weights, f"{prefix}conv"), bias=bias),
-    )
-
-
-def _with_mamba(
-    layer: NativeLayer,
-    config: ModelConfig,
-    weights: WeightSource,
-    index: int,
-    packer: Packer,
-) -> NativeLayer:
-    mixer = load_mamba_vectors(config, weights, index)
-    prefix = f"model.layers.{index}.{mixer.shape.prefix}."
-    return replace(
-        layer,
-        qkv=[packer.pack(part) for part in weights.stored_parts(f"{prefix}in_proj")],
-        output=[packer.pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
-        mamba=mixer,
-    )
-
-
-def _in_order(parts: Sequence[LazyWeight], config: ModelConfig, index: int) -> Sequence[LazyWeight]:
-    order = _first_order(config, index)
-    return parts if order is None else [parts[0].with_first(order), *parts[1:]]
+        (
+            tuple(f"linear_attn.{name}" for name in names.ba),
+            _by_kind(heads, [group, group]) if names.is_ba_grouped else None,
+        ),
+    ]
 
 
 def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
@@ -260,7 +189,22 @@ def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
     return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
 
 
-SHARED = ".shared_expert"
+def _load_delta(config: ModelConfig, weights: WeightSource, prefix: str) -> NativeDelta:
+    assert config.delta is not None
+    return NativeDelta(
+        shape=config.delta,
+        conv_weight=conv_weight(weights, f"{prefix}conv1d"),
+        decay_rate=decay_rate(weights, prefix + config.delta.names.decay).contiguous(),
+        dt_bias=weights.tensor(f"{prefix}dt_bias").float().contiguous(),
+        norm=weights.tensor(f"{prefix}norm.weight").float().contiguous(),
+    )
+
+
+def _load_conv(config: ModelConfig, weights: WeightSource, name: str) -> NativeConv:
+    shape = config.short_conv
+    assert shape is not None
+    bias = weights.tensor(f"{name}.bias").float().contiguous() if shape.has_bias else None
+    return NativeConv(shape=shape, weight=conv_weight(weights, name), bias=bias)
 
 
 def load_experts(
