@@ -27,6 +27,8 @@ from inference.models.native.layers import (
 )
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
+    INT,
+    POINTER,
     CBatch,
     CModel,
     Draw,
@@ -262,36 +264,17 @@ def _check(status: int) -> None:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.helexa_decoder_new.restype = ctypes.c_void_p
-    library.helexa_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    library.helexa_decoder_forward.restype = ctypes.c_int32
-    library.helexa_decoder_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.helexa_decoder_draw.restype = ctypes.c_int32
-    library.helexa_decoder_draw.argtypes = [
-        *(ctypes.c_void_p for _ in range(3)),
-        ctypes.c_int32,
-        ctypes.c_void_p,
-    ]
-    library.helexa_decoder_likeliest.restype = ctypes.c_int32
-    library.helexa_decoder_likeliest.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int32,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ]
-    library.helexa_forbid.restype = None
-    library.helexa_forbid.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_int32,
-        ctypes.c_void_p,
-        ctypes.c_int32,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-    ]
-    for region_bytes in (library.helexa_kv_region_bytes, library.helexa_latent_region_bytes):
-        region_bytes.restype = ctypes.c_int64
-        region_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32]
-    library.helexa_decoder_free.restype = None
-    library.helexa_decoder_free.argtypes = [ctypes.c_void_p]
+    signatures: dict[str, tuple[type | None, list[type]]] = {
+        "helexa_decoder_new": (POINTER, [POINTER, INT]),
+        "helexa_decoder_free": (None, [POINTER]),
+        "helexa_decoder_forward": (INT, [POINTER, POINTER]),
+        "helexa_decoder_draw": (INT, [POINTER, POINTER, POINTER, INT, POINTER]),
+        "helexa_decoder_likeliest": (INT, [POINTER, POINTER, INT, POINTER, POINTER]),
+        "helexa_forbid": (None, [POINTER, INT, POINTER, INT, POINTER, ctypes.c_int64]),
+        "helexa_kv_region_bytes": (ctypes.c_int64, [INT, INT]),
+        "helexa_latent_region_bytes": (ctypes.c_int64, [INT, INT]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
