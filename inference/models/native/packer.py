@@ -97,10 +97,8 @@ class Packer:
     """Packs weights into panels. Belongs to one thread, which calls ``finish`` before the panels
     are read."""
 
-    def __init__(
-        self, library: ctypes.CDLL | None = None, threads: SupervisedPool | None = None
-    ) -> None:
-        """``library``: see ``packing.pack``. ``threads``: ``None`` packs in the caller's."""
+    def __init__(self, library: ctypes.CDLL, threads: SupervisedPool | None = None) -> None:
+        """``threads``: ``None`` packs in the caller's."""
         self._library = library
         self._threads = threads
         self._unfinished: deque[list[Future[None]]] = deque()
@@ -110,7 +108,7 @@ class Packer:
         ``finish``, raises what reading raised, also of weights that were given before."""
         num_rows, in_features = weight.shape
         packed = unwritten(weight.sample, num_rows, weight.bias)
-        are_blocks = self._packs_blocks(weight)
+        are_blocks = weight.block_types is not None and weight.block_types <= BLOCK_TYPES
         chunk_weights = BLOCK_CHUNK_WEIGHTS if are_blocks else CHUNK_WEIGHTS
         chunk_rows = max(1, chunk_weights // in_features // LANES) * LANES
 
@@ -119,7 +117,7 @@ class Packer:
             # The caller may have allocated the panels in inference mode, which is a thread's own.
             with torch.inference_mode():
                 panels = packed.panels[first // LANES : -(-last // LANES)]
-                if are_blocks and self._library is not None:
+                if are_blocks:
                     blocks = weight.block_rows(first, last)
                     write_block_panels(weight.sample, blocks, panels, self._library)
                 else:
@@ -133,10 +131,6 @@ class Packer:
             self._unfinished.append([self._threads.submit(write, first) for first in firsts])
             self._finish(0 if weight.is_in_memory else MOST_UNFINISHED)
         return packed
-
-    def _packs_blocks(self, weight: LazyWeight) -> bool:
-        types = weight.block_types
-        return self._library is not None and types is not None and types <= BLOCK_TYPES
 
     def each(self, work: Callable[[Item, Packer], Result], items: Sequence[Item]) -> list[Result]:
         """``work`` on every item, each by one thread with a packer of its own."""

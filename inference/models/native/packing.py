@@ -127,8 +127,8 @@ class _Parts:
 
 
 def pack(stored: StoredWeight, library: ctypes.CDLL | None = None) -> PackedLinear:
-    """Quantised weights keep their codes, dense ones become float32. With the native ``library``
-    it is some ten times faster, and other threads run meanwhile."""
+    """Quantised weights keep their codes, dense ones become float32. ``library`` packs quantised
+    weights, while other threads run."""
     packed = unwritten(stored, stored.shape[0], stored.bias)
     write_panels(stored, packed.panels, library)
     return packed
@@ -154,18 +154,15 @@ def unwritten(sample: StoredWeight, out_features: int, bias: torch.Tensor | None
     )
 
 
-def write_panels(
-    stored: StoredWeight, panels: torch.Tensor, library: ctypes.CDLL | None = None
-) -> None:
+def write_panels(stored: StoredWeight, panels: torch.Tensor, library: ctypes.CDLL | None) -> None:
     """Writes ``stored`` into ``panels``, as many as its rows fill; they may fill the last one in
-    part."""
+    part. ``library`` as of ``pack``."""
     stored = _as_packed(stored)
     if isinstance(stored, DenseWeight):
         panels.copy_(_by_lane(stored.weight))
-    elif library is None:
-        panels.copy_(_joined(_parts(stored)))
     else:
-        _write_natively(_parts(stored), panels, library)
+        assert library is not None, "only dense weights are packed without"
+        _write(_parts(stored), panels, library)
 
 
 def _as_packed(stored: StoredWeight) -> StoredWeight:
@@ -269,7 +266,7 @@ def _taken_apart(parts: _Parts, out_features: int) -> TakenApart:
     )
 
 
-def _write_natively(parts: _Parts, panels: torch.Tensor, library: ctypes.CDLL) -> None:
+def _write(parts: _Parts, panels: torch.Tensor, library: ctypes.CDLL) -> None:
     out_features, shape = parts.codes.shape[0], _shape(parts)
     assert panels.is_contiguous()
     assert panels.shape == (-(-out_features // LANES), shape.num_blocks, shape.block_bytes)
@@ -280,16 +277,6 @@ def _write_natively(parts: _Parts, panels: torch.Tensor, library: ctypes.CDLL) -
     library.helexa_pack(ctypes.byref(taken_apart), ctypes.c_void_p(panels.data_ptr()))
 
 
-def _joined(parts: _Parts) -> torch.Tensor:
-    """uint8 (panels, blocks, bytes of a block), without a library."""
-    num_groups = parts.codes.shape[1] // GROUP_FEATURES
-    heads = [_halves(head) for head in parts.heads]
-    groups = [_bytes(small, num_groups) for small in parts.smalls]
-    groups.append(_planes(parts.codes + parts.added, parts.bits))
-    body = torch.cat(groups, dim=-1)
-    return torch.cat([*heads, body.view(*heads[0].shape[:2], -1)], dim=-1)
-
-
 def pack_f32(weight: torch.Tensor) -> torch.Tensor:
     """``weight`` (out, in) of any float dtype. Returns float32 (panels, in, 16)."""
     return _by_lane(weight).contiguous()
@@ -297,43 +284,6 @@ def pack_f32(weight: torch.Tensor) -> torch.Tensor:
 
 def _by_lane(weight: torch.Tensor) -> torch.Tensor:
     """Float32 (panels, in, 16), not contiguous."""
-    padded = _pad_rows(weight.float().contiguous())
-    return padded.view(-1, LANES, weight.shape[1]).permute(0, 2, 1)
-
-
-def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unsigned codes, uint8 (out, in) -> (panels, groups, 64 * bits)."""
-    codes = _pad_rows(codes)
-    if bits in PLANE_BITS[bits]:
-        return _plane(codes, bits)
-    low, high = PLANE_BITS[bits]
-    return torch.cat([_plane(codes & (2**low - 1), low), _plane(codes >> low, high)], dim=-1)
-
-
-def _plane(digits: torch.Tensor, width: int) -> torch.Tensor:
-    """uint8 (rows, in) of ``width`` bits each -> (panels, groups, 64 * width)."""
-    per_byte = 8 // width
-    # (panel, lane, group, j, k, i): feature 4 (per_byte j + k) + i of the group.
-    split = digits.view(-1, LANES, digits.shape[1] // GROUP_FEATURES, width, per_byte, 4)
-    joined = split[:, :, :, :, 0]
-    for k in range(1, per_byte):
-        joined = joined | (split[:, :, :, :, k] << (width * k))
-    num_panels, _, num_groups = joined.shape[:3]
-    return joined.permute(0, 2, 3, 1, 4).reshape(num_panels, num_groups, -1)
-
-
-def _halves(values: torch.Tensor) -> torch.Tensor:
-    """(out, groups) -> its float16 bytes as (panels, groups, 32)."""
-    by_panel = _pad_rows(values).view(-1, LANES, values.shape[1])
-    return by_panel.transpose(1, 2).contiguous().view(torch.uint8)
-
-
-def _bytes(values: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """int8 (out, parts of groups) -> (panels, groups, 16 * parts of a group)."""
-    by_panel = _pad_rows(values).view(-1, LANES, values.shape[1]).transpose(1, 2)
-    return by_panel.reshape(by_panel.shape[0], num_groups, -1).view(torch.uint8)
-
-
-def _pad_rows(matrix: torch.Tensor) -> torch.Tensor:
-    missing = -matrix.shape[0] % LANES
-    return pad(matrix, (0, 0, 0, missing)) if missing else matrix
+    out_features, in_features = weight.shape
+    padded = pad(weight.float().contiguous(), (0, 0, 0, -out_features % LANES))
+    return padded.view(-1, LANES, in_features).permute(0, 2, 1)

@@ -143,7 +143,7 @@ def decoder(
     def packed(out_features: int, in_features: int, seed: int, turn: int = 0) -> PackedLinear:
         format = formats[(turn or seed) % len(formats)]
         stored = stored_as(format, out_features, in_features, seed)
-        return pack(dense(stored) if dequantized else stored)
+        return pack(dense(stored) if dequantized else stored, library)
 
     def mixture(config: ExpertsConfig) -> NativeExperts:
         sizes = [config.intermediate_size] * config.num_experts

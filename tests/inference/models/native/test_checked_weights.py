@@ -19,7 +19,7 @@ from inference.models.native.layers import (
     NativeLayer,
     NativeNorm,
 )
-from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.native.packing import Format, PackedLinear, pack, unwritten
 from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
@@ -37,7 +37,7 @@ Change = Callable[[NativeLayer], NativeLayer]
 
 
 def packed(out_features: int, in_features: int, format: Format = Format.Q8) -> PackedLinear:
-    return pack(stored_as(format, out_features, in_features, seed=1))
+    return unwritten(stored_as(format, out_features, in_features, seed=1), out_features, None)
 
 
 def norm(size: int = HIDDEN) -> NativeNorm:

@@ -91,7 +91,7 @@ def only_experts(
         output=[pack(DenseWeight(weight=nothing))],
         input_norm=NativeNorm(torch.ones(HIDDEN)),
         mlp_norm=NativeNorm(torch.ones(HIDDEN)),
-        experts=load_experts(model, weights, PREFIX, Packer()),
+        experts=load_experts(model, weights, PREFIX, Packer(library)),
     )
     return NativeDecoder(
         library,
