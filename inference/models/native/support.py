@@ -16,7 +16,7 @@ MOST_QUERY_GROUPS = 24
 STATE_LANES = 32
 """``kStateLanes`` of delta_net.h."""
 MOST_CONV_ROWS = 4
-"""``kMostConvRows`` of causal_conv.h."""
+"""``kMostConvRows`` of convolution.h."""
 
 
 def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:

@@ -9,7 +9,6 @@
 
 #include <cmath>
 
-#include "byte_products.h"
 #include "products.h"
 #include "simd.h"
 

@@ -50,7 +50,7 @@ struct Buffers {
   }
 };
 
-// Between the steps of some experts' work: see sparse_mlp.h.
+// Between the steps of some experts' work: see experts.h.
 struct ExpertScratch {
   Lines<float> scores, inputs, gate_up, values;
   Lines<TileGroup> input_groups, groups;

@@ -1,7 +1,7 @@
 // A decoder on CPU: token ids and block tables in, logits out, in one call.
 //
 // One call is one run of the thread team. Rows are tokens; prompt chunks and single decode rows take
-// the same path. Many rows go through the layers in blocks, each in the hands of one member (wavefront.h);
+// the same path. Many rows go through the layers in blocks, each in the hands of one member (Wavefront);
 // a few are done by all members together, who share every product and meet after it.
 #pragma once
 
@@ -16,7 +16,6 @@
 #include "model.h"
 #include "row_pass.h"
 #include "thread_team.h"
-#include "wavefront.h"
 
 namespace helexa {
 

@@ -19,7 +19,7 @@
 #include <cmath>
 
 #include "buffers.h"
-#include "causal_conv.h"
+#include "convolution.h"
 #include "model.h"
 #include "simd.h"
 

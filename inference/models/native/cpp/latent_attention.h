@@ -22,8 +22,8 @@
 #include "int8_attention.h"
 #include "linear.h"
 #include "model.h"
-#include "norms.h"
 #include "row_attention.h"
+#include "rows.h"
 
 namespace helexa {
 

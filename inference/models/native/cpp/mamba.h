@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "causal_conv.h"
+#include "convolution.h"
 #include "delta_net.h"
 #include "model.h"
 #include "simd.h"

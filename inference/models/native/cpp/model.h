@@ -89,7 +89,7 @@ struct DeltaNet {
   }
 };
 
-// A gated convolution in place of a layer's attention: see short_conv.h. A row of the layer's `qkv` is
+// A gated convolution in place of a layer's attention: see convolution.h. A row of the layer's `qkv` is
 //   before | after | values (channels each)
 struct ShortConv {
   int32_t channels;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "vectors.h"
+#include "simd.h"
 
 // GCC has Clang's name for it from version 12 on.
 #if defined(__clang__)

@@ -6,11 +6,11 @@
 
 #include "buffers.h"
 #include "delta_net.h"
+#include "experts.h"
 #include "low_rank.h"
 #include "model.h"
 #include "row_attention.h"
-#include "routes.h"
-#include "wavefront.h"
+#include "thread_team.h"
 
 namespace helexa {
 

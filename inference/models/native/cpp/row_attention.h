@@ -7,7 +7,7 @@
 #include "element_attention.h"
 #include "int8_attention.h"
 #include "model.h"
-#include "norms.h"
+#include "rows.h"
 
 namespace helexa {
 

@@ -5,22 +5,18 @@
 #include <algorithm>
 
 #include "buffers.h"
+#include "convolution.h"
 #include "delta_net.h"
-#include "gate.h"
+#include "experts.h"
 #include "latent_attention.h"
 #include "linear.h"
 #include "mamba.h"
 #include "model.h"
-#include "norms.h"
-#include "pictured.h"
 #include "place.h"
 #include "row_attention.h"
-#include "short_conv.h"
+#include "rows.h"
 #include "simd.h"
-#include "sparse_mlp.h"
 #include "thread_team.h"
-#include "vocabulary.h"
-#include "wavefront.h"
 
 namespace helexa {
 

@@ -3,7 +3,7 @@
 //
 //     wavefront_check THREADS STAGES BLOCKS
 
-#include "wavefront.h"
+#include "thread_team.h"
 
 #include <unistd.h>
 
