@@ -50,7 +50,7 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True)
 class NativeKV:
     """``keys`` and ``values`` (layers with attention, num_blocks, num_kv_heads, bytes of a block
-    and head), in the order that element_attention.h and int8_attention.h document. Latents lie in
+    and head), in the order that element_kv.h and int8_kv.h document. Latents lie in
     ``keys``, token by token (latent_attention.h), and ``values`` is empty."""
 
     keys: torch.Tensor

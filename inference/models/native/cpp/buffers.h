@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "activations.h"
-#include "attention.h"
 #include "model.h"
 
 namespace helexa {

@@ -19,6 +19,14 @@
 
 namespace helexa {
 
+// Calls use.operator()<KV>(), a KVFormat's type.
+template <typename Use>
+auto with_kv(int kv_format, Use use) {
+  if (kv_format == kKVInt8) return use.template operator()<Int8KV>();
+  if (kv_format == kKVBfloat16) return use.template operator()<ElementKV<uint16_t>>();
+  return use.template operator()<ElementKV<float>>();
+}
+
 class Decoder {
  public:
   Decoder(const Model& model, int num_threads)
@@ -37,9 +45,7 @@ class Decoder {
     reserve(batch);
     number_sequences(batch);
     team_.run([&](int member) {
-      if (m_.kv_format == kKVInt8) forward_member<Int8KV>(batch, member);
-      else if (m_.kv_format == kKVBfloat16) forward_member<ElementKV<uint16_t>>(batch, member);
-      else forward_member<ElementKV<float>>(batch, member);
+      with_kv(m_.kv_format, [&]<typename KV>() { forward_member<KV>(batch, member); });
     });
   }
 

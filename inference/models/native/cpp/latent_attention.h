@@ -17,73 +17,15 @@
 #include <algorithm>
 
 #include "activations.h"
+#include "attention.h"
 #include "buffers.h"
-#include "element_attention.h"
-#include "int8_attention.h"
+#include "element_kv.h"
+#include "int8_kv.h"
 #include "linear.h"
 #include "model.h"
-#include "row_attention.h"
 #include "rows.h"
 
 namespace helexa {
-
-// A block of what is kept, token by token, in a KV format.
-template <typename KV>
-struct LatentBlock;
-
-template <>
-struct LatentBlock<ElementKV<float>> {
-  static int64_t token_bytes(int width) { return int64_t(width) * sizeof(float); }
-  static void write(uint8_t* to, const float* from, int width) {
-    std::memcpy(to, from, token_bytes(width));
-  }
-  // The tokens as floats: where they lie, or in `room`.
-  static const float* read(const uint8_t* block, int, int, float*) {
-    return reinterpret_cast<const float*>(block);
-  }
-};
-
-template <>
-struct LatentBlock<ElementKV<uint16_t>> {
-  static int64_t token_bytes(int width) { return int64_t(width) * sizeof(uint16_t); }
-  static void write(uint8_t* to, const float* from, int width) {
-    uint16_t* elements = reinterpret_cast<uint16_t*>(to);
-    for (int i = 0; i < width; i++) elements[i] = narrow_bf16(from[i]);
-  }
-  static const float* read(const uint8_t* block, int num_tokens, int width, float* room) {
-    const uint16_t* from = reinterpret_cast<const uint16_t*>(block);
-    for (int i = 0; i < num_tokens * width; i += kLanes) store(room + i, load_weights(from + i));
-    return room;
-  }
-};
-
-// Codes, then a float for each group of them. Not spread: what is kept is normed as a whole, and the
-// rotated key has groups of its own.
-template <>
-struct LatentBlock<Int8KV> {
-  static int64_t token_bytes(int width) {
-    return width + int64_t(num_groups(width, kValueGroup)) * int64_t(sizeof(float));
-  }
-  static void write(uint8_t* to, const float* from, int width) {
-    uint8_t* scales = to + width;
-    for (int begin = 0; begin < width; begin += kValueGroup, scales += sizeof(float)) {
-      const int features = features_left(width, kValueGroup, begin);
-      const float scale = largest_magnitude(from + begin, features) / kLargestCode;
-      std::memcpy(scales, &scale, sizeof scale);
-      quantize_bytes(from + begin, features, scale, reinterpret_cast<int8_t*>(to) + begin);
-    }
-  }
-  static const float* read(const uint8_t* block, int num_tokens, int width, float* room) {
-    for (int t = 0; t < num_tokens; t++, block += token_bytes(width), room += width)
-      for (int begin = 0; begin < width; begin += kValueGroup) {
-        float scale;
-        std::memcpy(&scale, block + width + begin / kValueGroup * sizeof scale, sizeof scale);
-        const int end = begin + features_left(width, kValueGroup, begin);
-        for (int i = begin; i < end; i += kLanes) store(room + i, load_weights(block + i) * scale);
-      }
-    return room - int64_t(num_tokens) * width;
-  }
-};
 
 template <int Tokens>
 inline void score_latents(const float* queries, const float* context, int width, f32x16* scores) {
@@ -129,8 +71,6 @@ inline void gather_latents(const float* weights, const float* context, int num_t
 template <typename KV>
 class LatentRows {
  public:
-  using Block = LatentBlock<KV>;
-
   LatentRows(const Model& model, const Batch& batch, const Layer& layer, float* rows, int stride)
       : m_(model), batch_(batch), layer_(layer), shape_(*layer.latent), rows_(rows), stride_(stride),
         width_(shape_.width()),
@@ -147,7 +87,7 @@ class LatentRows {
     rms_norm_row(latent, shape_.latent_norm, shape_.kv_rank, m_.norm_eps, latent);
     rotate(latent + shape_.kv_rank, cosine, sine);
     uint8_t* block = block_of(row, position);
-    Block::write(block + position % kBlockTokens * Block::token_bytes(width_), latent, width_);
+    KV::write_latent(block + position % kBlockTokens * KV::latent_bytes(width_), latent, width_);
   }
 
   // The queries of `head` of `count` rows from `first` on, kTileRows at most, as wide as latents.
@@ -180,7 +120,7 @@ class LatentRows {
     for (int start = 0; start <= last; start += kBlockTokens) {
       const int num_tokens = std::min(kBlockTokens, last - start + 1);
       const float* context =
-          Block::read(block_of(rows.first_row, start), num_tokens, width_, own.context.data());
+          KV::read_latents(block_of(rows.first_row, start), num_tokens, width_, own.context.data());
       f32x16 scores[kBlockTokens];
       score(own, context, num_tokens, scores);
       weigh(own, scores, start, num_tokens, last_seen, count, maxima, totals);
@@ -204,7 +144,7 @@ class LatentRows {
   }
 
  private:
-  int64_t block_bytes() const { return kBlockTokens * Block::token_bytes(shape_.width()); }
+  int64_t block_bytes() const { return kBlockTokens * KV::latent_bytes(shape_.width()); }
   uint8_t* block_of(int row, int position) const {
     return blocks_ + batch_.block_of(row, position) * block_bytes();
   }

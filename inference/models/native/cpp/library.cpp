@@ -80,20 +80,13 @@ int64_t helexa_linear_bytes(const helexa::Linear* weight) { return weight->bytes
 
 // Of the keys, or the values, of one (block, kv head).
 int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {
-  if (kv_format == helexa::kKVInt8) return helexa::Int8KV::region_bytes(head_dim);
-  if (kv_format == helexa::kKVBfloat16)
-    return helexa::ElementKV<uint16_t>::region_bytes(head_dim);
-  return helexa::ElementKV<float>::region_bytes(head_dim);
+  return helexa::with_kv(kv_format, [&]<typename KV>() { return KV::region_bytes(head_dim); });
 }
 
 // Of one block's latents.
 int64_t helexa_latent_region_bytes(int32_t kv_format, int32_t width) {
-  int64_t of_token = helexa::LatentBlock<helexa::ElementKV<float>>::token_bytes(width);
-  if (kv_format == helexa::kKVInt8)
-    of_token = helexa::LatentBlock<helexa::Int8KV>::token_bytes(width);
-  if (kv_format == helexa::kKVBfloat16)
-    of_token = helexa::LatentBlock<helexa::ElementKV<uint16_t>>::token_bytes(width);
-  return helexa::kBlockTokens * of_token;
+  const auto bytes = [&]<typename KV>() { return KV::latent_bytes(width); };
+  return helexa::kBlockTokens * helexa::with_kv(kv_format, bytes);
 }
 
 int32_t helexa_block_tokens() { return helexa::kBlockTokens; }

@@ -4,11 +4,12 @@
 
 #include <cstdint>
 
-#include "attention.h"
 #include "linear.h"
 #include "low_rank.h"
 
 namespace helexa {
+
+constexpr int kBlockTokens = 32;  // of a block of the cache
 
 extern "C" {
 

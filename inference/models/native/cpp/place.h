@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention.h"
 #include "buffers.h"
 #include "delta_net.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "model.h"
-#include "row_attention.h"
 #include "thread_team.h"
 
 namespace helexa {

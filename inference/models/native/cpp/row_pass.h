@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attention.h"
 #include "buffers.h"
 #include "convolution.h"
 #include "delta_net.h"
@@ -13,7 +14,6 @@
 #include "mamba.h"
 #include "model.h"
 #include "place.h"
-#include "row_attention.h"
 #include "rows.h"
 #include "simd.h"
 #include "thread_team.h"

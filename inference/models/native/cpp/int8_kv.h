@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "products.h"
 
 namespace helexa {
 
@@ -227,6 +228,34 @@ struct Int8KV {
     }
     for (int begin = 0; begin < head_dim; begin += kValueGroup)
       gather_group(tile, values, begin, block.num_tokens, head_dim);
+  }
+
+  // Of a token's latent and rotary key: codes, then a float for each group of them. Not spread: what is
+  // kept is normed as a whole, and the rotary key has groups of its own.
+  static int64_t latent_bytes(int width) {
+    return width + int64_t(num_groups(width, kValueGroup)) * int64_t(sizeof(float));
+  }
+
+  static void write_latent(uint8_t* to, const float* from, int width) {
+    uint8_t* scales = to + width;
+    for (int begin = 0; begin < width; begin += kValueGroup, scales += sizeof(float)) {
+      const int features = features_left(width, kValueGroup, begin);
+      const float scale = largest_magnitude(from + begin, features) / kLargestCode;
+      std::memcpy(scales, &scale, sizeof scale);
+      quantize_bytes(from + begin, features, scale, reinterpret_cast<int8_t*>(to) + begin);
+    }
+  }
+
+  // A block's first tokens as floats, in `room`.
+  static const float* read_latents(const uint8_t* block, int num_tokens, int width, float* room) {
+    for (int t = 0; t < num_tokens; t++, block += latent_bytes(width), room += width)
+      for (int begin = 0; begin < width; begin += kValueGroup) {
+        float scale;
+        std::memcpy(&scale, block + width + begin / kValueGroup * sizeof scale, sizeof scale);
+        const int end = begin + features_left(width, kValueGroup, begin);
+        for (int i = begin; i < end; i += kLanes) store(room + i, load_weights(block + i) * scale);
+      }
+    return room - int64_t(num_tokens) * width;
   }
 
  private:

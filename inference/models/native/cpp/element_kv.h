@@ -13,6 +13,7 @@
 #pragma once
 
 #include "attention.h"
+#include "products.h"
 
 namespace helexa {
 
@@ -175,6 +176,24 @@ struct ElementKV {
     }
     if (block.is_full()) gather<true>(tile, values, block, head_dim);
     else gather<false>(tile, values, block, head_dim);
+  }
+
+  // Of a token's latent and rotary key, where a layer keeps those: token by token.
+  static int64_t latent_bytes(int width) { return int64_t(width) * sizeof(T); }
+
+  static void write_latent(uint8_t* to, const float* from, int width) {
+    T* elements = reinterpret_cast<T*>(to);
+    for (int i = 0; i < width; i++) store_element(elements + i, from[i]);
+  }
+
+  // A block's first tokens as floats: where they lie, or in `room`.
+  static const float* read_latents(const uint8_t* block, int num_tokens, int width, float* room) {
+    const T* from = reinterpret_cast<const T*>(block);
+    if constexpr (kIsFloat) return from;
+    else {
+      for (int i = 0; i < num_tokens * width; i += kLanes) store(room + i, load_weights(from + i));
+      return room;
+    }
   }
 
  private:
