@@ -49,6 +49,8 @@ inline float dot(const float* a, const float* b, int count) {
   return sum(total);
 }
 
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
 // What a row's key and its query find in a panel. Each sum is made of two, of even and of odd features,
 // because an addition waits for the one before.
 struct PanelSums {
@@ -169,8 +171,6 @@ class DeltaRows {
       finish(out, row(piece.first + r) + d_.conv_channels() + head * dim);
     }
   }
-
-  static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
   // `count` rows through one panel of a head's state; `outputs` of those lanes.
   void go_through(int count, const float* from, float* to, const DeltaScratch& at, int lane,

@@ -110,7 +110,6 @@ class MambaRows {
 
  private:
   float* row(int row) const { return rows_ + int64_t(row) * stride_; }
-  static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
   const Mamba& m_;
   const Batch& batch_;

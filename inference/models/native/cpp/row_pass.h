@@ -297,61 +297,69 @@ class RowPass {
     });
   }
 
-  // A sequence's rows one after the other, each key head by itself.
+  // Each key head of a sequence's rows by itself.
   void update_states(const Layer& layer, int index) {
     const DeltaNet& d = *layer.delta;
     const DeltaRows delta(d, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
-    const std::vector<RowTile>& runs = place_.runs;
-    const int num_runs = int(runs.size());
-    if (turns_) turns_->wait(index, block_);
-    share_tasks(num_runs * d.num_key_heads, [&](int task) {
-      const RowTile rows = runs[task % num_runs];
+    wait_for_turn(index);
+    share_sequences(d.num_key_heads, [&](RowTile rows, int head) {
       float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * d.value_features();
-      delta.mix(rows.first_row, rows.count, task / num_runs, place_.delta, outputs);
+      delta.mix(rows.first_row, rows.count, head, place_.delta, outputs);
     });
-    if (turns_) turns_->pass_on(index, block_);
+    pass_turn_on(index);
   }
 
-  // A sequence's rows one after the other, some channels by themselves.
+  // Some channels of a sequence's rows by themselves.
   void convolve_rows(const Layer& layer, int index) {
     const ShortConvRows conv(*layer.conv, batch_, layer.cache_index, projected_, stride_);
-    const std::vector<RowTile>& runs = place_.runs;
-    const int num_runs = int(runs.size());
-    if (turns_) turns_->wait(index, block_);
-    share_tasks(num_runs * conv.num_tasks(), [&](int task) {
-      const RowTile rows = runs[task % num_runs];
+    wait_for_turn(index);
+    share_sequences(conv.num_tasks(), [&](RowTile rows, int channels) {
       float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * layer.conv->channels;
-      conv.mix(rows.first_row, rows.count, task / num_runs, outputs);
+      conv.mix(rows.first_row, rows.count, channels, outputs);
     });
-    if (turns_) turns_->pass_on(index, block_);
+    pass_turn_on(index);
   }
 
-  // A sequence's rows one after the other: some channels by themselves, and then each head.
+  // Some channels of a sequence's rows by themselves, and then each head.
   void scan(const Layer& layer, int index) {
     const Mamba& m = *layer.mamba;
     const MambaRows mamba(m, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
-    const std::vector<RowTile>& runs = place_.runs;
-    const int num_runs = int(runs.size());
     const auto outputs = [&](int row) {
       return own_.values.data() + int64_t(row - first_) * m.features();
     };
-    if (turns_) turns_->wait(index, block_);
-    share_tasks(num_runs * mamba.num_conv_tasks(), [&](int task) {
-      const RowTile rows = runs[task % num_runs];
-      mamba.mix_channels(rows.first_row, rows.count, task / num_runs);
+    wait_for_turn(index);
+    share_sequences(mamba.num_conv_tasks(), [&](RowTile rows, int channels) {
+      mamba.mix_channels(rows.first_row, rows.count, channels);
     });
     crew_.barrier();  // tasks are counted from the first again
-    share_tasks(num_runs * m.num_heads, [&](int task) {
-      const RowTile rows = runs[task % num_runs];
-      mamba.scan(rows.first_row, rows.count, task / num_runs, outputs(rows.first_row));
+    share_sequences(m.num_heads, [&](RowTile rows, int head) {
+      mamba.scan(rows.first_row, rows.count, head, outputs(rows.first_row));
     });
-    if (turns_) turns_->pass_on(index, block_);
+    pass_turn_on(index);
     const Share groups = crew_.share(num_rows_ * m.num_groups);
     for (int i = groups.begin; i < groups.end; i++) {
       const int row = first_ + i / m.num_groups;
       mamba.finish(row, i % m.num_groups, outputs(row));
     }
     crew_.barrier();
+  }
+
+  // States of a layer go from block to block: in order, where each block has a pass of its own.
+  void wait_for_turn(int layer) {
+    if (turns_) turns_->wait(layer, block_);
+  }
+  void pass_turn_on(int layer) {
+    if (turns_) turns_->pass_on(layer, block_);
+  }
+
+  // Calls do_part(rows, part) for each part of the work on each sequence's rows, which are done one after
+  // the other.
+  template <typename DoPart>
+  void share_sequences(int num_parts, DoPart do_part) {
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    share_tasks(num_runs * num_parts,
+                [&](int task) { do_part(runs[task % num_runs], task / num_runs); });
   }
 
   // Calls do_task(task) for each, by whoever of the crew is free.
