@@ -83,18 +83,30 @@ class States:
     recurrent: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class NativeKV:
+    """``keys`` and ``values`` (layers with attention, num_blocks, num_kv_heads, bytes of a block
+    and head), contiguous, in the order that element_kv.h and int8_kv.h document. Latents lie in
+    ``keys``, token by token, and ``values`` is empty."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_tokens: int
+    states: States | None = None
+    """The states of layers that keep a state instead."""
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block, by name."""
+        views = {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
+        return {name: view for name, view in views.items() if view.numel()}
+
+
 def num_logits(step: StepInput) -> int:
     return len(step.positions) if step.logit_rows is None else len(step.logit_rows)
 
 
 @contextmanager
-def batch_of(
-    step: StepInput,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    states: States | None,
-    images: NativeImages | None,
-) -> Iterator[CBatch]:
+def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iterator[CBatch]:
     """What the C side reads of a step, alive while the context is."""
     table = step.block_table
     pointers, inner_width = None, 0
@@ -110,14 +122,14 @@ def batch_of(
         query_start=address(step.query_start),
         block_table=address(table, has_contiguous_rows=True),
         logit_rows=address(step.logit_rows),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
-        num_blocks=keys.shape[1],
+        keys=kv.keys.data_ptr(),
+        values=kv.values.data_ptr(),
+        num_blocks=kv.keys.shape[1],
         adapters=None if pointers is None else ctypes.addressof(pointers),
         inner_width=inner_width,
         last_seen=address(step.last_seen),
     )
-    if states is not None:
+    if (states := kv.states) is not None:
         assert step.state_reads is not None, "a step of layers with states names their slots"
         batch.state_reads = address(step.state_reads)
         batch.state_writes = address(step.state_writes)

@@ -16,7 +16,7 @@ import torch
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
-from inference.models.native.batch import NativeImages, States, batch_of, num_logits
+from inference.models.native.batch import NativeImages, NativeKV, batch_of, num_logits
 from inference.models.native.checked_weights import WeightCheck
 from inference.models.native.layers import (
     NativeJoin,
@@ -116,26 +116,15 @@ class NativeDecoder:
         return decoder
 
     def forward(
-        self,
-        step: StepInput,
-        *,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        states: States | None = None,
-        images: NativeImages | None = None,
+        self, step: StepInput, kv: NativeKV, images: NativeImages | None = None
     ) -> torch.Tensor:
-        """Runs a step's rows through the model, writes their keys and values, returns float32
-        logits (num_logits, vocab_size).
-
-        ``keys`` and ``values``: (layers with attention, num_blocks, num_kv_heads,
-        ``kv_region_bytes``) bytes, contiguous; written to, as ``states`` are where layers keep any.
-        Latents lie in ``keys`` alone.
-        ``images``: what ``step.images`` are here. Raises ``MemoryError``, and ``IndexError``
-        for token ids outside the vocabulary, having written nothing.
-        """
+        """Runs a step's rows through the model, writes their keys, values and states to ``kv``,
+        returns float32 logits (num_logits, vocab_size). ``images``: what ``step.images`` are here.
+        Raises ``MemoryError``, and ``IndexError`` for token ids outside the vocabulary, having
+        written nothing."""
         step = step.with_all_ids()
         logits = torch.empty(num_logits(step), self._vocab_size)
-        with batch_of(step, keys, values, states, images) as batch:
+        with batch_of(step, kv, images) as batch:
             batch.logits = logits.data_ptr()
             self._run(batch)
         return logits
@@ -144,10 +133,7 @@ class NativeDecoder:
         self,
         step: StepInput,
         hidden: torch.Tensor | None,
-        *,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        states: States | None = None,
+        kv: NativeKV,
         images: NativeImages | None = None,
     ) -> torch.Tensor:
         """``forward`` as far as the last layer: what it gives for ``step.logit_rows``, float32
@@ -156,7 +142,7 @@ class NativeDecoder:
         if hidden is None or self._has_join:
             step = step.with_all_ids()
         rows = torch.empty(num_logits(step), self._hidden_size)
-        with batch_of(step, keys, values, states, images) as batch:
+        with batch_of(step, kv, images) as batch:
             batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
             batch.hidden_out = rows.data_ptr()
             self._run(batch)

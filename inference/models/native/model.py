@@ -9,7 +9,7 @@ path, so phase never changes a row's numbers.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import rms_norm
@@ -28,7 +28,7 @@ from inference.models.families.predictor import (
 )
 from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
-from inference.models.native.batch import NativeImages, States, native_images
+from inference.models.native.batch import NativeImages, NativeKV, States, native_images
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeJoin
 from inference.models.native.load_layer import (
@@ -47,30 +47,11 @@ from inference.models.weights.weight_source import WeightSource
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class NativeKV:
-    """``keys`` and ``values`` (layers with attention, num_blocks, num_kv_heads, bytes of a block
-    and head), in the order that element_kv.h and int8_kv.h document. Latents lie in
-    ``keys``, token by token (latent_attention.h), and ``values`` is empty."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    block_tokens: int
-    scratch_slot: int
-    states: States | None = None
-    """The states of layers that keep a state instead."""
-
-    def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        """Views of one block, by name."""
-        views = {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
-        return {name: view for name, view in views.items() if view.numel()}
-
-
 def new_native_kv(
     decoder: NativeDecoder, config: ModelConfig, num_blocks: int, num_state_slots: int = 0
 ) -> NativeKV:
     """Room for ``num_blocks`` blocks of the decoder's layers, which are those of ``config``, and
-    one block more: the last is scratch, where padding rows write."""
+    for the scratch block that placement counts."""
     layout = cache_layout(config)
     num_layers = len(layout.attention_layers)
     shape = (num_layers, num_blocks + 1, config.num_kv_heads, decoder.kv_region_bytes)
@@ -84,7 +65,6 @@ def new_native_kv(
         keys=keys,
         values=values,
         block_tokens=decoder.block_tokens,
-        scratch_slot=num_blocks * decoder.block_tokens,
         states=_new_states(config, len(layout.state_layers), num_state_slots),
     )
 
@@ -164,7 +144,6 @@ class NativeModel(PlainBackend):
         self.decoder.make_scratch()
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> NativeKV:
-        """One block more than asked for: the last is scratch, where padding rows write."""
         assert block_tokens == self.decoder.block_tokens
         return new_native_kv(self.decoder, self.config, num_blocks, num_state_slots)
 
@@ -172,22 +151,13 @@ class NativeModel(PlainBackend):
         """Write the rows' keys and values, return the logits of ``step.logit_rows``:
         (num_logits, vocab_size) float32. Raises ``PositionError``."""
         check_positions(step.longest_context, self.num_positions)
-        return self.decoder.forward(
-            step, keys=kv.keys, values=kv.values, states=kv.states, images=self._images(step)
-        )
+        return self.decoder.forward(step, kv, self._images(step))
 
     def forward_rows(
         self, step: StepInput, hidden: torch.Tensor | None, kv: NativeKV
     ) -> torch.Tensor:
         check_positions(step.longest_context, self.num_positions)
-        return self.decoder.forward_rows(
-            step,
-            hidden,
-            keys=kv.keys,
-            values=kv.values,
-            states=kv.states,
-            images=self._images(step),
-        )
+        return self.decoder.forward_rows(step, hidden, kv, self._images(step))
 
     def forward_with_hidden(
         self, step: StepInput, kv: NativeKV
@@ -271,7 +241,7 @@ class NativePredictor:
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: NativeKV) -> torch.Tensor:
         check_positions(step.longest_context, self.num_positions)
         step = replace(step, logit_rows=None)  # all rows are wanted, as torch's operators give them
-        rows = self._decoder.forward_rows(step, hidden, keys=kv.keys, values=kv.values)
+        rows = self._decoder.forward_rows(step, hidden, kv)
         weight = self._final_norm
         return rms_norm(rows, weight.shape, weight, self._config.rms_norm_eps)
 

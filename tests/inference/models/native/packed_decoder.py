@@ -11,6 +11,7 @@ import torch
 
 from inference.models.config import ModelConfig
 from inference.models.layers.configs import ExpertsConfig
+from inference.models.native.batch import NativeKV
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import (
@@ -206,7 +207,7 @@ class Sequences:
         self._blocks_each = CONFIG.max_positions // BLOCK_TOKENS
         num_blocks = num_sequences * self._blocks_each
         shape = (NUM_LAYERS, num_blocks, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
-        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+        self.kv = NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS)
 
     def run(
         self, token_ids: list[int], sequences: list[int], logit_rows: list[int] | None = None
@@ -222,7 +223,7 @@ class Sequences:
             for sequence, rows in _rows_of(sequences)
         ]
         step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows)
-        return self._native.forward(step, keys=self.keys, values=self.values)
+        return self._native.forward(step, self.kv)
 
     def _blocks(self, sequence: int) -> range:
         return range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each)

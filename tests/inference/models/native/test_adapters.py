@@ -9,6 +9,7 @@ import torch
 
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
+from inference.models.native.batch import NativeKV
 from inference.models.native.packing import Format
 from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
@@ -75,8 +76,7 @@ def logits(
             block_tokens=BLOCK_TOKENS,
             adapters=tuple(adapters) if any(adapters) else None,
         ),
-        keys=torch.zeros(shape),
-        values=torch.zeros(shape),
+        NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS),
     )
     native.close()
     return found.view(count, 5, VOCAB_SIZE)

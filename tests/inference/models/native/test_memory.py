@@ -120,9 +120,9 @@ def _a_step(library: ctypes.CDLL, threads: int) -> None:
     sequences = Sequences(native, 2)
     step = many_rows_of_one_block()
     with room_for(64 * MB), pytest.raises(MemoryError) as raised:
-        native.forward(step, keys=sequences.keys, values=sequences.values)
+        native.forward(step, sequences.kv)
     assert classify(raised.value, "cpu") is OutOfMemoryFault
-    assert not bool(sequences.keys.any())
+    assert not bool(sequences.kv.keys.any())
     assert torch.equal(sequences.run(*rows), wanted)
     native.close()
 
