@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.configs import DeltaConfig, LatentConfig, MambaConfig, ShortConvConfig
 from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.packing import LANES
 
@@ -21,63 +21,49 @@ MOST_CONV_ROWS = 4
 
 def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
     """Why this model cannot run natively, or ``None``."""
-    if reason := _unbuilt_variation(config):
-        return f"the native decoder has no {reason}"
-    if reason := _unsupported_heads(config, library):
-        return reason
+    return next(_reasons(config, library), None)
+
+
+def _reasons(config: ModelConfig, library: ctypes.CDLL) -> Iterator[str]:
+    for words, is_declared in _unbuilt_variations(config).items():
+        if is_declared:
+            yield f"the native decoder has no {words}"
+    if config.latent is not None:
+        for name in ("kv_rank", "rotary_dim", "value_dim"):
+            if (size := getattr(config.latent, name)) % LANES:
+                yield f"latent attention's {name} {size} is not a multiple of {LANES}"
+    elif config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
+        yield f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
+    elif config.num_query_groups > MOST_QUERY_GROUPS:
+        yield f"{config.num_query_groups} query heads per KV head are more than a native tile"
     for size in _intermediate_sizes(config):
         if size % LANES:
-            return f"intermediate_size {size} is not a multiple of {LANES}"
-    if config.mamba is not None:
-        return _unsupported_mamba(config.mamba)
-    if config.short_conv is not None:
-        return _unsupported_conv(config.short_conv)
-    return None if config.delta is None else _unsupported_delta(config.delta)
+            yield f"intermediate_size {size} is not a multiple of {LANES}"
+    yield from _state_reasons(config)
 
 
-def _unsupported_heads(config: ModelConfig, library: ctypes.CDLL) -> str | None:
-    if config.latent is not None:
-        return _unsupported_latent(config.latent)
-    if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
-        return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
-    if config.num_query_groups > MOST_QUERY_GROUPS:
-        return f"{config.num_query_groups} query heads per KV head are more than a native tile"
-    return None
-
-
-def _unsupported_latent(shape: LatentConfig) -> str | None:
-    for name in ("kv_rank", "rotary_dim", "value_dim"):
-        if (size := getattr(shape, name)) % LANES:
-            return f"latent attention's {name} {size} is not a multiple of {LANES}"
-    return None
-
-
-def _unsupported_conv(shape: ShortConvConfig) -> str | None:
-    if shape.channels % LANES:
-        return f"{shape.channels} channels of a convolution are not a multiple of {LANES}"
-    return _unsupported_kernel(shape.kernel)
-
-
-def _unsupported_mamba(shape: MambaConfig) -> str | None:
-    if shape.head_dim % STATE_LANES or shape.state_size % LANES:
-        dims = f"{shape.head_dim} and {shape.state_size}"
-        return f"Mamba-2 heads of {dims} are not multiples of {STATE_LANES} and {LANES}"
-    if shape.step_limit != (0.0, math.inf):
-        return "steps of Mamba-2 layers within limits are not built natively"
-    return _unsupported_kernel(shape.conv_kernel)
-
-
-def _unsupported_kernel(rows: int) -> str | None:
-    if not 2 <= rows <= MOST_CONV_ROWS:
-        return f"a convolution over {rows} rows is not built natively"
-    return None
-
-
-def _unsupported_delta(shape: DeltaConfig) -> str | None:
-    if shape.key_head_dim % LANES or shape.value_head_dim % STATE_LANES:
-        dims = f"{shape.key_head_dim} and {shape.value_head_dim}"
-        return f"DeltaNet heads of {dims} are not multiples of {LANES} and {STATE_LANES}"
-    return _unsupported_kernel(shape.conv_kernel)
+def _state_reasons(config: ModelConfig) -> Iterator[str]:
+    """Of layers that keep a state."""
+    delta, conv, mamba = config.delta, config.short_conv, config.mamba
+    kernel = None
+    if mamba is not None:
+        kernel = mamba.conv_kernel
+        if mamba.head_dim % STATE_LANES or mamba.state_size % LANES:
+            dims = f"{mamba.head_dim} and {mamba.state_size}"
+            yield f"Mamba-2 heads of {dims} are not multiples of {STATE_LANES} and {LANES}"
+        if mamba.step_limit != (0.0, math.inf):
+            yield "steps of Mamba-2 layers within limits are not built natively"
+    elif conv is not None:
+        kernel = conv.kernel
+        if conv.channels % LANES:
+            yield f"{conv.channels} channels of a convolution are not a multiple of {LANES}"
+    elif delta is not None:
+        kernel = delta.conv_kernel
+        if delta.key_head_dim % LANES or delta.value_head_dim % STATE_LANES:
+            dims = f"{delta.key_head_dim} and {delta.value_head_dim}"
+            yield f"DeltaNet heads of {dims} are not multiples of {LANES} and {STATE_LANES}"
+    if kernel is not None and not 2 <= kernel <= MOST_CONV_ROWS:
+        yield f"a convolution over {kernel} rows is not built natively"
 
 
 def _intermediate_sizes(config: ModelConfig) -> list[int]:
@@ -97,10 +83,10 @@ def _has_other_mrope_layout(config: ModelConfig) -> bool:
     return kinds != {"attention"} or config.is_rope_interleaved or is_deep
 
 
-def _unbuilt_variation(config: ModelConfig) -> str | None:
-    """The first thing declared that the native layers do not compute."""
+def _unbuilt_variations(config: ModelConfig) -> dict[str, object]:
+    """What the native layers do not compute, and whether it is declared."""
     is_sparse = "sparse" in config.mlp_kinds
-    variations = {
+    return {
         "rotation by an image's rows and columns in this layout": _has_other_mrope_layout(config),
         "sinks of attention": config.has_sinks,
         "biased experts": config.experts is not None and config.experts.has_bias,
@@ -109,4 +95,3 @@ def _unbuilt_variation(config: ModelConfig) -> str | None:
         "experts of this activation": is_sparse and config.activation != "silu",
         "norms after experts": is_sparse and family_of(config).layer_names.mlp_added_norm,
     }
-    return next((words for words, is_declared in variations.items() if is_declared), None)
