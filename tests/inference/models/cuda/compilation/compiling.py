@@ -1,10 +1,14 @@
-"""Compiles a Triton kernel to a card's machine code, for which no card is needed."""
+"""Compiles Triton kernels to a card's machine code, for which no card is needed."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import triton
@@ -14,6 +18,14 @@ from triton.compiler import ASTSource
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """What a block may have: CUDA programming guide, technical specifications per compute
 capability."""
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+LABEL = re.compile(r"^(\.L_x_\d+):")
+INSTRUCTION = re.compile(r"^/\*[0-9a-f]+\*/\s+(.*)")
+BRANCH = re.compile(r"\bBRA\S*\s.*?`\((\.L_x_\d+)\)")
+
+
+class SlowCodeError(Exception):
+    """A loop spends too many instructions on a weight."""
 
 
 class Case(Protocol):
@@ -30,20 +42,7 @@ class Case(Protocol):
         ...
 
 
-AnyCase = TypeVar("AnyCase", bound=Case)
-
-
-def chosen_cases(
-    arguments: list[str],
-    some_cases: Callable[[int, int], Iterable[AnyCase]],
-    diagonal: Callable[[], Iterable[AnyCase]],
-) -> Iterable[AnyCase]:
-    """Returns the cases of a program's arguments: ``diagonal``, or an architecture and, if not all
-    cases of it, the stride through them."""
-    if arguments == ["diagonal"]:
-        return diagonal()
-    architecture, stride = [*arguments, "1"][:2]
-    return some_cases(int(architecture), int(stride))
+AnyCase = TypeVar("AnyCase")
 
 
 def every_nth(cases: Iterable[AnyCase], first: int, stride: int) -> Iterator[AnyCase]:
@@ -98,7 +97,30 @@ def compiled_kernel(
     return triton.compile(source, target=target, options=options)
 
 
-def in_words(kernel: Any, architecture: int, compiled: Any) -> str:
-    """Name, architecture, bytes of machine code, bytes of shared memory."""
-    code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
-    return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"
+def check_speed(compiled: Any, lane_weights: float, most: float) -> None:
+    """Raises ``SlowCodeError``. ``lane_weights``: how many weights a lane's loop multiplies each
+    time round."""
+    per_weight = loop_instructions(compiled.asm["cubin"]) / lane_weights
+    if per_weight > most:
+        raise SlowCodeError(f"{per_weight:.1f} instructions of a lane for each weight")
+
+
+def loop_instructions(cubin: bytes) -> int:
+    """Counts the instructions of the longest loop, from its label to the branch back."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run(
+            [DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    labels: dict[str, int] = {}
+    longest = count = 0
+    for line in map(str.strip, listing.splitlines()):
+        if label := LABEL.match(line):
+            labels[label[1]] = count
+        elif instruction := INSTRUCTION.match(line):
+            count += 1
+            back = BRANCH.search(instruction[1])
+            if back and back[1] in labels:
+                longest = max(longest, count - labels[back[1]])
+    return longest

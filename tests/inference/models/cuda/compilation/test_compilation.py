@@ -10,22 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.inference.models.cuda.compilation import batch_matrix, expert_matrix, kernel_matrix
-from tests.inference.models.cuda.compilation.few_cases import few_cases
-
-LARGEST_SHARED_BYTES = 99 * 1024
-"""What a block may have on any card since compute capability 8.0."""
-MOST_PER_WEIGHT = 8.5
-"""Instructions of a lane: 6 to 8 as written. Were layouts converted on the way, or scales and codes
-read one by one, it would be 15 to 40, and memory would wait for them."""
-MOST_PER_WEIGHT_OF_75 = 17
-"""Its products are smaller, and nothing is fetched ahead of them."""
+from tests.inference.models.cuda.compilation.attention_cases import ARCHITECTURES
+from tests.inference.models.cuda.compilation.compile_cases import MATRICES, cases
 
 STRIDE = int(os.environ.get("HELEXA_KERNEL_STRIDE", "131"))
 """One combination in so many is compiled, others for each architecture. A prime number, so that
 every value of each axis is among them or the diagonal. 1 compiles all 2,504: some two hours of a
 core."""
-EXPERT_STRIDE = min(STRIDE, 23)
+STRIDES = {"attention": STRIDE, "experts": min(STRIDE, 23), "batches": min(STRIDE, 23)}
 
 
 def run_program(module: str, *arguments: str, cache: Path) -> list[str]:
@@ -46,17 +38,6 @@ def run_program(module: str, *arguments: str, cache: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> None:
-    lines = [line.split() for line in run_program("compile_kernels", cache=model_cache_dir)]
-    assert len(lines) == 16 + 3 * len(kernel_matrix.ARCHITECTURES) + 2
-    for _, architecture, code_bytes, shared_bytes, *per_weight in lines:
-        most = MOST_PER_WEIGHT_OF_75 if architecture == "75" else MOST_PER_WEIGHT
-        assert int(code_bytes) > 1000
-        assert int(shared_bytes) <= LARGEST_SHARED_BYTES
-        assert all(float(instructions) <= most for instructions in per_weight)
-
-
-@pytest.mark.slow
 @pytest.mark.limit_s(120)
 def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
     """Slices of a step's upload begin anywhere, and Triton would compile another kernel for those
@@ -66,54 +47,34 @@ def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.limit_s(300)
-def test_every_kernel_compiles(model_cache_dir: Path) -> None:
-    assert len(run_program("few_cases", cache=model_cache_dir)) == len(few_cases()) == 8
-
-
-@pytest.mark.slow
-@pytest.mark.limit_s(300)
 @pytest.mark.parametrize(
-    ("matrix", "num_cases"), [("kernel_matrix", 16), ("expert_matrix", 5), ("batch_matrix", 4)]
+    ("arguments", "num_cases"),
+    [
+        (("few",), 8),
+        (("others",), 39),
+        (("attention", "diagonal"), 16),
+        (("experts", "diagonal"), 5),
+        (("batches", "diagonal"), 4),
+    ],
 )
-def test_kernels_compile_for_some_combinations(
-    matrix: str, num_cases: int, model_cache_dir: Path
+def test_kernels_compile_for_cards_that_are_not_here(
+    arguments: tuple[str, ...], num_cases: int, model_cache_dir: Path
 ) -> None:
-    assert len(run_program(matrix, "diagonal", cache=model_cache_dir)) == num_cases
+    assert len(run_program("compile_cases", *arguments, cache=model_cache_dir)) == num_cases
 
 
 @pytest.mark.slow
 @pytest.mark.limit_s(3600)
-@pytest.mark.parametrize("architecture", kernel_matrix.ARCHITECTURES)
-def test_attention_and_rotation_compile_for_what_families_ask(
-    architecture: int, model_cache_dir: Path
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_for_what_models_ask(
+    architecture: int, matrix: str, model_cache_dir: Path
 ) -> None:
     """Norms or none, every width of heads and format of keys and values, with a window, sinks or a
-    cap of scores and without: a combination that does not compile for a card, or does not fit it,
-    would take torch's operators there."""
-    cases = list(kernel_matrix.some_cases(architecture, STRIDE))
-    lines = run_program("kernel_matrix", str(architecture), str(STRIDE), cache=model_cache_dir)
-    assert len(lines) == len(cases) > 5
-
-
-@pytest.mark.slow
-@pytest.mark.limit_s(3600)
-@pytest.mark.parametrize("architecture", expert_matrix.ARCHITECTURES)
-def test_experts_compile_in_every_format(architecture: int, model_cache_dir: Path) -> None:
-    cases = list(expert_matrix.some_cases(architecture, EXPERT_STRIDE))
-    lines = run_program(
-        "expert_matrix", str(architecture), str(EXPERT_STRIDE), cache=model_cache_dir
-    )
-    assert len(lines) == len(cases) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.limit_s(3600)
-@pytest.mark.parametrize("architecture", batch_matrix.ARCHITECTURES)
-def test_products_of_batches_compile_in_every_format(
-    architecture: int, model_cache_dir: Path
-) -> None:
-    cases = list(batch_matrix.some_cases(architecture, EXPERT_STRIDE))
-    lines = run_program(
-        "batch_matrix", str(architecture), str(EXPERT_STRIDE), cache=model_cache_dir
-    )
-    assert len(lines) == len(cases) > 1
+    cap of scores and without; every format of weights. A combination that does not compile for a
+    card, or does not fit it, would take torch's operators there."""
+    if architecture not in MATRICES[matrix].ARCHITECTURES:
+        pytest.skip("no kernel is built for it")
+    arguments = matrix, str(architecture), str(STRIDES[matrix])
+    lines = run_program("compile_cases", *arguments, cache=model_cache_dir)
+    assert len(lines) == len(list(cases(*arguments))) > 1

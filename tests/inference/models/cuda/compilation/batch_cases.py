@@ -1,17 +1,7 @@
-"""Run as a program: compiles the product of a batch with a packed weight in every format and tile,
-to machine code of one architecture or, of a few formats, for several.
-
-    python -m tests.inference.models.cuda.compilation.batch_matrix 80
-    python -m tests.inference.models.cuda.compilation.batch_matrix 80 11
-    python -m tests.inference.models.cuda.compilation.batch_matrix diagonal
-
-Chooses, prints and ends as ``kernel_matrix`` does, and with 1 where a loop spends too many
-instructions on a weight as well.
-"""
+"""The product of a batch with a packed weight in every format and tile."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +12,10 @@ from inference.models.cuda.packed_batch import BATCH_TILES, ROWS, packed_batch_k
 from inference.models.cuda.packed_layout import pack
 from inference.models.weights.stored import DenseWeight, Fp8Weight
 from tests.inference.models.cuda.compilation.compiling import (
-    chosen_cases,
-    compile_all,
+    check_speed,
     compiled_kernel,
     every_nth,
 )
-from tests.inference.models.cuda.compilation.machine_code import loop_instructions
 from tests.inference.models.cuda.random_experts import K_KINDS, TABLE_KINDS, random_expert
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -40,10 +28,6 @@ MOST_OF_SMALL_GROUPS = 17
 """With groups of 16, which have twice the scales."""
 MOST_PER_WEIGHT_OF_100 = 30
 """Its tensor cores have their sums in a memory of their own, through which they come and go."""
-
-
-class SlowCodeError(Exception):
-    """A loop spends too many instructions on a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +74,10 @@ class Case:
         )
         planes = 2 if layout["bits"] == 8 else 4
         weights = tile.outputs * tile.step_tiles * planes * layout["group_features"]
-        per_weight = loop_instructions(compiled.asm["cubin"]) * 32 * tile.warps / weights
         most = MOST_PER_WEIGHT if layout["group_features"] == 32 else MOST_OF_SMALL_GROUPS
         if self.architecture == 100:
             most = MOST_PER_WEIGHT_OF_100
-        if per_weight > most:
-            raise SlowCodeError(f"{per_weight:.1f} instructions of a lane for each weight")
+        check_speed(compiled, weights / (32 * tile.warps), most)
         return int(compiled.metadata.shared)
 
 
@@ -119,7 +101,3 @@ def diagonal() -> Iterator[Case]:
     yield from few()
     yield Case(90, "Q8", 64)
     yield Case(120, "IQ4_XS", 32)
-
-
-if __name__ == "__main__":
-    sys.exit(compile_all(chosen_cases(sys.argv[1:], some_cases, diagonal)))

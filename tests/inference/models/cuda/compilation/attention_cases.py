@@ -1,20 +1,7 @@
-"""Run as a program: compiles the kernels of attention and rotation for every combination that a
-family of models can ask for, to machine code of one architecture or, of each kernel, a few
-combinations for every architecture.
-
-    python -m tests.inference.models.cuda.compilation.kernel_matrix 80
-    python -m tests.inference.models.cuda.compilation.kernel_matrix 80 131
-    python -m tests.inference.models.cuda.compilation.kernel_matrix diagonal
-
-The second form compiles one in 131 combinations of attention, others for each architecture.
-Prints a line for each combination: its words, and the bytes of shared memory that it takes.
-Ends with 1, naming each, where any does not compile or fits the card in none of the tunings that a
-load tries: it would take a slower path there.
-"""
+"""The kernels of attention and rotation for every combination that a family can ask for."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -27,8 +14,6 @@ from inference.models.cuda.attention_kernels import decode_kernel, prefill_kerne
 from inference.models.cuda.rotation import padded_groups, rotate_kernel
 from tests.inference.models.cuda.compilation.compiling import (
     SHARED_KIB,
-    chosen_cases,
-    compile_all,
     compiled_kernel,
     every_nth,
 )
@@ -209,7 +194,3 @@ def compiled(case: Case, tuning: Tuning) -> Any:
     }
     kernel, num_warps = kernels[case.kernel]
     return compiled_kernel(kernel, case.architecture, types, constants, num_warps, tuning.stages)
-
-
-if __name__ == "__main__":
-    sys.exit(compile_all(chosen_cases(sys.argv[1:], some_cases, diagonal)))

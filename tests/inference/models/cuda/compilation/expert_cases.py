@@ -1,16 +1,7 @@
-"""Run as a program: compiles the kernel for experts in every format, to machine code of one
-architecture or, of a few formats, for several.
-
-    python -m tests.inference.models.cuda.compilation.expert_matrix 80
-    python -m tests.inference.models.cuda.compilation.expert_matrix 80 11
-    python -m tests.inference.models.cuda.compilation.expert_matrix diagonal
-
-Chooses, prints and ends as ``kernel_matrix`` does.
-"""
+"""The kernel for experts in every format."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +15,7 @@ from inference.models.cuda.experts import (
     pack_expert,
 )
 from inference.models.cuda.packed import TILES
-from tests.inference.models.cuda.compilation.compiling import (
-    chosen_cases,
-    compile_all,
-    compiled_kernel,
-    every_nth,
-)
+from tests.inference.models.cuda.compilation.compiling import compiled_kernel, every_nth
 from tests.inference.models.cuda.random_experts import K_KINDS, KINDS, TABLE_KINDS, random_expert
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -76,9 +62,8 @@ class Case:
             "stages": tile.stages,
             "is_exact": False,
         }
-        absent = [
-            name for name in ("high_words", "scales", "row_scales", "table") if _lacks(packed, name)
-        ]
+        optional = ("high_words", "scales", "row_scales", "table")
+        absent = [name for name in optional if getattr(packed, name) is None]
         constants |= dict.fromkeys(absent if self.gathers else [*absent, "rows"])
         compiled = compiled_kernel(
             expert_matmul_kernel,
@@ -88,10 +73,6 @@ class Case:
             DENSE_WARPS if is_dense else packed.parts,
         )
         return int(compiled.metadata.shared)
-
-
-def _lacks(packed: Any, name: str) -> bool:
-    return getattr(packed, name) is None
 
 
 def all_cases(architecture: int) -> Iterator[Case]:
@@ -115,7 +96,3 @@ def diagonal() -> Iterator[Case]:
     yield Case(80, "dense", 64)
     yield Case(90, "fp8", 16, gathers=False)
     yield Case(86, "IQ4_XS", 8)
-
-
-if __name__ == "__main__":
-    sys.exit(compile_all(chosen_cases(sys.argv[1:], some_cases, diagonal)))
