@@ -76,7 +76,7 @@ class States:
         conv         (num_layers, num_slots, kernel - 1, channels)
         recurrent    (num_layers, num_slots, ...)
 
-    What a head's numbers stand for is in delta_net.h; a short convolution has none.
+    What a head's numbers stand for is in recurrent.h; a short convolution has none.
     """
 
     conv: torch.Tensor

@@ -14,7 +14,7 @@ from inference.models.native.packing import LANES
 MOST_QUERY_GROUPS = 24
 """``kTileQueries`` of attention.h."""
 STATE_LANES = 32
-"""``kStateLanes`` of delta_net.h."""
+"""``kStateLanes`` of recurrent.h."""
 MOST_CONV_ROWS = 4
 """``kMostConvRows`` of convolution.h."""
 

@@ -67,7 +67,7 @@ struct Norm {
   const float* bias;    // null: none
 };
 
-// Gated DeltaNet in place of a layer's attention: see delta_net.h. A row of the layer's `qkv` is
+// Gated DeltaNet in place of a layer's attention: see recurrent.h. A row of the layer's `qkv` is
 //   queries, keys (num_key_heads each) | values | gates (num_value_heads each) | betas | decays
 struct DeltaNet {
   int32_t num_key_heads, num_value_heads, key_head_dim, value_head_dim;
@@ -102,7 +102,7 @@ struct ShortConv {
   int64_t conv_floats() const { return int64_t(kernel - 1) * channels; }
 };
 
-// Mamba-2 in place of a layer's attention: see mamba.h. A row of the layer's `qkv` is
+// Mamba-2 in place of a layer's attention: see recurrent.h. A row of the layer's `qkv` is
 //   gates (features) | values (features) | keys | queries (num_groups each) | steps (num_heads)
 struct Mamba {
   int32_t num_heads, head_dim, num_groups, state_size;

@@ -6,10 +6,10 @@
 
 #include "attention.h"
 #include "buffers.h"
-#include "delta_net.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "model.h"
+#include "recurrent.h"
 #include "thread_team.h"
 
 namespace helexa {
