@@ -67,7 +67,7 @@ def random_expert(kind: str, seed: int, in_features: int = IN_FEATURES) -> Exper
             minimums=small() if has_minimums else None,
             super_minimums=-(uniform(*blocks) / 32).half() if has_minimums else None,
         )
-    is_signed = kind in ("Q5", "Q8")
+    is_signed = kind in ("Q5", "Q6", "Q8")
     low = -(2 ** (bits - 1)) if is_signed else 0
     return GroupedWeight(
         bits=bits,

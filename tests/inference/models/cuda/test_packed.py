@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,63 +14,37 @@ from inference.models.cuda.trials import PackedTrials
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.weights.stored import (
     CodebookWeight,
+    DenseWeight,
+    Fp8Weight,
     GroupedWeight,
     PackedWeight,
     SuperBlockWeight,
     with_tensors,
 )
-from tests.inference.models.cuda.random_experts import TABLE_KINDS, random_codebook
+from tests.inference.models.cuda.random_experts import (
+    IN_FEATURES,
+    K_KINDS,
+    OUT_FEATURES,
+    TABLE_KINDS,
+    random_expert,
+)
 
 pytestmark = pytest.mark.slow
 
-OUT_FEATURES, IN_FEATURES = 37, 512
 
-
-def grouped(bits: int, *, signed: bool) -> GroupedWeight:
-    generator = torch.Generator().manual_seed(bits)
-    shape, groups = (OUT_FEATURES, IN_FEATURES), (OUT_FEATURES, IN_FEATURES // 32)
-    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
-    codes = torch.randint(low, high, shape, generator=generator)
-    scales = (torch.rand(groups, generator=generator) / 2**bits).half()
-    minimums = None if signed else (-torch.rand(groups, generator=generator)).half()
-    kind = torch.int8 if signed else torch.uint8
-    bias = torch.randn(OUT_FEATURES, generator=generator)
-    return GroupedWeight(
-        bits=bits, codes=codes.to(kind), scales=scales, minimums=minimums, bias=bias
+def random_weight(kind: str) -> PackedWeight:
+    """One of groups has a bias."""
+    weight = random_expert(kind, seed=4)
+    assert not isinstance(weight, DenseWeight | Fp8Weight)
+    if not isinstance(weight, GroupedWeight):
+        return weight
+    return replace(
+        weight, bias=torch.randn(OUT_FEATURES, generator=torch.Generator().manual_seed(4))
     )
 
 
-def super_block(bits: int) -> SuperBlockWeight:
-    generator = torch.Generator().manual_seed(bits)
-    group = 32 if bits in (4, 5) else 16
-    groups, blocks = (OUT_FEATURES, IN_FEATURES // group), (OUT_FEATURES, IN_FEATURES // 256)
-    with_minimums = bits in (2, 4, 5)
-
-    def small() -> torch.Tensor:
-        return torch.randint(-32, 64, groups, generator=generator).to(torch.int8)
-
-    def supers() -> torch.Tensor:
-        return (torch.rand(blocks, generator=generator) / 2**bits / 32).half()
-
-    shape = OUT_FEATURES, IN_FEATURES
-    return SuperBlockWeight(
-        bits=bits,
-        codes=torch.randint(0, 2**bits, shape, generator=generator).to(torch.uint8),
-        scales=small(),
-        super_scales=supers(),
-        minimums=small() if with_minimums else None,
-        super_minimums=-supers() if with_minimums else None,
-    )
-
-
-WEIGHTS: dict[str, PackedWeight] = {
-    "Q4": grouped(4, signed=False),
-    "Q5 with minimums": grouped(5, signed=False),
-    "Q5": grouped(5, signed=True),
-    "Q6": grouped(6, signed=True),
-    "Q8": grouped(8, signed=True),
-} | {f"Q{bits}_K": super_block(bits) for bits in (2, 3, 4, 5, 6)}
-WEIGHTS |= {kind: random_codebook(kind, 4, (OUT_FEATURES, IN_FEATURES)) for kind in TABLE_KINDS}
+GROUPED_KINDS = ("Q4", "Q5", "Q5 with minimums", "Q6", "Q8")
+WEIGHTS = {kind: random_weight(kind) for kind in (*GROUPED_KINDS, *K_KINDS, *TABLE_KINDS)}
 
 
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)

@@ -25,7 +25,8 @@ from inference.models.weights.stored import (
     SuperBlockWeight,
     with_tensors,
 )
-from tests.inference.models.cuda.test_packed import IN_FEATURES, OUT_FEATURES, WEIGHTS
+from tests.inference.models.cuda.random_experts import IN_FEATURES, OUT_FEATURES
+from tests.inference.models.cuda.test_packed import WEIGHTS
 
 pytestmark = pytest.mark.slow
 
