@@ -125,6 +125,31 @@ class _Parts:
     heads: list[torch.Tensor]
     smalls: list[torch.Tensor]
 
+    @property
+    def num_blocks(self) -> int:
+        return self.heads[0].shape[1]
+
+    @property
+    def block_bytes(self) -> int:
+        shape = self.shape(0)
+        group_bytes = LANES * shape.parts * len(self.smalls) + 64 * self.bits
+        return int(2 * LANES * len(self.heads) + shape.block_groups * group_bytes)
+
+    def shape(self, out_features: int) -> TakenApart:
+        """What ``out_features`` rows like these are made of, without them."""
+        num_groups, planes = self.codes.shape[1] // GROUP_FEATURES, PLANE_BITS[self.bits]
+        return TakenApart(
+            out_features=out_features,
+            in_features=self.codes.shape[1],
+            num_heads=len(self.heads),
+            num_smalls=len(self.smalls),
+            block_groups=num_groups // self.num_blocks,
+            parts=self.smalls[0].shape[1] // num_groups if self.smalls else 0,
+            added=self.added,
+            num_planes=len(planes),
+            plane_bits=planes,
+        )
+
 
 def pack(stored: StoredWeight, library: ctypes.CDLL | None = None) -> PackedLinear:
     """Quantised weights keep their codes, dense ones become float32. ``library`` packs quantised
@@ -142,8 +167,8 @@ def unwritten(sample: StoredWeight, out_features: int, bias: torch.Tensor | None
     if isinstance(sample, DenseWeight):
         panels = torch.empty(num_panels, in_features, LANES)
     else:
-        shape = _shape(_parts(sample))
-        panels = torch.empty(num_panels, shape.num_blocks, shape.block_bytes, dtype=torch.uint8)
+        parts = _parts(sample)
+        panels = torch.empty(num_panels, parts.num_blocks, parts.block_bytes, dtype=torch.uint8)
     return PackedLinear(
         format=_format(sample),
         in_features=in_features,
@@ -223,54 +248,19 @@ def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The shape of a panel's blocks, and of the groups of a block."""
-
-    num_blocks: int
-    block_groups: int
-    scales_per_group: int
-    block_bytes: int
-
-
-def _shape(parts: _Parts) -> _Shape:
-    num_blocks, num_groups = parts.heads[0].shape[1], parts.codes.shape[1] // GROUP_FEATURES
-    scales_per_group = parts.smalls[0].shape[1] // num_groups if parts.smalls else 0
-    group_bytes = LANES * scales_per_group * len(parts.smalls) + 64 * parts.bits
-    head_bytes, block_groups = 2 * LANES * len(parts.heads), num_groups // num_blocks
-    return _Shape(
-        num_blocks, block_groups, scales_per_group, head_bytes + block_groups * group_bytes
-    )
-
-
 def taken_apart_like(sample: StoredWeight, out_features: int) -> TakenApart:
     """What ``out_features`` rows like those of the quantised ``sample`` are made of, without
     them."""
     sample = _as_packed(sample)
     assert not isinstance(sample, DenseWeight)
-    return _taken_apart(_parts(sample), out_features)
-
-
-def _taken_apart(parts: _Parts, out_features: int) -> TakenApart:
-    shape, planes = _shape(parts), PLANE_BITS[parts.bits]
-    return TakenApart(
-        out_features=out_features,
-        in_features=parts.codes.shape[1],
-        num_heads=len(parts.heads),
-        num_smalls=len(parts.smalls),
-        block_groups=shape.block_groups,
-        parts=shape.scales_per_group,
-        added=parts.added,
-        num_planes=len(planes),
-        plane_bits=planes,
-    )
+    return _parts(sample).shape(out_features)
 
 
 def _write(parts: _Parts, panels: torch.Tensor, library: ctypes.CDLL) -> None:
-    out_features, shape = parts.codes.shape[0], _shape(parts)
+    out_features = len(parts.codes)
     assert panels.is_contiguous()
-    assert panels.shape == (-(-out_features // LANES), shape.num_blocks, shape.block_bytes)
-    taken_apart = _taken_apart(parts, out_features)
+    assert panels.shape == (-(-out_features // LANES), parts.num_blocks, parts.block_bytes)
+    taken_apart = parts.shape(out_features)
     taken_apart.codes = parts.codes.data_ptr()
     taken_apart.heads = tuple(head.data_ptr() for head in parts.heads)
     taken_apart.smalls = tuple(small.data_ptr() for small in parts.smalls)
