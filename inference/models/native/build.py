@@ -45,27 +45,26 @@ def find_compiler() -> str | None:
     return next((found for name in candidates if name and (found := shutil.which(name))), None)
 
 
-def load_library(cache_dir: Path, source_dir: Path = SOURCE_DIR) -> ctypes.CDLL:
+def load_library(cache_dir: Path) -> ctypes.CDLL:
     """The compiled library; compiles it (some seconds) when ``cache_dir`` has none that fits.
-    ``source_dir``: of this checkout, or of another whose structs are the same. Raises
-    ``NativeUnavailableError``."""
+    Raises ``NativeUnavailableError``."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C++ compiler found (g++, clang++, or CXX)")
-    library = cache_dir / f"decoder-{_fingerprint(compiler, source_dir)}.so"
+    library = cache_dir / f"decoder-{_fingerprint(compiler)}.so"
     if not library.exists():
-        _compile(compiler, library, source_dir / SOURCE_NAME)
+        _compile(compiler, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise NativeUnavailableError(f"the compiled decoder does not load: {error}") from error
 
 
-def _compile(compiler: str, library: Path, source: Path) -> None:
+def _compile(compiler: str, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     # Two engines may compile at once: each into its own file, and the rename is atomic.
     partial = library.with_suffix(f".{os.getpid()}.partial")
-    command = [compiler, *FLAGS, "-o", str(partial), str(source)]
+    command = [compiler, *FLAGS, "-o", str(partial), str(SOURCE_DIR / SOURCE_NAME)]
     try:
         subprocess.run(
             command,
@@ -82,10 +81,10 @@ def _compile(compiler: str, library: Path, source: Path) -> None:
     partial.rename(library)
 
 
-def _fingerprint(compiler: str, source_dir: Path) -> str:
+def _fingerprint(compiler: str) -> str:
     """Names what the library depends on: our source, the compiler, and what ``native`` means."""
     digest = hashlib.sha256()
-    for source in (source_dir / SOURCE_NAME, *sorted(source_dir.glob("*.h"))):
+    for source in (SOURCE_DIR / SOURCE_NAME, *sorted(SOURCE_DIR.glob("*.h"))):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     digest.update(b"\0".join([compiler.encode(), version, " ".join(FLAGS).encode(), _cpu()]))

@@ -6,7 +6,6 @@ the step are the caller's; the call releases the interpreter lock while it runs.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import math
 from collections.abc import Sequence
@@ -100,13 +99,6 @@ class NativeDecoder:
         )
         self._num_threads = num_threads
         self._decoder = self._new_decoder()
-
-    def on(self, library: ctypes.CDLL) -> NativeDecoder:
-        """The same weights, where they are, with another build of the library."""
-        other = copy.copy(self)
-        other._library = _declare(library)
-        other._decoder = other._new_decoder()
-        return other
 
     def _new_decoder(self) -> int:
         decoder: int | None

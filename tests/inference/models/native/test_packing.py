@@ -207,9 +207,10 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     source_dir, cache_dir = tmp_path / "source", tmp_path / "cache"
     source_dir.mkdir()
     (source_dir / build.SOURCE_NAME).write_text('extern "C" int forty_two() { return 42; }')
-    assert load_library(cache_dir, source_dir).forty_two() == 42
+    monkeypatch.setattr(build, "SOURCE_DIR", source_dir)
+    assert load_library(cache_dir).forty_two() == 42
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert load_library(cache_dir, source_dir).forty_two() == 42
+    assert load_library(cache_dir).forty_two() == 42
     assert [path.suffix for path in cache_dir.iterdir()] == [".so"]
 
 
