@@ -1,4 +1,4 @@
-"""What runs on NVIDIA cards alone: Triton kernels and captured decode steps.
+"""Code for NVIDIA cards alone: Triton kernels and captured decode steps.
 
 Only ``setup`` and ``trials`` decide which kernels a model gets, and import the files that hold them
 once there is a card. Nothing outside this package imports triton."""

@@ -31,7 +31,7 @@ busy."""
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a context is cut; what stands here is what runs."""
+    """Sizes of the tiles and parts that a context is cut into."""
 
     decode_tile_tokens: int = 64
     decode_smallest_part: int = 64
@@ -211,12 +211,12 @@ class TritonAttention:
         )
 
     def _score_scale(self, head_dim: int) -> float:
-        """What the kernels multiply products of queries and keys by."""
+        """The kernels' factor of products of queries and keys."""
         scale = math.log2(math.e) / math.sqrt(head_dim)
         return 2 * scale / self._soft_cap if self._soft_cap else scale
 
     def _num_sharing(self, num_programs: int) -> int:
-        """How many programs share a row's context."""
+        """The number of programs that share a row's context."""
         wanted = -(-PROGRAMS_PER_PROCESSOR * self._num_processors // num_programs)
         return min(max(wanted, 1), self._tuning.decode_most_parts)
 

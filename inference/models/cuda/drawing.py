@@ -149,8 +149,8 @@ def kept_masses(
     padded_blocks: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """What the weights from ``smallest`` on sum to in each block, (padded_blocks,) float64, and how
-    many they are."""
+    """The sums of the weights from ``smallest`` on in each block, (padded_blocks,) float64, and the
+    number of those weights."""
     blocks = tl.arange(0, padded_blocks)
     masses = tl.zeros([padded_blocks], tl.float64)
     num_kept = tl.full([], 0, tl.int32)

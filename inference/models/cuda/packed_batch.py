@@ -178,7 +178,7 @@ def sum_splits_kernel(partial, product, num_values, num_splits, block: tl.conste
 ROWS = (16, 32, 64)
 """The rows that a tile may have."""
 LEAST_SPLIT_STEPS = 4
-"""How many steps of the kernel's loop a split has at least: fewer would not fill its pipeline."""
+"""Steps of the kernel's loop that a split has at least: fewer would not fill its pipeline."""
 SPLIT_OUTPUTS = 256
 """Features are split until a multiprocessor has about so many outputs. With half of that a layer of
 an 8B model was slower throughout."""
@@ -188,9 +188,9 @@ SUMMED_BLOCK = 1024
 @dataclass(frozen=True, slots=True)
 class BatchTile:
     outputs: int
-    """How many outputs a program multiplies."""
+    """Outputs that a program multiplies."""
     step_tiles: int
-    """How many tiles of words a step of the loop reads, where a row has a multiple of them; at
+    """Tiles of words that a step of the loop reads, where a row has a multiple of them; at
     least two with codes of 5 and 6 bits."""
     warps: int
     stages: int
@@ -198,7 +198,7 @@ class BatchTile:
 
 
 LEAST_BATCH_ROWS: dict[int, int] = {4: 9, 6: 1, 8: 9}
-"""From how many rows on a batch is the faster, by the kernels' bits of a code."""
+"""The rows from which on a batch is the faster, by the kernels' bits of a code."""
 _NARROW = BatchTile(outputs=64, step_tiles=1, warps=4, stages=4)
 _LONG = BatchTile(outputs=64, step_tiles=2, warps=4, stages=3)
 BATCH_TILES: dict[tuple[int, int], BatchTile] = {
@@ -262,7 +262,7 @@ def tile_rows(num_rows: int) -> int:
 
 
 def num_splits(outputs: int, num_steps: int, num_processors: int) -> int:
-    """Into how many parts the features are split: ``outputs`` of all tiles of rows."""
+    """The number of parts that features are split into: ``outputs`` of all tiles of rows."""
     most = max(1, num_steps // LEAST_SPLIT_STEPS)
     splits = max(1, min(SPLIT_OUTPUTS * num_processors // outputs, most))
     return int(triton.cdiv(num_steps, triton.cdiv(num_steps, splits)))

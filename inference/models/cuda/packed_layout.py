@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from inference.models.weights.stored import Codebook, CodebookWeight, PackedWeight, SuperBlockWeight
 
 PARTS = (4, 2, 1)
-"""Into how many a row's features may be cut, the best first: each is a warp's."""
+"""Numbers of parts that a row's features may be cut into, the best first: each is a warp's."""
 
 
 LARGEST_EXPONENT = 7
@@ -81,7 +81,7 @@ def pair_table(codebook: Codebook, device: torch.device) -> torch.Tensor:
 
 
 def code_bits(weight: PackedWeight) -> int:
-    """What the kernels have for each code."""
+    """The kernels' bits of a code."""
     return 8 if weight.bits == 8 else 6 if weight.bits > 4 else 4
 
 
@@ -142,7 +142,7 @@ def group_scales(
 
 
 def step_features(bits: int, group_features: int) -> int:
-    """How many a step of the kernel's loop multiplies: one tile of words or two, in all planes."""
+    """Features of a step of the kernel's loop: one tile of words or two, in all planes."""
     if bits == 4 and group_features == 32:
         return 4 * group_features
     return (4 if bits == 8 else 8) * group_features

@@ -1,6 +1,5 @@
-"""What a model gets on a CUDA device beyond torch's operators, and in words why not, where it does
-not. Everything is tried on the device before it is used: what cannot run there leaves the model as
-it was.
+"""Gives a model on a CUDA device Triton's kernels and captured steps, and says in words which. Each
+is tried on the device before it is used; torch's operators stay where one fails.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def _reason(error: Exception) -> str:
 
 
 def rotation_reason(config: ModelConfig) -> str | None:
-    """What of this model's rotation no kernel computes; ``None`` where one does."""
+    """Why no kernel computes this model's rotation, or ``None``."""
     is_partial = config.rotary_dim not in (None, config.head_dim)
     if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
         return "only whole heads are rotated, by halves"

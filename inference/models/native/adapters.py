@@ -59,7 +59,7 @@ class NativeAdapter:
     inner_width: int
     """Numbers of a row between down and up, of the widest projection."""
     alive: Sequence[object]
-    """What the struct points at."""
+    """The tensors and arrays that the struct points at."""
 
 
 def native_adapter(
@@ -118,7 +118,7 @@ def _parts(
 def _panels(
     matrix: torch.Tensor, scale: float, format: LowRankFormat
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, in) -> its panels, and float32 what each output is to be multiplied with."""
+    """(out, in) -> its panels, and float32 factors, one an output."""
     values, scales = matrix.float(), torch.full((len(matrix),), scale)
     if format is LowRankFormat.INT8:
         largest = values.abs().amax(dim=1)

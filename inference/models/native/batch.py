@@ -107,7 +107,7 @@ def num_logits(step: StepInput) -> int:
 
 @contextmanager
 def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iterator[CBatch]:
-    """What the C side reads of a step, alive while the context is."""
+    """The struct of a step, valid within the context."""
     table = step.block_table
     pointers, inner_width = None, 0
     if step.adapters is not None:

@@ -92,7 +92,7 @@ class WeightCheck:
         self._vectors(name, self._vectors_of(layer))
 
     def _mixer_widths(self, layer: NativeLayer) -> tuple[int, int]:
-        """What a row is projected to, and what comes out of the mixer."""
+        """The widths of a projected row, and of the mixer's output."""
         config = self._config
         if layer.delta is not None:
             delta = layer.delta.shape

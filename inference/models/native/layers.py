@@ -63,8 +63,8 @@ class NativeNorm:
 
 @dataclass(frozen=True, slots=True)
 class NativeJoin:
-    """What comes before a layer that predicts further tokens: norms of a token's embedding and of
-    the hidden row before it, and the product of the two, (hidden_size, 2 * hidden_size)."""
+    """The input of a layer that predicts further tokens: norms of a token's embedding and of the
+    hidden row before it, and the product of the two, (hidden_size, 2 * hidden_size)."""
 
     embedding_norm: NativeNorm
     hidden_norm: NativeNorm
@@ -81,7 +81,7 @@ class Angles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDelta:
-    """What a Gated DeltaNet layer has beside its projections, all float32. The layer's ``qkv`` is
+    """A Gated DeltaNet layer's tensors beside its projections, all float32. The layer's ``qkv`` is
     queries, keys, values, gates, betas and decays, each with all of its heads in order."""
 
     shape: DeltaConfig
@@ -96,7 +96,7 @@ class NativeDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeConv:
-    """What a short convolution has beside its projections, float32. The layer's ``qkv`` is both
+    """A short convolution's tensors beside its projections, float32. The layer's ``qkv`` is both
     gates, then the values."""
 
     shape: ShortConvConfig
@@ -108,20 +108,20 @@ class NativeConv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLatent:
-    """What latent attention has beside its projections. The layer's ``qkv`` is queries, or what
-    they are compressed to, then the latent and its rotary key."""
+    """Latent attention's weights beside its projections. The layer's ``qkv`` is queries, or their
+    compressed form, then the latent and its rotary key."""
 
     shape: LatentConfig
     latent_norm: torch.Tensor
     """float32 (kv_rank,)"""
     to_keys: PackedLinear
-    """(heads * kv_rank, plain_dim): what makes each head's queries as wide as latents."""
+    """(heads * kv_rank, plain_dim): makes each head's queries as wide as latents."""
     to_values: PackedLinear
     """(heads * value_dim, kv_rank)"""
     query_norm: torch.Tensor | None = None
     """float32 (query_rank,)"""
     queries: Projection = ()
-    """What makes queries of what they are compressed to."""
+    """Makes queries of their compressed form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

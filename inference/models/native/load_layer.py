@@ -143,7 +143,7 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
 
 
 def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
-    """What a layer's ``qkv`` stacks, and its output, without the layer's prefix."""
+    """The weights that a layer's ``qkv`` stacks, and its output's, without the layer's prefix."""
     kind, names = config.mixer_kinds[index], family_of(config).layer_names
     match kind:
         case "conv":

@@ -87,7 +87,7 @@ CHUNK_WEIGHTS = 2**19
 BLOCK_CHUNK_WEIGHTS = 2**21
 """The chunk of a weight that native code takes apart: no copy of it lies in memory in between."""
 MOST_UNFINISHED = 4
-"""How many weights may be in work."""
+"""Weights that may be in work at once."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

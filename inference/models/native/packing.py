@@ -76,7 +76,7 @@ VALUE_RANGES = {Format.T2: (-8, 7), Format.T4H: (-16, 15), Format.T3K: (-48, 48)
 """The values' range of a codebook; of other formats it is that of all codebooks."""
 
 PLANE_BITS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""How codes are cut into planes, low bits first."""
+"""Bits of each plane of a code, low bits first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,8 @@ class TakenApart(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What panels are made of. ``heads`` (out, blocks) float16; ``smalls`` (out, parts of groups)
-    int8."""
+    """A weight's codes and scales, before they are interleaved into panels. ``heads``
+    (out, blocks) float16; ``smalls`` (out, parts of groups) int8."""
 
     bits: int
     codes: torch.Tensor
@@ -136,7 +136,7 @@ class _Parts:
         return int(2 * LANES * len(self.heads) + shape.block_groups * group_bytes)
 
     def shape(self, out_features: int) -> TakenApart:
-        """What ``out_features`` rows like these are made of, without them."""
+        """The struct of ``out_features`` rows like these, without pointers."""
         num_groups, planes = self.codes.shape[1] // GROUP_FEATURES, PLANE_BITS[self.bits]
         return TakenApart(
             out_features=out_features,
@@ -249,8 +249,7 @@ def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
 
 
 def taken_apart_like(sample: StoredWeight, out_features: int) -> TakenApart:
-    """What ``out_features`` rows like those of the quantised ``sample`` are made of, without
-    them."""
+    """The struct of ``out_features`` rows like those of the quantised ``sample``."""
     sample = _as_packed(sample)
     assert not isinstance(sample, DenseWeight)
     return _parts(sample).shape(out_features)

@@ -43,7 +43,7 @@ def _reasons(config: ModelConfig, library: ctypes.CDLL) -> Iterator[str]:
 
 
 def _state_reasons(config: ModelConfig) -> Iterator[str]:
-    """Of layers that keep a state."""
+    """Reasons against layers that keep a state."""
     delta, conv, mamba = config.delta, config.short_conv, config.mamba
     kernel = None
     if mamba is not None:
@@ -84,7 +84,7 @@ def _has_other_mrope_layout(config: ModelConfig) -> bool:
 
 
 def _unbuilt_variations(config: ModelConfig) -> dict[str, object]:
-    """What the native layers do not compute, and whether it is declared."""
+    """Variations that the native layers do not compute, and whether the model declares them."""
     is_sparse = "sparse" in config.mlp_kinds
     return {
         "rotation by an image's rows and columns in this layout": _has_other_mrope_layout(config),

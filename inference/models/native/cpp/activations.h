@@ -31,7 +31,7 @@ using GroupSum = float;
 #if defined(HELEXA_SHORT_SUMS)
 constexpr int kShortZero = 32;  // as kCodeZero, of formats of two parts
 
-// What 16-bit sums over half of a group begin with: -kShortZero * sum of the codes that meet in each, the
+// Initial values of 16-bit sums over half of a group: -kShortZero * sum of the codes that meet in each, the
 // first two and the other two of every four.
 struct ShortZeros {
   int16_t first, second;
@@ -245,7 +245,7 @@ HELEXA_INLINE i32x16 dot_scaled_halves(const i32x16* weights, const i32x16* scal
   return total;
 }
 
-// Of `Rows` rows of a tile from `First` on.
+// The same for `Rows` rows of a tile from `First` on.
 template <int First, int Rows, int Largest, int Zero>
 HELEXA_INLINE void dot_scaled_group(const i32x16* weights, const i32x16* scales, const TileGroup& group,
                                     i32x16* totals) {

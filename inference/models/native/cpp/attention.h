@@ -197,7 +197,7 @@ class RowAttention {
     const float cap = m_.score_cap * kLog2E;
     for (int start = oldest / kBlockTokens * kBlockTokens; start <= last; start += kBlockTokens) {
       const int64_t at = region(rows.first_row, start, kv_head);
-      // What lies behind them in the block is not the sequence's: others have left it there.
+      // Tokens behind them in the block are not the sequence's: others have left them there.
       const int num_tokens = std::min(kBlockTokens, last - start + 1);
       const BlockView block{start, num_tokens, window, bool(layer_.is_chunked), cap};
       KV::attend_block(tile, keys_ + at, values_ + at, block, m_.head_dim);

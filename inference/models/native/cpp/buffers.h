@@ -1,4 +1,4 @@
-// What a forward pass keeps between its steps, row by row.
+// Buffers that a forward pass keeps between its steps, row by row.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ void grow(Lines<T>& buffer, size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
-// Of all rows of a batch, from layer to layer.
+// All rows of a batch, from layer to layer.
 struct Buffers {
   Lines<float> hidden, projected;
   int row_width = 0;  // of what a mixer's first projection gives, in the layer where that is widest
@@ -72,7 +72,7 @@ struct ExpertScratch {
   }
 };
 
-// Of sixteen queries that one member has in hand, and of one head's rows: see latent_attention.h.
+// One member's sixteen queries, and one head's rows: see latent_attention.h.
 struct LatentScratch {
   Lines<float> queries, context, outputs, values;
   Lines<TileGroup> groups;
@@ -90,7 +90,7 @@ struct LatentScratch {
   Activations activations(int width) { return {values.data(), groups.data(), width}; }
 };
 
-// Of the rows that a crew has in hand, counted from its first, from step to step.
+// A crew's rows, counted from its first, from step to step.
 struct Scratch {
   Lines<float> gate_up, values, inner;
   Lines<float> absorbed;  // queries as wide as latents, then the latents that they sum up

@@ -3,7 +3,7 @@
 //
 //   before, after, values ─▶ before * values ─▶ convolution ─▶ after * (it + bias)
 //
-// What a sequence keeps are the last rows that went into the convolution. It reads them in one slot and
+// A sequence keeps the last rows that went into the convolution. It reads them in one slot and
 // writes them to another, which later rows of the same step go on from.
 #pragma once
 

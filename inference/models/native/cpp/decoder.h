@@ -93,7 +93,7 @@ class Decoder {
 
   const Model& model_of(const Batch& batch) const { return batch.skips_layers ? head_ : m_; }
 
-  // All that a forward pass allocates: what its members would throw, nobody could catch.
+  // All that a forward pass allocates: a member's exception could not be caught.
   void reserve(const Batch& batch) {
     const int num_rows = batch.num_rows, num_logit_rows = batch.num_logit_rows;
     const bool gives_all = batch.hidden_out && !batch.logit_rows;
@@ -127,8 +127,8 @@ class Decoder {
     picked_.reserve(size_t(num_logit_rows) * std::max(m_.hidden_size, buffers_.row_width));
   }
 
-  // What takes some microseconds for a row: a few are done before anybody else is awake. What a
-  // member throws is thrown once all are done.
+  // Work of some microseconds for each row: one member does a few before others would be awake. Throws a
+  // member's exception once all are done.
   template <typename Use>
   void for_rows(int count, Use use) {
     constexpr int kFew = 4;
@@ -149,8 +149,8 @@ class Decoder {
     if (first) std::rethrow_exception(first);
   }
 
-  // How many tiles of experts' rows are done at once: by a team, who meet between the steps, and by one
-  // member, who finds in a cache what the step before left there.
+  // Tiles of experts' rows that are done at once: by a team, which meets between the steps, and by one
+  // member, which finds the step before in its cache.
   static constexpr int kSharedTiles = 64, kOwnTiles = 8;
 
   // One to come to each layer, and one more where the last has to be done for all rows.
@@ -174,7 +174,7 @@ class Decoder {
     return std::clamp(num_rows / (2 * team_.size()) / kTileRows * kTileRows, least, kMost);
   }
 
-  // How many rows fill two tiles of each expert, if all are as likely; none where there are no experts.
+  // Rows that fill two tiles of each expert, if all are as likely; none where there are no experts.
   int rows_for_experts() const {
     int most = 0;
     for (const Layer& layer : layers_) {
@@ -246,7 +246,7 @@ class Decoder {
   ThreadTeam team_;
   std::vector<Member> members_;
   Buffers buffers_;
-  int block_rows_ = 0;  // none: all rows by everybody together
+  int block_rows_ = 0;  // none: all rows by all members together
   Wavefront wavefront_;
   Turns turns_;
   Batch wanted_{};

@@ -82,7 +82,7 @@ inline void score_stripe(QueryTile& tile, int first, const T* keys, int head_dim
   }
 }
 
-// Of a pair of bfloat16 the first, or all of a float.
+// The same with the first of a pair of bfloat16, or with a float.
 inline f32x16 multiply_add_first(f32x16 total, const uint16_t* from, PairFactors factors) {
   return add_pair_products(total, load_words(from) & 0xffff, factors);
 }
@@ -143,7 +143,7 @@ template <typename T>
 struct ElementKV {
   static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
 
-  // Of the keys, or the values, of one (block, kv head).
+  // Bytes of the keys, or the values, of one (block, kv head).
   static int64_t region_bytes(int head_dim) {
     return int64_t(head_dim) * kBlockTokens * sizeof(T);
   }
@@ -178,7 +178,7 @@ struct ElementKV {
     else gather<false>(tile, values, block, head_dim);
   }
 
-  // Of a token's latent and rotary key, where a layer keeps those: token by token.
+  // Bytes of a token's latent and rotary key, where a layer keeps those: token by token.
   static int64_t latent_bytes(int width) { return int64_t(width) * sizeof(T); }
 
   static void write_latent(uint8_t* to, const float* from, int width) {

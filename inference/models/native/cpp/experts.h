@@ -41,7 +41,7 @@ class Routes {
     grow(worth_, e.num_groups);
   }
 
-  // Of `scores` (num_rows, e.num_scores()).
+  // Chooses by `scores` (num_rows, e.num_scores()).
   void sort(const Experts& e, const float* scores, int num_rows) {
     const int per_row = e.entries_per_row(), num_all = e.num_all();
     for (int row = 0; row < num_rows; row++) {
@@ -171,13 +171,13 @@ class Routes {
 
 class SparseMlp {
  public:
-  // Of `num_rows` rows, `x` normalised, and quantised where experts read codes. `scratch` is the crew's,
+  // `x`: `num_rows` rows, normalised, and quantised where experts read codes. `scratch` is the crew's,
   // `routes` the member's own.
   SparseMlp(const Experts& experts, const Activations& x, int num_rows, const Crew& crew,
             ExpertScratch& scratch, Routes& routes)
       : e_(experts), x_(x), num_rows_(num_rows), crew_(crew), own_(scratch), routes_(routes) {}
 
-  // Adds what experts say to the rows at `hidden`, (num_rows, x.width).
+  // Adds the experts' outputs to the rows at `hidden`, (num_rows, x.width).
   void add_to(float* hidden) {
     const Share panels = crew_.share(e_.router.num_panels());
     linear(e_.router, x_, num_rows_, panels.begin, panels.end, {own_.scores.data(), e_.num_scores()},

@@ -48,7 +48,7 @@ enum Format : int32_t {
   kF32, kQ4, kQ8, kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kQ6, kT2, kT4, kT4H, kT3K, kT4K
 };
 
-// What the codes of a t format stand for.
+// Values of a t format's codes.
 struct Codebook {
   int8_t values[16];
   float unit;
@@ -74,12 +74,12 @@ HELEXA_INLINE void unpack_codes(const uint8_t* from, i32x16* codes) {
   }
 }
 
-// What a block begins with. `minimum` is zero in formats without.
+// The beginning of a block. `minimum` is zero in formats without.
 struct Head {
   f32x16 scale, minimum;
 };
 
-// How a format's codes and heads are read: as they lie, or through a table.
+// Reads a format's codes and heads: as they lie, or through a table (TableCodes).
 template <int Bits>
 struct PlainCodes {
   explicit PlainCodes(const Codebook&) {}

@@ -41,7 +41,7 @@ struct BlockParts {
 
 inline uint16_t half_at(const uint8_t* from) { return uint16_t(from[0] | from[1] << 8); }
 
-// Of each `Span` bytes all lowest `Width` bits, then all next ones: a byte each, moved up by `Shift`
+// Takes all lowest `Width` bits of each `Span` bytes, then all next ones: a byte each, moved up by `Shift`
 // and joined with what is there where that is not zero.
 template <int Width, int Span, int Shift = 0>
 inline void spread(const uint8_t* from, int num_bytes, uint8_t* to) {

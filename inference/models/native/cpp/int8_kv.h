@@ -28,7 +28,7 @@ constexpr float kSmallestWeight = 1e-30f;  // a block whose weights are all unde
 
 inline int num_groups(int head_dim, int group) { return (head_dim + group - 1) / group; }
 
-// Of the group that begins at `feature`.
+// Features of the group that begins at `feature`.
 inline int features_left(int head_dim, int group, int feature) {
   return std::min(group, head_dim - feature);
 }
@@ -45,7 +45,7 @@ inline f32x16 butterfly(f32x16 x) {
   return x * sign + other;
 }
 
-// What is transformed together: the largest power of two that divides the head, 16 at least.
+// Features that are transformed together: the largest power of two that divides the head, 16 at least.
 inline int spread_features(int head_dim) { return std::min(64, head_dim & -head_dim); }
 
 // A Hadamard transform of each such run, not normalised: a product of two grows by the run's length.
@@ -230,8 +230,8 @@ struct Int8KV {
       gather_group(tile, values, begin, block.num_tokens, head_dim);
   }
 
-  // Of a token's latent and rotary key: codes, then a float for each group of them. Not spread: what is
-  // kept is normed as a whole, and the rotary key has groups of its own.
+  // Bytes of a token's latent and rotary key: codes, then a float for each group of them. Not spread: a
+  // latent is normed as a whole, and the rotary key has groups of its own.
   static int64_t latent_bytes(int width) {
     return width + int64_t(num_groups(width, kValueGroup)) * int64_t(sizeof(float));
   }

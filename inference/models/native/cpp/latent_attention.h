@@ -103,7 +103,7 @@ class LatentRows {
     times(shape_.to_keys, head, shape_.kv_rank, x, count, at(absorbed, head), m_.num_heads * width_);
   }
 
-  // Of the queries of `rows`, sixteen from `first` on: each is replaced by the latents that it sums up.
+  // Replaces sixteen queries of `rows`, from `first` on, by the latents that each sums up.
   void attend(RowTile rows, int first, LatentScratch& own, float* absorbed) const {
     const int count = std::min(kLanes, rows.count * m_.num_heads - first);
     if (count <= 0) return;

@@ -1,5 +1,5 @@
-// What Python calls, through ctypes (decoder.py). No exception may pass: a C caller's process would
-// end. Where a call returns a status it has computed nothing unless that is kDone.
+// The functions that Python calls through ctypes (decoder.py). No exception may pass: a C caller's process
+// would end. A call that returns another status than kDone has computed nothing.
 
 #include <new>
 #include <stdexcept>
@@ -75,15 +75,15 @@ void helexa_pack_blocks(const helexa::BlockRows* source, const helexa::TakenApar
   helexa::BlockPacker(*source, *shape, panels).write();
 }
 
-// How many bytes of panels are read of it.
+// Bytes of panels that are read of it.
 int64_t helexa_linear_bytes(const helexa::Linear* weight) { return weight->bytes(); }
 
-// Of the keys, or the values, of one (block, kv head).
+// Bytes of the keys, or the values, of one (block, kv head).
 int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {
   return helexa::with_kv(kv_format, [&]<typename KV>() { return KV::region_bytes(head_dim); });
 }
 
-// Of one block's latents.
+// Bytes of one block's latents.
 int64_t helexa_latent_region_bytes(int32_t kv_format, int32_t width) {
   const auto bytes = [&]<typename KV>() { return KV::latent_bytes(width); };
   return helexa::kBlockTokens * helexa::with_kv(kv_format, bytes);

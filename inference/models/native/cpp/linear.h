@@ -65,8 +65,8 @@ struct Projection {
   }
 };
 
-// How far ahead of the arithmetic weights are asked for. The processor's own prefetching ends with
-// each page of memory.
+// The distance ahead of the arithmetic at which weights are prefetched. The processor's own prefetching
+// ends with each page of memory.
 constexpr int kPrefetchBytes = 2048;
 
 template <int Bytes>
@@ -199,7 +199,7 @@ inline void write_panel(const Linear& w, int panel, f32x16 result, float* out, b
   for (int i = 0; i < count; i++) to[i] = add ? to[i] + result[i] : result[i];
 }
 
-// Of `Rows` rows from `row` on, which is the tile's row `First`, writes `count`.
+// Multiplies `Rows` rows from `row` on, which is the tile's row `First`, and writes `count` of them.
 template <int First, int Rows, bool Fetches>
 inline void tile_of(const Linear& w, int panel, const Activations& x, int row, int count,
                     const OutRows& out, bool add) {

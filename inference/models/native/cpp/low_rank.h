@@ -20,7 +20,7 @@ namespace helexa {
 
 enum LowRankFormat : int32_t { kLowRankFloat = 0, kLowRankBfloat16 = 1, kLowRankInt8 = 2 };
 
-// Of one of a projection's weights. Panels of sixteen outputs, feature by feature.
+// An adapter's matrices for one of a projection's weights, in panels of sixteen outputs, feature by feature.
 struct LowRank {
   int32_t rank;
   int32_t first_output;  // among the projection's
@@ -37,7 +37,7 @@ struct LowRank {
 
 constexpr int kMaxAdaptedParts = 4;
 
-// Of one projection of a layer; no parts: the adapter leaves it as it is.
+// An adapter's parts for one projection of a layer; no parts: it leaves that as it is.
 struct AdaptedProjection {
   int32_t num_parts;
   LowRank parts[kMaxAdaptedParts];

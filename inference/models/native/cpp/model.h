@@ -1,5 +1,5 @@
-// What the caller describes: a model's weights and shape, and one batch of rows. Mirrored field by
-// field in decoder.py.
+// A model's weights and shape, and one batch of rows, as the caller describes them. Mirrored field by
+// field in structs.py.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ struct Experts {
   }
 };
 
-// What divides a row by its size, and weighs its features.
+// Divides a row by its size, and weighs its features.
 struct Norm {
   const float* weight;  // null: there is none, and rows stay as they are
   const float* bias;    // null: none
@@ -170,8 +170,8 @@ struct Layer {
   }
 };
 
-// What a layer that predicts further tokens reads in place of a token's embedding: that of each row's
-// token and the row given beside it, each behind a norm of its own, side by side through one product.
+// The input of a layer that predicts further tokens, in place of a token's embedding: that embedding and
+// the row given beside it, each behind a norm of its own, side by side through one product.
 struct Join {
   Norm embedding, hidden;
   Linear product;  // (hidden_size, 2 * hidden_size)
@@ -219,12 +219,12 @@ struct Model {
   bool adds_plainly(const Norm& after) const {
     return !after.weight && residual_multiplier == 1.0f && !is_parallel;
   }
-  // Whether its last layer needs earlier rows for the states that it leaves, also where nobody wants
-  // their logits.
+  // Whether its last layer needs earlier rows for the states that it leaves, also where
+  // their logits are not wanted.
   bool ends_with_state() const { return num_layers > 0 && layers[num_layers - 1].has_state(); }
 };
 
-// Of a step in which sequences with images have a part.
+// The images' part in a step of sequences with images.
 struct Images {
   const float* cosines;     // (num_rows, rotary_dim / 2) what rows are rotated by; null: their positions
   const float* sines;
@@ -259,7 +259,7 @@ struct Batch {
   float* states;               // (…, num_state_slots, num_value_heads, head_floats())
   int64_t num_state_slots;
   float* logits;               // (num_logit_rows, vocab_size)
-  const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: nobody has one
+  const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: none has
   int32_t inner_width;         // the most of any of them
   const Images* images;    // null: no sequence has any
   const float* hidden_rows;  // (num_rows, hidden_size) what earlier layers gave; null: token_ids are embedded; with a Join both are read
@@ -270,7 +270,7 @@ struct Batch {
 
   int last_seen_by(int row) const { return int((last_seen ? last_seen : positions)[row]); }
 
-  // Of the sequence that row `first` is of, whose rows before in this step have left their states.
+  // Slots of row `first`'s sequence, whose earlier rows in this step have left their states.
   StateSlots state_slots(int first) const {
     const bool continues = first > 0 && sequences[first] == sequences[first - 1];
     const int64_t to = state_writes[sequences[first]];

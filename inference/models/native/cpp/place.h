@@ -14,8 +14,8 @@
 
 namespace helexa {
 
-// What a member of the team has for itself. Room for a pass's tiles of rows is made before the team
-// runs: a member that found no memory could not tell the others, who would wait for it for ever.
+// Each member's own buffers. Room for a pass's tiles of rows is made before the team runs: a member that
+// found no memory would leave the others waiting at the next barrier for ever.
 struct OwnPlace {
   QueryTile tile;
   std::vector<RowTile> row_tiles, runs;
@@ -40,7 +40,7 @@ struct OwnPlace {
   }
 };
 
-// What is kept of all rows, of a pass's own rows, and of the member.
+// The buffers of a pass: of all rows, of its own rows, and of the member.
 struct Workplace {
   Buffers& all;
   Scratch& own;

@@ -22,8 +22,8 @@
 
 namespace helexa {
 
-// What a pair of bfloat16 is multiplied by: another one, where there is an instruction for that, else
-// floats, which would have to be made of it every time.
+// The other factor of a pair of bfloat16: a pair, where there is an instruction for that, else floats, which
+// would have to be made of it every time.
 #if defined(HELEXA_MULTIPLIES_PAIRS)
 using PairFactors = uint32_t;
 #else
@@ -202,7 +202,7 @@ HELEXA_INLINE i32x16 divide_shorts(i32x16 value) {
 #endif
 }
 
-// How many sums of two products fit 16 bits together, of `Largest` and 127 each.
+// Number of sums of two products that fit 16 bits together, of `Largest` and 127 each.
 template <int Largest>
 constexpr int kShortSums = 32767 / (2 * 127 * Largest);
 

@@ -38,7 +38,7 @@ constexpr int kStateLanes = kStateVectors * kLanes;
 constexpr int kDeltaRows = 64;  // that go through a head's panels together
 constexpr float kUnitEpsilon = 1e-6f;
 
-// Of the rows that one member has in hand, for one key head and one of its value heads.
+// One member's rows, for one key head and one of its value heads.
 struct DeltaScratch {
   Lines<float> queries, keys, values;  // (kDeltaRows, head_dim) each
   float products[kDeltaRows];          // of a row's query and key
@@ -59,7 +59,7 @@ inline float dot(const float* a, const float* b, int count) {
 
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// What a row's key and its query find in a panel. Each sum is made of two, of even and of odd features,
+// Products of a panel with a row's key and its query. Each sum is made of two, of even and of odd features,
 // because an addition waits for the one before.
 struct PanelSums {
   f32x16 keyed[2][kStateVectors], queried[2][kStateVectors];
@@ -120,8 +120,8 @@ class DeltaRows {
         conv_(batch.conv_states + layer * batch.num_state_slots * delta.conv_floats()),
         states_(batch.states + layer * batch.num_state_slots * state_floats()) {}
 
-  // What the value heads of `key_head` say to `count` rows of one sequence from `first` on: `outputs`
-  // (count, value_features), of which others are left alone.
+  // The outputs of the value heads of `key_head` for `count` rows of one sequence from `first` on:
+  // `outputs` (count, value_features), of which others are left alone.
   void mix(int first, int count, int key_head, DeltaScratch& scratch, float* outputs) const {
     StateSlots slots = batch_.state_slots(first);
     for (int row = 0; row < count; row += kDeltaRows, slots.from = slots.to) {
@@ -275,8 +275,8 @@ class MambaRows {
     }
   }
 
-  // What a head says to those rows, before it is normed: `outputs` (count, features), of which others
-  // are left alone.
+  // A head's output for those rows, before its norm: `outputs` (count, features), of which others are
+  // left alone.
   void scan(int first, int count, int head, float* outputs) const {
     const StateSlots slots = batch_.state_slots(first);
     const int dim = m_.head_dim, size = m_.state_size;
@@ -303,7 +303,7 @@ class MambaRows {
     }
   }
 
-  // What all heads of a group said to a row, gated and normed in place.
+  // Gates and norms the outputs of all heads of a group for a row, in place.
   void finish(int index, int group, float* outputs) const {
     const int width = m_.features() / m_.num_groups, first = group * width;
     const float* gates = row(index) + first;

@@ -106,7 +106,7 @@ class RowPass {
     crew_.barrier();
   }
 
-  // What images add to their rows after one of the first layers.
+  // Adds the images' deepstack rows after one of the first layers.
   void add_deepstack(int layer) {
     if (!batch_.images || layer >= batch_.images->num_deepstack) return;
     const Share rows = crew_.share(num_rows_);
@@ -157,7 +157,7 @@ class RowPass {
     add(index, kDown, layer.down, layer.mlp_added_norm);
   }
 
-  // What both parts say meets in the scratch: the rows stay as they are until both have read them.
+  // The outputs of both parts meet in the scratch: the rows stay as they are until both have read them.
   void finish_parallel_layer(const Layer& layer, int index) {
     go_up(layer, index, layer.input_norm);
     project(index, kDown, layer.down, own_.added.data(), m_.hidden_size, false);
@@ -166,7 +166,7 @@ class RowPass {
     add_to_rows(Norm{});
   }
 
-  // values = what earlier rows say to each row, ready for the layer's output.
+  // values = the mixer's outputs, ready for the layer's output projection.
   void mix(const Layer& layer, int index) {
     if (layer.conv) convolve_rows(layer, index);
     else if (layer.mamba) scan(layer, index);
@@ -176,7 +176,7 @@ class RowPass {
     quantize(layer.output.in_features(), layer.output);
   }
 
-  // values = what is inside of the layer's MLP, ready for what goes down.
+  // values = the inner features of the layer's MLP, ready for its down projection.
   void go_up(const Layer& layer, int index, const Norm& norm) {
     normalize(norm, layer.gate_up);
     project(index, kGateUp, layer.gate_up, own_.gate_up.data(), own_.gate_up_stride, false);
@@ -224,7 +224,7 @@ class RowPass {
     crew_.barrier();
   }
 
-  // Quantises the scratch's values for `next`, split by groups so that one row has work for everybody.
+  // Quantises the scratch's values for `next`, split by groups so that one row has work for all members.
   void quantize(int width, const Projection& next) {
     if (!next.reads_codes()) return;
     const Activations x = own_.activations(width);
@@ -239,8 +239,7 @@ class RowPass {
     crew_.barrier();
   }
 
-  // What rows' adapters add to a projection comes from the values that it read, also where it read
-  // them quantised.
+  // Rows' adapters read the values that the projection reads, also where it reads them quantised.
   void project(int layer, AdaptedKind kind, const Projection& w, float* out, int64_t stride, bool add) {
     const Share panels = crew_.share(w.num_panels());
     helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
@@ -361,7 +360,7 @@ class RowPass {
                 [&](int task) { do_part(runs[task % num_runs], task / num_runs); });
   }
 
-  // Calls do_task(task) for each, by whoever of the crew is free.
+  // Calls do_task(task) for each; a member of the crew takes the next when it is free.
   template <typename DoTask>
   void share_tasks(int num_tasks, DoTask do_task) {
     for (int task; (task = own_.next_task.fetch_add(1)) < num_tasks;) do_task(task);
@@ -370,7 +369,7 @@ class RowPass {
   }
 
   // values = activation(gate) * up, or activation(up) where there are no gates, ready for `next`. Where
-  // there are rows for everybody each is quantised while it is in the cache; else members share a row.
+  // there are rows for all members each is quantised while it is in the cache; else members share a row.
   void gate(const Projection& next) {
     const Activations x = own_.activations(m_.intermediate_size);
     if (num_rows_ < crew_.size()) {

@@ -1,5 +1,5 @@
-// What is done to each row by itself: its embedding, norms, the gates of its MLP, what its image adds, and
-// logits as the model wants them.
+// Operations on one row by itself: its embedding, norms, the gates of its MLP, its image's part, and the
+// logits' cap.
 #pragma once
 
 #include <algorithm>

@@ -324,7 +324,7 @@ HELEXA_INLINE float max(f32x16 value) {
   return best;
 }
 
-// Of `count` floats; in four sums, because each addition waits for the one before.
+// The sum of squares of `count` floats; in four sums, because each addition waits for the one before.
 HELEXA_INLINE float sum_of_squares(const float* values, int count) {
   f32x16 sums[4]{};
   int i = 0;

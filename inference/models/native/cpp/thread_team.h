@@ -22,9 +22,9 @@ inline void relax() {
 #endif
 }
 
-// How many looks at a value, with a pause before each, fill `time`. A pause takes 5 to 60 nanoseconds:
-// processors of one instruction set, and their hypervisors, differ that much.
-inline int looks_in(std::chrono::nanoseconds time) {
+// The number of polls of a value, with a pause before each, that fill `time`. A pause takes 5 to 60
+// nanoseconds: processors of one instruction set, and their hypervisors, differ that much.
+inline int polls_in(std::chrono::nanoseconds time) {
   using Clock = std::chrono::steady_clock;
   constexpr int kTried = 500, kTurns = 3;  // another process may hold the core in one of them
   const std::atomic<int> value{0};
@@ -40,11 +40,10 @@ inline int looks_in(std::chrono::nanoseconds time) {
   return int(time * kTried / std::max<std::chrono::nanoseconds>(least, std::chrono::nanoseconds(1)));
 }
 
-// How long a waiter spins before it sleeps. A partner that runs comes within microseconds, one that
+// Decides how long a waiter spins before it sleeps. A partner that runs comes within microseconds, one that
 // was woken a little later within some twenty: that is worth spinning for. Where another process
 // holds the partner's core, a sleeping waiter's core is where the partner goes on, and spinning keeps
-// it waiting: after three waits in vain the next ones hardly spin, until one finds out again how
-// things are.
+// it waiting: after three waits in vain the next ones hardly spin, until one tries it again.
 class Patience {
  public:
   // Until `is_enough` holds of the value, whose every change is notified.
@@ -86,11 +85,11 @@ class Patience {
   // Longer than a sleeping partner takes to wake, also in a virtual machine: where it is shorter, each
   // sleeps because the other slept.
   static constexpr std::chrono::microseconds kSpin{40};
-  static constexpr int kFew = 20;                   // looks
+  static constexpr int kFew = 20;                   // polls
   static constexpr int kInVain = 3, kHurried = 16;  // waits
-  const int many_ = std::max(kFew + 1, looks_in(kSpin));
+  const int many_ = std::max(kFew + 1, polls_in(kSpin));
 
-  // Of all members: a count that another one's store loses is no harm.
+  // Shared by all members: a count that another one's store loses is no harm.
   std::atomic<int> in_vain_{0}, hurried_{0};
 };
 
@@ -168,7 +167,7 @@ struct Share {
         end(int(int64_t(count) * (member + 1) / size)) {}
 };
 
-// Who does the same rows together: a whole team, or one of its members alone.
+// The members that do the same rows together: a whole team, or one of them alone.
 class Crew {
  public:
   Crew() = default;
@@ -202,7 +201,7 @@ class Wavefront {
     for (auto& stages : done_) stages = 0;
   }
 
-  // Calls do_stage(stage, block) until no stage is left that nobody has begun. By every member.
+  // Calls do_stage(stage, block) until every stage has been begun. Called by every member.
   template <typename DoStage>
   void work(DoStage do_stage) {
     for (int task; (task = next_.fetch_add(1)) < num_stages_ * num_blocks_;) {
@@ -234,7 +233,7 @@ class Turns {
     for (auto& blocks : blocks_done_) blocks = 0;
   }
 
-  // Until all blocks in front have had theirs. They were taken earlier, so somebody works on them.
+  // Until all blocks in front have had theirs. They were taken earlier, so a member works on each.
   void wait(int layer, int block) {
     patience_.wait(blocks_done_[layer], [&](int blocks) { return blocks >= block; });
   }
