@@ -14,7 +14,7 @@
 
 namespace helexa {
 
-// The numbers that GGUF has for them; mirrored in packing.py.
+// The numbers that GGUF has for them; mirrored in packer.py.
 enum BlockType : int32_t {
   kBlockQ4_0 = 2, kBlockQ4_1 = 3, kBlockQ5_0 = 6, kBlockQ5_1 = 7, kBlockQ8_0 = 8, kBlockQ2K = 10,
   kBlockQ3K = 11, kBlockQ4K = 12, kBlockQ5K = 13, kBlockQ6K = 14, kBlockIQ4NL = 20,
@@ -24,7 +24,7 @@ enum BlockType : int32_t {
 extern "C" {
 
 // Rows of blocks, in any order and of several tensors whose panels are alike. Mirrored field by field
-// in packing.py.
+// in packer.py.
 struct BlockRows {
   const uint8_t* const* rows;  // (out_features): where each begins
   const int32_t* types;        // (out_features): its BlockType
