@@ -220,11 +220,11 @@ def first_past(amounts, target, size: tl.constexpr):
 
 
 BLOCK_TOKENS = 4096
-"""Looked at together."""
+"""Tokens that are read together."""
 WARPS = 16
 """A row has one multiprocessor to itself."""
 STAGES = 3
-"""Blocks on their way while one is looked at."""
+"""Blocks on their way while one is read."""
 
 
 def find_likeliest(

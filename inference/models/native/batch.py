@@ -17,16 +17,18 @@ from inference.models.step_input import StepImages, StepInput
 
 @dataclass(frozen=True, slots=True)
 class NativeImages:
-    """``cosines`` and ``sines`` (num_rows, rotary_dim / 2), ``None`` where rows are rotated by
-    their positions or not at all;
-    ``pictured`` (num_rows,) int64: which of ``embeddings`` (num_pictured, hidden_size) each row is,
-    or -1; ``deepstack`` (num_deepstack, num_pictured, hidden_size). Floats are float32."""
+    """Floats are float32."""
 
     cosines: torch.Tensor | None
     sines: torch.Tensor | None
-    pictured: torch.Tensor
+    """(num_rows, rotary_dim / 2) each; ``None``: rows are rotated by their positions or not at
+    all."""
+    image_rows: torch.Tensor
+    """(num_rows,) int64: which of the embeddings each row is, or -1."""
     embeddings: torch.Tensor | None
+    """(num_image_rows, hidden_size)"""
     deepstack: torch.Tensor | None
+    """(num_deepstack, num_image_rows, hidden_size)"""
 
     def struct(self) -> CImages:
         """Returns a struct that points into tensors which this object keeps alive."""
@@ -34,10 +36,10 @@ class NativeImages:
         return CImages(
             cosines=pointer(self.cosines, torch.float32),
             sines=pointer(self.sines, torch.float32),
-            pictured=pointer(self.pictured, torch.int64),
+            image_rows=pointer(self.image_rows, torch.int64),
             embeddings=pointer(rows, torch.float32),
             deepstack=pointer(added, torch.float32),
-            num_pictured=0 if rows is None else len(rows),
+            num_image_rows=0 if rows is None else len(rows),
             num_deepstack=0 if added is None else len(added),
         )
 
@@ -45,14 +47,14 @@ class NativeImages:
 def native_images(images: StepImages, num_rows: int, rope: RopeTable | None) -> NativeImages:
     """``num_rows``: of the step. ``rope``: what the layers rotate by, ``None`` where none does."""
     cosines, sines = (None, None) if rope is None else _angles(images, rope)
-    pictured = torch.full((num_rows,), -1)
+    image_rows = torch.full((num_rows,), -1)
     rows = images.rows
     if rows is not None:
-        pictured[images.row_ids] = torch.arange(len(images.row_ids))
+        image_rows[images.row_ids] = torch.arange(len(images.row_ids))
     return NativeImages(
         cosines=cosines,
         sines=sines,
-        pictured=pictured,
+        image_rows=image_rows,
         embeddings=None if rows is None else rows.embeddings.float().contiguous(),
         deepstack=torch.stack(rows.deepstack).float() if rows and rows.deepstack else None,
     )

@@ -177,7 +177,7 @@ class WeightCheck:
             gate_up, down = experts.gate_up[index], experts.down[index]
             self._projection(f"{name}: gate_up of expert {index}", gate_up, 2 * width, hidden)
             self._projection(f"{name}: down of expert {index}", down, hidden, width)
-        # The C++ side looks at the first to know what all of them read.
+        # The C++ side infers from the first what all of them read.
         chosen = experts.gate_up[: config.num_experts]
         if len({tuple(part.format for part in parts) for parts in chosen}) > 1:
             raise UnfitWeightsError(f"{name}: experts are stored in several formats")

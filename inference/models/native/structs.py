@@ -127,8 +127,8 @@ class CModel(ctypes.Structure):
 
 class CImages(ctypes.Structure):
     _fields_ = [
-        *fields(POINTER, "cosines sines pictured embeddings deepstack"),
-        *fields(INT, "num_pictured num_deepstack"),
+        *fields(POINTER, "cosines sines image_rows embeddings deepstack"),
+        *fields(INT, "num_image_rows num_deepstack"),
     ]
 
 

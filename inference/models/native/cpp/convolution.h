@@ -4,7 +4,7 @@
 //   before, after, values ─▶ before * values ─▶ convolution ─▶ after * (it + bias)
 //
 // A sequence keeps the last rows that went into the convolution. It reads them in one slot and
-// writes them to another, which later rows of the same step go on from.
+// writes them to another, which later rows of the same step continue from.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr int kMostConvRows = 4;
 constexpr int kConvTaskLanes = 16 * kLanes;  // channels that a member takes at a time
 
 struct CausalConv {
-  int kernel;            // how many rows it looks at, its own included
+  int kernel;            // rows that it reads, its own included
   int64_t channels;
   const float* weight;   // (kernel, channels)
   const float* before;   // (kernel - 1, channels) inputs of the rows before

@@ -133,7 +133,7 @@ class Routes {
   void choose_best(const float* scores, int num_experts, int count) {
     int held = 0;
     for (int expert = 0; expert < num_experts; expert++) {
-      // Where comparisons say nothing, some are taken all the same.
+      // NaN compares false: some are taken all the same.
       if (held == count && !(scores[expert] > scores[best_[held - 1]])) continue;
       int at = held < count ? held++ : held - 1;
       for (; at > 0 && scores[expert] > scores[best_[at - 1]]; at--) best_[at] = best_[at - 1];

@@ -71,7 +71,7 @@ struct Norm {
 //   queries, keys (num_key_heads each) | values | gates (num_value_heads each) | betas | decays
 struct DeltaNet {
   int32_t num_key_heads, num_value_heads, key_head_dim, value_head_dim;
-  int32_t conv_kernel;            // how many rows a convolution looks at, its own included
+  int32_t conv_kernel;            // rows that a convolution reads, its own included
   int32_t are_value_heads_tiled;  // whether value head i is of key head i % num_key_heads
   const float* conv_weight;       // (conv_kernel, conv_channels())
   const float* decay_rate;        // (num_value_heads,)
@@ -94,7 +94,7 @@ struct DeltaNet {
 //   before | after | values (channels each)
 struct ShortConv {
   int32_t channels;
-  int32_t kernel;       // how many rows it looks at, its own included
+  int32_t kernel;       // rows that it reads, its own included
   const float* weight;  // (kernel, channels)
   const float* bias;    // (channels,); null: none
 
@@ -106,7 +106,7 @@ struct ShortConv {
 //   gates (features) | values (features) | keys | queries (num_groups each) | steps (num_heads)
 struct Mamba {
   int32_t num_heads, head_dim, num_groups, state_size;
-  int32_t conv_kernel;       // how many rows a convolution looks at, its own included
+  int32_t conv_kernel;       // rows that a convolution reads, its own included
   const float* conv_weight;  // (conv_kernel, conv_channels())
   const float* conv_bias;    // (conv_channels(),); null: none
   const float* decay_rate;   // (num_heads,)
@@ -228,10 +228,10 @@ struct Model {
 struct Images {
   const float* cosines;     // (num_rows, rotary_dim / 2) what rows are rotated by; null: their positions
   const float* sines;
-  const int64_t* pictured;  // (num_rows,) which of the rows below it is; below 0: its token's own
-  const float* embeddings;  // (num_pictured, hidden_size)
-  const float* deepstack;   // (num_deepstack, num_pictured, hidden_size), added after the first layers
-  int32_t num_pictured;
+  const int64_t* image_rows;  // (num_rows,) which of the rows below it is; below 0: its token's own
+  const float* embeddings;  // (num_image_rows, hidden_size)
+  const float* deepstack;   // (num_deepstack, num_image_rows, hidden_size), added after the first layers
+  int32_t num_image_rows;
   int32_t num_deepstack;    // fewer than layers
 };
 

@@ -20,7 +20,7 @@
 // same whichever rows come with it, in a prompt or alone.
 //
 // A sequence reads its state in one slot and writes it to another, which later rows of the same step
-// go on from.
+// continue from.
 #pragma once
 
 #include <algorithm>

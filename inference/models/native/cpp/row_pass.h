@@ -78,11 +78,11 @@ class RowPass {
                     hidden(row));
         continue;
       }
-      const int64_t pictured = pictured_row(batch_, first_ + row);
-      if (pictured < 0) {
+      const int64_t image_row = image_row_of(batch_, first_ + row);
+      if (image_row < 0) {
         embed_row(m_, int(batch_.token_ids[first_ + row]), hidden(row));
       } else {
-        std::copy_n(batch_.images->embeddings + pictured * m_.hidden_size, m_.hidden_size,
+        std::copy_n(batch_.images->embeddings + image_row * m_.hidden_size, m_.hidden_size,
                     hidden(row));
       }
     }

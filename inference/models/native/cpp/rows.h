@@ -52,18 +52,18 @@ inline void gate_row(const Model& m, const float* gate_up, int first, int last, 
   else activate([](f32x16 x) { return silu(x); });
 }
 
-// Which of the images' rows it is; below 0: none.
-inline int64_t pictured_row(const Batch& batch, int row) {
-  return batch.images ? batch.images->pictured[row] : -1;
+// Which of the images' rows a row is; below 0: none.
+inline int64_t image_row_of(const Batch& batch, int row) {
+  return batch.images ? batch.images->image_rows[row] : -1;
 }
 
 // Adds what its image adds to a row after one of the first layers.
 inline void add_deepstack_row(const Model& m, const Batch& batch, int layer, int row, float* hidden) {
-  const int64_t pictured = pictured_row(batch, row);
-  if (pictured < 0) return;
+  const int64_t image_row = image_row_of(batch, row);
+  if (image_row < 0) return;
   const Images& images = *batch.images;
-  const float* added = images.deepstack + int64_t(layer) * images.num_pictured * m.hidden_size;
-  for (int i = 0; i < m.hidden_size; i++) hidden[i] += added[pictured * m.hidden_size + i];
+  const float* added = images.deepstack + int64_t(layer) * images.num_image_rows * m.hidden_size;
+  for (int i = 0; i < m.hidden_size; i++) hidden[i] += added[image_row * m.hidden_size + i];
 }
 
 // Reads one output feature of a packed table: the embedding of one token.

@@ -42,7 +42,7 @@ inline int polls_in(std::chrono::nanoseconds time) {
 
 // Decides how long a waiter spins before it sleeps. A partner that runs comes within microseconds, one that
 // was woken a little later within some twenty: that is worth spinning for. Where another process
-// holds the partner's core, a sleeping waiter's core is where the partner goes on, and spinning keeps
+// holds the partner's core, a sleeping waiter's core is where the partner continues, and spinning keeps
 // it waiting: after three waits in vain the next ones hardly spin, until one tries it again.
 class Patience {
  public:
