@@ -33,6 +33,15 @@ from inference.models.weights.lazy import BlockRows, LazyWeight
 from inference.models.weights.stored import StoredWeight
 from inference.supervised_threads import SupervisedPool
 
+CHUNK_WEIGHTS = 2**19
+BLOCK_CHUNK_WEIGHTS = 2**21
+"""The chunk of a weight that native code takes apart: no copy of it lies in memory in between."""
+MOST_UNFINISHED = 4
+"""Weights that may be in work at once."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 
 class BlockType(IntEnum):
     """``enum BlockType`` of ggml_blocks.h: GGUF's numbers."""
@@ -81,16 +90,6 @@ def write_block_panels(
     )
     for piece in pieces:
         piece.blocks.release(piece.rows)
-
-
-CHUNK_WEIGHTS = 2**19
-BLOCK_CHUNK_WEIGHTS = 2**21
-"""The chunk of a weight that native code takes apart: no copy of it lies in memory in between."""
-MOST_UNFINISHED = 4
-"""Weights that may be in work at once."""
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Packer:
