@@ -47,6 +47,16 @@ GROUPED_KINDS = ("Q4", "Q5", "Q5 with minimums", "Q6", "Q8")
 WEIGHTS = {kind: random_weight(kind) for kind in (*GROUPED_KINDS, *K_KINDS, *TABLE_KINDS)}
 
 
+def of_width(name: str, in_features: int) -> PackedWeight:
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 1:
+            return tensor
+        features = in_features * tensor.shape[1] // IN_FEATURES
+        return torch.cat([tensor, tensor], dim=1)[:, :features]
+
+    return with_tensors(WEIGHTS[name], cut)
+
+
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
 def test_both_phases_multiply_by_the_dequantised_weight(
     device: torch.device, weight: PackedWeight
@@ -88,13 +98,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(
 def test_features_that_do_not_fill_a_step(
     device: torch.device, name: str, in_features: int
 ) -> None:
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 1:
-            return tensor
-        features = in_features * tensor.shape[1] // IN_FEATURES
-        return torch.cat([tensor, tensor], dim=1)[:, :features]
-
-    weight = with_tensors(WEIGHTS[name], cut)
+    weight = of_width(name, in_features)
     x = torch.randn(2, in_features, generator=torch.Generator().manual_seed(3)).to(device)
     wanted = x.cpu() @ weight.dequantize().T + weight.bias
     linear = PackedLinear(weight, device, torch.float32)

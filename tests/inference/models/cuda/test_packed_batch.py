@@ -26,7 +26,7 @@ from inference.models.weights.stored import (
     with_tensors,
 )
 from tests.inference.models.cuda.random_experts import IN_FEATURES, OUT_FEATURES
-from tests.inference.models.cuda.test_packed import WEIGHTS
+from tests.inference.models.cuda.test_packed import WEIGHTS, of_width
 
 pytestmark = pytest.mark.slow
 
@@ -92,13 +92,7 @@ def test_every_number_of_rows(device: torch.device, name: str, rows: int) -> Non
 def test_features_that_do_not_fill_a_step(
     device: torch.device, name: str, in_features: int, step_tiles: int
 ) -> None:
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 1:
-            return tensor
-        features = in_features * tensor.shape[1] // IN_FEATURES
-        return torch.cat([tensor, tensor], dim=1)[:, :features]
-
-    weight = with_tensors(WEIGHTS[name], cut)
+    weight = of_width(name, in_features)
     linear = PackedLinear(weight, device, torch.float32)
     tile = replace(TILE, step_tiles=step_tiles)
     for num_processors in (WHOLE, SPLIT):
