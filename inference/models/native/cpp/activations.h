@@ -8,11 +8,37 @@
 #pragma once
 
 #include <cmath>
+#include <new>
+#include <vector>
 
 #include "products.h"
 #include "simd.h"
 
 namespace helexa {
+
+// Begins where a cache line does: a vector that lies across two costs twice as much.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  LineAllocator() = default;
+  template <typename U>
+  LineAllocator(const LineAllocator<U>&) {}
+
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* from, size_t) { ::operator delete(from, kLine); }
+  bool operator==(const LineAllocator&) const = default;
+};
+
+template <typename T>
+using Lines = std::vector<T, LineAllocator<T>>;
+
+// It never shrinks.
+template <typename T>
+void grow(Lines<T>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
 
 constexpr int kGroup = 32;
 constexpr int kTileRows = 8;

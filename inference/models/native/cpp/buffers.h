@@ -3,38 +3,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdint>
-#include <new>
 #include <vector>
 
 #include "activations.h"
+#include "attention.h"
+#include "experts.h"
+#include "latent_attention.h"
+#include "low_rank.h"
 #include "model.h"
+#include "recurrent.h"
+#include "thread_team.h"
 
 namespace helexa {
-
-// Begins where a cache line does: a vector that lies across two costs twice as much.
-template <typename T>
-struct LineAllocator {
-  using value_type = T;
-  static constexpr std::align_val_t kLine{64};
-
-  LineAllocator() = default;
-  template <typename U>
-  LineAllocator(const LineAllocator<U>&) {}
-
-  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
-  void deallocate(T* from, size_t) { ::operator delete(from, kLine); }
-  bool operator==(const LineAllocator&) const = default;
-};
-
-template <typename T>
-using Lines = std::vector<T, LineAllocator<T>>;
-
-// It never shrinks.
-template <typename T>
-void grow(Lines<T>& buffer, size_t size) {
-  if (buffer.size() < size) buffer.resize(size);
-}
 
 // All rows of a batch, from layer to layer.
 struct Buffers {
@@ -47,47 +27,6 @@ struct Buffers {
     grow(hidden, size_t(rows) * m.hidden_size);
     grow(projected, size_t(rows) * row_width);
   }
-};
-
-// Between the steps of some experts' work: see experts.h.
-struct ExpertScratch {
-  Lines<float> scores, inputs, gate_up, values;
-  Lines<TileGroup> input_groups, groups;
-  int num_tiles = 0, gate_up_stride = 0, inner_groups = 0;
-
-  void reserve(const Experts& e, int hidden_size, int num_rows, int most_tiles) {
-    const int num_entries = num_rows * e.entries_per_row();
-    // A tile for every eight entries, and one that is not full for each expert.
-    const int needed = num_entries / kTileRows + std::min(num_entries, e.num_all());
-    num_tiles = std::max(num_tiles, std::min(most_tiles, needed));
-    gate_up_stride = std::max(gate_up_stride, 2 * e.intermediate_size + 2 * kLanes);
-    inner_groups = std::max(inner_groups, e.intermediate_size / kGroup + 1);
-    const size_t num_places = size_t(num_tiles) * kTileRows;
-    grow(scores, size_t(num_rows) * e.num_scores());
-    grow(inputs, e.reads_values() ? num_places * hidden_size : 0);
-    grow(input_groups, size_t(num_tiles) * (hidden_size / kGroup + 1));
-    grow(gate_up, num_places * gate_up_stride);
-    grow(values, num_places * inner_groups * kGroup);
-    grow(groups, size_t(num_tiles) * inner_groups);
-  }
-};
-
-// One member's sixteen queries, and one head's rows: see latent_attention.h.
-struct LatentScratch {
-  Lines<float> queries, context, outputs, values;
-  Lines<TileGroup> groups;
-  alignas(64) float weights[kBlockTokens * kLanes];
-
-  void reserve(const Latent& l) {
-    const size_t widest = std::max(l.plain_dim, l.kv_rank);
-    grow(queries, size_t(l.width()) * kLanes);
-    grow(context, size_t(kBlockTokens) * l.width());
-    grow(outputs, size_t(kLanes) * l.kv_rank);
-    grow(values, kTileRows * widest);
-    grow(groups, widest / kGroup + 1);
-  }
-
-  Activations activations(int width) { return {values.data(), groups.data(), width}; }
 };
 
 // A crew's rows, counted from its first, from step to step.
@@ -133,6 +72,41 @@ struct Scratch {
   }
 
   Activations activations(int width) { return {values.data(), groups.data(), width}; }
+};
+
+// Each member's own buffers. Room for a pass's tiles of rows is made before the team runs: a member that
+// found no memory would leave the others waiting at the next barrier for ever.
+struct OwnPlace {
+  QueryTile tile;
+  std::vector<RowTile> row_tiles, runs;
+  Routes routes;
+  DeltaScratch delta;
+  LatentScratch latent;
+  AdaptedRows adapted;
+
+  // Rows [first, last) of `batch`, one sequence's each: as many as meet its keys together, and all.
+  void cut_into_tiles(const Model& m, const Batch& batch, int first, int last) {
+    const int most = std::max(1, kTileQueries / m.heads_per_kv_head());
+    row_tiles.clear();
+    runs.clear();
+    for (int row = first; row < last; row++) {
+      const bool joins = row > first && batch.sequences[row] == batch.sequences[row - 1] &&
+                         batch.positions[row] > batch.positions[row - 1];
+      if (joins && row_tiles.back().count < most) row_tiles.back().count++;
+      else row_tiles.push_back({row, 1});
+      if (joins) runs.back().count++;
+      else runs.push_back({row, 1});
+    }
+  }
+};
+
+// The buffers of a pass: of all rows, of its own rows, and of the member.
+struct Workplace {
+  Buffers& all;
+  Scratch& own;
+  OwnPlace& member;
+  Turns* turns = nullptr;  // of blocks of rows, where each has a pass of its own
+  int block = 0;
 };
 
 }  // namespace helexa

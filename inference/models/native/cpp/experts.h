@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "activations.h"
-#include "buffers.h"
 #include "linear.h"
 #include "model.h"
 #include "simd.h"
@@ -167,6 +166,29 @@ class Routes {
   int num_entries_ = 0;
   std::vector<int32_t> chosen_, rows_, ends_, best_;
   std::vector<float> chosen_weights_, weights_, likely_, worth_;
+};
+
+// Kept between the steps of some experts' work.
+struct ExpertScratch {
+  Lines<float> scores, inputs, gate_up, values;
+  Lines<TileGroup> input_groups, groups;
+  int num_tiles = 0, gate_up_stride = 0, inner_groups = 0;
+
+  void reserve(const Experts& e, int hidden_size, int num_rows, int most_tiles) {
+    const int num_entries = num_rows * e.entries_per_row();
+    // A tile for every eight entries, and one that is not full for each expert.
+    const int needed = num_entries / kTileRows + std::min(num_entries, e.num_all());
+    num_tiles = std::max(num_tiles, std::min(most_tiles, needed));
+    gate_up_stride = std::max(gate_up_stride, 2 * e.intermediate_size + 2 * kLanes);
+    inner_groups = std::max(inner_groups, e.intermediate_size / kGroup + 1);
+    const size_t num_places = size_t(num_tiles) * kTileRows;
+    grow(scores, size_t(num_rows) * e.num_scores());
+    grow(inputs, e.reads_values() ? num_places * hidden_size : 0);
+    grow(input_groups, size_t(num_tiles) * (hidden_size / kGroup + 1));
+    grow(gate_up, num_places * gate_up_stride);
+    grow(values, num_places * inner_groups * kGroup);
+    grow(groups, size_t(num_tiles) * inner_groups);
+  }
 };
 
 class SparseMlp {

@@ -18,7 +18,6 @@
 
 #include "activations.h"
 #include "attention.h"
-#include "buffers.h"
 #include "element_kv.h"
 #include "int8_kv.h"
 #include "linear.h"
@@ -26,6 +25,24 @@
 #include "rows.h"
 
 namespace helexa {
+
+// One member's sixteen queries, and one head's rows.
+struct LatentScratch {
+  Lines<float> queries, context, outputs, values;
+  Lines<TileGroup> groups;
+  alignas(64) float weights[kBlockTokens * kLanes];
+
+  void reserve(const Latent& l) {
+    const size_t widest = std::max(l.plain_dim, l.kv_rank);
+    grow(queries, size_t(l.width()) * kLanes);
+    grow(context, size_t(kBlockTokens) * l.width());
+    grow(outputs, size_t(kLanes) * l.kv_rank);
+    grow(values, kTileRows * widest);
+    grow(groups, widest / kGroup + 1);
+  }
+
+  Activations activations(int width) { return {values.data(), groups.data(), width}; }
+};
 
 template <int Tokens>
 inline void score_latents(const float* queries, const float* context, int width, f32x16* scores) {

@@ -26,7 +26,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "buffers.h"
+#include "activations.h"
 #include "convolution.h"
 #include "model.h"
 #include "simd.h"

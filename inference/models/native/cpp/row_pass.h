@@ -11,7 +11,6 @@
 #include "latent_attention.h"
 #include "linear.h"
 #include "model.h"
-#include "place.h"
 #include "recurrent.h"
 #include "rows.h"
 #include "simd.h"
