@@ -62,6 +62,14 @@ class RowPass {
  private:
   float* hidden(int row) const { return hidden_ + int64_t(row) * m_.hidden_size; }
 
+  // Calls use(row) for the member's share of the rows, and waits for the others.
+  template <typename Use>
+  HELEXA_INLINE void for_rows(Use use) {
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) use(row);
+    crew_.barrier();
+  }
+
   void give_rows() {
     const Share rows = crew_.share(num_rows_);
     std::copy_n(hidden(rows.begin), int64_t(rows.end - rows.begin) * m_.hidden_size,
@@ -70,12 +78,11 @@ class RowPass {
 
   void embed() {
     if (m_.join) return join(*m_.join);
-    const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++) {
+    for_rows([&](int row) {
       if (batch_.hidden_rows) {
         std::copy_n(batch_.hidden_rows + int64_t(first_ + row) * m_.hidden_size, m_.hidden_size,
                     hidden(row));
-        continue;
+        return;
       }
       const int64_t image_row = image_row_of(batch_, first_ + row);
       if (image_row < 0) {
@@ -84,22 +91,19 @@ class RowPass {
         std::copy_n(batch_.images->embeddings + image_row * m_.hidden_size, m_.hidden_size,
                     hidden(row));
       }
-    }
-    crew_.barrier();
+    });
   }
 
   void join(const Join& join) {
     const Activations x = own_.activations(2 * m_.hidden_size);
-    const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++) {
+    for_rows([&](int row) {
       float* both = x.values + int64_t(row) * x.width;
       embed_row(m_, int(batch_.token_ids[first_ + row]), both);
       norm_row(m_, join.embedding, both, both);
       norm_row(m_, join.hidden, batch_.hidden_rows + int64_t(first_ + row) * m_.hidden_size,
                both + m_.hidden_size);
       if (join.product.reads_codes()) quantize_row(x, row, join.product.reads_half_sums());
-    }
-    crew_.barrier();
+    });
     const Share panels = crew_.share(join.product.num_panels());
     linear(join.product, x, num_rows_, panels.begin, panels.end, {hidden_, m_.hidden_size}, false);
     crew_.barrier();
@@ -108,10 +112,7 @@ class RowPass {
   // Adds the images' deepstack rows after one of the first layers.
   void add_deepstack(int layer) {
     if (!batch_.images || layer >= batch_.images->num_deepstack) return;
-    const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++)
-      add_deepstack_row(m_, batch_, layer, first_ + row, hidden(row));
-    crew_.barrier();
+    for_rows([&](int row) { add_deepstack_row(m_, batch_, layer, first_ + row, hidden(row)); });
   }
 
   void begin_layer(int index) {
@@ -121,29 +122,24 @@ class RowPass {
     if (layer.has_state()) return;
     if (layer.latent) return keep_latents(layer, index);
     const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
-    const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++) attention.rotate_and_cache(first_ + row);
-    crew_.barrier();
+    for_rows([&](int row) { attention.rotate_and_cache(first_ + row); });
   }
 
   // The rows' queries where they come of what is compressed, and what is kept of the rows.
   void keep_latents(const Layer& layer, int index) {
     const Latent& l = *layer.latent;
-    const Share rows = crew_.share(num_rows_);
     float* first = projected_ + int64_t(first_) * stride_;
     if (l.query_rank) {
       const Activations x = own_.activations(l.query_rank);
-      for (int row = rows.begin; row < rows.end; row++) {
+      for_rows([&](int row) {
         float* values = x.values + int64_t(row) * x.width;
         rms_norm_row(first + int64_t(row) * stride_, l.query_norm, x.width, m_.norm_eps, values);
         if (l.queries.reads_codes()) quantize_row(x, row, l.queries.reads_half_sums());
-      }
-      crew_.barrier();
+      });
       project(index, kQueries, l.queries, first + l.query_rank + l.width(), stride_, false);
     }
     const LatentRows<KV> latents(m_, batch_, layer, projected_, stride_);
-    for (int row = rows.begin; row < rows.end; row++) latents.rotate_and_keep(first_ + row);
-    crew_.barrier();
+    for_rows([&](int row) { latents.rotate_and_keep(first_ + row); });
   }
 
   void finish_layer(int index) {
@@ -189,13 +185,11 @@ class RowPass {
   }
 
   void add_to_rows(const Norm& after) {
-    const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++) {
+    for_rows([&](int row) {
       float *to = hidden(row), *added = own_.added.data() + int64_t(row) * m_.hidden_size;
       norm_row(m_, after, added, added);
       for (int i = 0; i < m_.hidden_size; i++) to[i] += added[i] * m_.residual_multiplier;
-    }
-    crew_.barrier();
+    });
   }
 
   void add_experts(const Layer& layer) {
@@ -214,13 +208,11 @@ class RowPass {
   // `next`: the Projection, or the Experts, that read what comes out.
   template <typename Next>
   void normalize(const Norm& norm, const Next& next) {
-    const Share rows = crew_.share(num_rows_);
     const Activations x = own_.activations(m_.hidden_size);
-    for (int row = rows.begin; row < rows.end; row++) {
+    for_rows([&](int row) {
       norm_row(m_, norm, hidden(row), x.values + int64_t(row) * m_.hidden_size);
       if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
-    }
-    crew_.barrier();
+    });
   }
 
   // Quantises the scratch's values for `next`, split by groups so that one row has work for all members.
@@ -378,12 +370,10 @@ class RowPass {
       quantize(m_.intermediate_size, next);
       return;
     }
-    const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++) {
+    for_rows([&](int row) {
       gate_row(row, 0, m_.intermediate_size / kLanes, x);
       if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
-    }
-    crew_.barrier();
+    });
   }
 
   void gate_row(int row, int first, int last, const Activations& x) const {
