@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import User
@@ -269,6 +270,7 @@ class TestPeople:
         assert any(f"in {account.name}" in word for word in entry.detail["changed"])
         text = operator.get("/usage/audit?action=user.update").text
         assert "is_staff: false → true" in text
+        assert f'href="?actor={quote(entry.actor, safe="")}"' in text
 
     @each_case("is_one", [True, False], ids=["one", "selected"])
     def test_their_removal_and_their_memberships_have_rows(
