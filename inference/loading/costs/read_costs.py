@@ -21,10 +21,11 @@ from inference.loading.preflight import (
 from inference.loading.sources.files import ModelFiles
 from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_of_layer
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family, Json, TensorRole
+from inference.models.families.family import Family
+from inference.models.families.hub_config import Json
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_gguf_architecture, family_of
-from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role
+from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role, TensorRole
 from inference.models.families.tower import TOWER
 from inference.models.families.tower_gguf import model_name
 from inference.models.layers.configs import state_bytes
