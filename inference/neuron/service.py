@@ -324,7 +324,7 @@ class NeuronService:
 
     def _speak_to_redis(self) -> None:
         """Raises ``NameLostError``, ``redis.RedisError``."""
-        self.lease.renew()
+        self.lease.confirm()
         self._requests.marks.keep(time.time() - self._started_unix_s)
         self._requests.marks.read_earlier()
         self._persisted_specs.restore()

@@ -159,7 +159,7 @@ class NameLease:
         if earlier is not None:
             earlier.write(self.value)
 
-    def renew(self) -> None:
+    def confirm(self) -> None:
         """Claims the name again where its lease has expired. Raises ``NameLostError``,
         ``redis.RedisError``."""
         if self._client.get(self.key) == self.value:

@@ -37,12 +37,12 @@ def make_lease(redis_url: str):
 
 
 def beating(lease: NameLease) -> threading.Event:
-    """Renews it as a neuron does, until the event is set."""
+    """Writes under it as a neuron does, until the event is set."""
     stopped = threading.Event()
 
     def beat() -> None:
         while not stopped.wait(0.05):
-            lease.renew()
+            lease.write(lambda _pipe: None)
 
     threading.Thread(target=beat, daemon=True).start()
     return stopped
@@ -64,7 +64,7 @@ def test_a_second_one_reports_who_holds_it(make_lease, caplog) -> None:
     for word in ("host ", "process ", "first-ep", "since 20", "--name"):
         assert word in str(refused.value)
     assert "waiting" in caplog.text
-    first.renew()
+    first.confirm()
 
 
 def test_a_dead_ones_name_is_free_when_its_lease_has_expired(make_lease, redis_db) -> None:
@@ -72,7 +72,7 @@ def test_a_dead_ones_name_is_free_when_its_lease_has_expired(make_lease, redis_d
     redis_db.pexpire(lease_key("n1"), 300)
     second = make_lease("second")
     second.acquire()
-    second.renew()
+    second.confirm()
 
 
 def test_the_next_life_on_this_machine_need_not_wait(make_lease, tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_released_it_is_free(make_lease, redis_db) -> None:
     first.release()
     second.acquire(sleep=lambda _: pytest.fail("it was released"))
     first.release()
-    second.renew()
+    second.confirm()
     with pytest.raises(NameLostError):
-        first.renew()
+        first.confirm()
 
 
 def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
@@ -120,14 +120,14 @@ def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
     redis_db.set(heartbeat_key("n1"), b"of the other")
     service.stop()
     assert redis_db.get(heartbeat_key("n1")) == b"of the other"
-    other.renew()
+    other.confirm()
 
 
 def test_a_redis_that_came_back_empty_gives_it_back(make_lease, redis_db) -> None:
     lease = make_lease("first")
     lease.acquire()
     redis_db.flushall()
-    lease.renew()
+    lease.confirm()
     assert redis_db.get(lease_key("n1")) == lease.value
 
 
@@ -140,9 +140,9 @@ def test_while_redis_stands_still_no_neuron_gets_it(tmp_path: Path) -> None:
         first.acquire()
         server.suspend()
         with pytest.raises(redis.RedisError):
-            first.renew()
+            first.confirm()
         server.resume()
-        first.renew()
+        first.confirm()
         stopped = beating(first)
         with pytest.raises(NameHeldError):
             second.acquire()
