@@ -111,6 +111,8 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
     try:
         for kind in selection.kinds:
             subjects.append(_open_subject(kind, arguments, server))
+        for checkout in arguments.beside:
+            subjects.append(_open_engine(arguments, checkout.resolve()))
         return run(
             subjects,
             chosen=selection.rows,
@@ -132,10 +134,10 @@ def _open_subject(
     if kind == "helexa_http":
         assert server is not None
         return SubjectProcess(kind, url=server.url, model=server.model)
-    threads = str(arguments.threads)
-    gguf = str(arguments.gguf or model_file(arguments.model, DATA_DIR))
     if kind == "helexa_engine":
-        return SubjectProcess(kind, gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
+        return _open_engine(arguments)
+    threads = str(arguments.threads)
+    gguf = _gguf(arguments)
     if kind == "vllm_cpu":
         python = arguments.vllm_python
         return SubjectProcess(
@@ -146,6 +148,21 @@ def _open_subject(
             num_threads=threads,
         )
     return SubjectProcess(kind, gguf=gguf, num_threads=threads)
+
+
+def _open_engine(arguments: argparse.Namespace, checkout: Path | None = None) -> SubjectProcess:
+    data_dir = DATA_DIR if checkout is None else checkout / DATA_DIR.relative_to(REPOSITORY_DIR)
+    return SubjectProcess(
+        "helexa_engine",
+        checkout=checkout,
+        gguf=_gguf(arguments),
+        num_threads=str(arguments.threads),
+        data_dir=str(data_dir),
+    )
+
+
+def _gguf(arguments: argparse.Namespace) -> str:
+    return str((arguments.gguf or model_file(arguments.model, DATA_DIR)).resolve())
 
 
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
@@ -202,6 +219,14 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--subjects", nargs="+", default=KINDS, choices=KINDS, metavar="SUBJECT")
     parser.add_argument("--skip", nargs="*", default=[], choices=KINDS, metavar="SUBJECT")
     parser.add_argument("--no-http", action="store_true", help="the engine only, no server")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="CHECKOUT",
+        help="the engine of each of these checkouts too, in this environment",
+    )
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="ROW", help="rows that begin so: decode, memory"
     )

@@ -64,7 +64,8 @@ class SubjectError(Exception):
 
 
 class SubjectProcess:
-    """The parent's end. ``kind`` is ``opener``'s, ``options`` are for its result."""
+    """The parent's end. ``kind`` is ``opener``'s, ``options`` are for its result. ``checkout``:
+    another one than this, whose subject it is."""
 
     def __init__(
         self,
@@ -72,13 +73,14 @@ class SubjectProcess:
         *,
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
+        checkout: Path | None = None,
         **options: str,
     ) -> None:
-        self.kind = kind
+        self.kind = kind if checkout is None else f"{kind}, {checkout.name}"
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.subject", kind, json.dumps(options)],
             env=environment,
-            cwd=REPOSITORY_DIR,
+            cwd=checkout or REPOSITORY_DIR,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

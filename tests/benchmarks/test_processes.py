@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ports
-from benchmarks.subject import SubjectError, SubjectProcess
+from benchmarks.subject import READY_LINE, SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import process_environment
 
 
@@ -22,6 +22,17 @@ def test_a_subject_that_cannot_be_opened_or_broke_reports_it() -> None:
     for _ in range(2):
         with pytest.raises(SubjectError, match="device_limits ended"):
             subject.ask(measure="no_such_question")
+    subject.close()
+
+
+def test_a_subject_may_be_another_checkouts(tmp_path: Path) -> None:
+    package = tmp_path / "before" / "benchmarks"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    answer = READY_LINE + '{"description": "theirs"}'
+    (package / "subject.py").write_text(f"print({answer!r})")
+    subject = SubjectProcess("helexa_engine", checkout=tmp_path / "before")
+    assert (subject.kind, subject.description) == ("helexa_engine, before", "theirs")
     subject.close()
 
 
