@@ -28,7 +28,7 @@ from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
 from tests.inference.engine.load.loads import cpu_spec
 
-REPOSITORY_DIR = Path(__file__).resolve().parents[5]
+REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 MB = 10**6
 KV_MEMORY_BYTES = 64 * MB
 
