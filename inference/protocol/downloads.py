@@ -98,7 +98,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """Both numbers describe the disk that downloads go to."""
+    """``disk_total_bytes`` and ``disk_free_bytes`` are of the disk that downloads go to."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 

@@ -126,7 +126,7 @@ class RankedModel(PlainBackend):
         self.tower = model.tower
         self.followers = followers
         self.built = built
-        """Of the other ranks."""
+        """The other ranks' reports of what they built."""
         self._model = model
         self._group = group
         self._timeout_s = timeout_s

@@ -59,7 +59,7 @@ class FairQueue(Generic[Item]):
     def __init__(self) -> None:
         self._entries: dict[Item, _Entry[Item]] = {}
         self._accounts: dict[tuple[bool, str], _Account[Item]] = {}
-        """Those with entries, and idle ones whose last entry has not ended."""
+        """The accounts that have entries, and those whose last entry has not ended."""
         self._now = {False: 0, True: 0}
         self._first: _Entry[Item] | None = None
         """The next one, if it is known."""

@@ -48,7 +48,7 @@ MOST_FAILURES = 3
 UNTRIED_DRAFT = 0.15
 """The assumed cost of a draft token before one was made, in parts of a step."""
 OF_A_MODEL = 1
-"""Its class of ``Acceptance``: its drafts follow no match."""
+"""The class of ``Acceptance`` that a draft model's drafts count in: they follow no match."""
 
 
 @dataclass(frozen=True, slots=True)
