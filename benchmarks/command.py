@@ -51,6 +51,8 @@ class Selection:
     missing: dict[str, str]
     rows: list[Measurement]
     own_rows: list[str]
+    beside: list[Path]
+    """Other checkouts, whose engines are measured too."""
 
 
 def main() -> None:
@@ -77,7 +79,8 @@ def main() -> None:
 
 
 def select(arguments: argparse.Namespace) -> Selection:
-    """Raises ``ValueError`` where ``--only`` names no row."""
+    """Raises ``ValueError`` where ``--only`` names no row, or ``--beside`` no checkouts that the
+    report can tell apart."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
     own_rows = [row for row in (BOOKKEEPING, MASKS) if row.startswith(beginnings)]
@@ -89,7 +92,14 @@ def select(arguments: argparse.Namespace) -> Selection:
     if not rows:
         wanted = []
     missing = {kind: why for kind in wanted if (why := _why_missing(kind, arguments.vllm_python))}
-    return Selection([kind for kind in wanted if kind not in missing], missing, rows, own_rows)
+    beside = [checkout.resolve() for checkout in arguments.beside] if rows else []
+    if len({checkout.name for checkout in beside}) < len(beside):
+        raise ValueError("two checkouts have one name")
+    for checkout in beside:
+        if not (checkout / "benchmarks" / "subject.py").exists():
+            raise ValueError(f"{checkout} is no checkout of helexa")
+    kinds = [kind for kind in wanted if kind not in missing]
+    return Selection(kinds, missing, rows, own_rows, beside)
 
 
 def _why_missing(kind: str, vllm_python: Path | None) -> str | None:
@@ -111,8 +121,8 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
     try:
         for kind in selection.kinds:
             subjects.append(_open_subject(kind, arguments, server))
-        for checkout in arguments.beside:
-            subjects.append(_open_engine(arguments, checkout.resolve()))
+        for checkout in selection.beside:
+            subjects.append(_open_engine(arguments, checkout))
         return run(
             subjects,
             chosen=selection.rows,

@@ -27,6 +27,7 @@ from benchmarks.workload import (
     PromptMaker,
     tokens_per_s_together,
 )
+from helexa_site.program import REPOSITORY_DIR
 
 
 class FakeSubject:
@@ -129,6 +130,15 @@ def test_rows_are_chosen_by_how_they_begin() -> None:
     assert (without_peers.kinds, without_peers.missing) == ([], {})
     with pytest.raises(ValueError, match="'decode, 7'"):
         chosen_by("--only", "decode, 7")
+
+
+def test_checkouts_beside_this_one_have_names_of_their_own(tmp_path: Path) -> None:
+    assert chosen_by("--beside", str(REPOSITORY_DIR)).beside == [REPOSITORY_DIR]
+    assert chosen_by("--beside", str(REPOSITORY_DIR), "--only", "masks").beside == []
+    with pytest.raises(ValueError, match="have one name"):
+        chosen_by("--beside", str(REPOSITORY_DIR), f"/elsewhere/{REPOSITORY_DIR.name}")
+    with pytest.raises(ValueError, match=f"{tmp_path} is no checkout"):
+        chosen_by("--beside", str(tmp_path))
 
 
 def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
