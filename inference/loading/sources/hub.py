@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,12 +72,9 @@ def within(
             threads.release()
 
     threading.Thread(target=run, name="deadline", daemon=True).start()
-    try:
-        return answer.result(timeout=limit_s)
-    except TimeoutError:
-        if answer.done():
-            raise
-        raise DeadlineError from None
+    if not wait([answer], timeout=limit_s).done:
+        raise DeadlineError
+    return answer.result()
 
 
 def open_client() -> httpx2.Client:
