@@ -30,6 +30,7 @@ from inference.models.weights.stored import (
     Fp8Weight,
     StoredWeight,
     with_tensors,
+    written_out,
 )
 from inference.protocol.load_errors import (
     BadFileError,
@@ -108,8 +109,7 @@ class PackedFiles(WrappedFiles):
     def dense(self, name: str) -> torch.Tensor:
         if name in self._plain:
             return self._files.dense(name)
-        found = self.stored(name)
-        return found.weight if isinstance(found, DenseWeight) else found.dequantize()
+        return written_out(self.stored(name))
 
     def stored(self, name: str) -> StoredWeight:
         if name in self._plain:
