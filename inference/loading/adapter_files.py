@@ -230,7 +230,7 @@ class _Pair:
 
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
-    """The adapter's pairs of tensors, by the names that the model has for their weights."""
+    """The adapter's pairs of matrices, by the model's names of the weights."""
     halves: dict[str, dict[str, str]] = {}
     for name in files.names:
         match = _TENSOR.fullmatch(name)

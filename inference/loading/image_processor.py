@@ -218,7 +218,8 @@ def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 def _maker(
     processor: Callable[[bool], Any], merged: Callable[[Any], npt.NDArray[np.float32]]
 ) -> PatchMaker:
-    """``processor``: transformers', in low detail or not. ``merged``: of its pixel values."""
+    """``processor`` makes transformers' processor for low detail or not; ``merged`` turns the pixel
+    values that one returns into patches."""
     processors = {is_low_detail: processor(is_low_detail) for is_low_detail in (False, True)}
 
     def patches(image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:

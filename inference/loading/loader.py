@@ -62,7 +62,7 @@ from inference.settings.storage import HUGGINGFACE
 
 TABLE = "embed_tokens.weight"
 EXPERTS = ".mlp.experts."
-"""In the names of experts' weights and biases."""
+"""Part of the names of experts' weights and biases."""
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
@@ -75,7 +75,7 @@ class OpenedModel:
     weights: WeightSource
     tokenizer_dir: Path
     weight_bytes: int
-    """Of all tensors, as their files hold them, or as they are quantised while loading."""
+    """Bytes of all tensors, as their files hold them, or as they are quantised while loading."""
     num_parameters: int
     cache_dir: Path
     need: MemoryNeed
@@ -271,7 +271,7 @@ def _quantized_tables(described: DescribedModel, device: torch.device) -> list[s
 
 
 def _has_packed_kernels(spec: LoadSpec, described: DescribedModel, device: torch.device) -> bool:
-    """As far as that can be answered before a kernel is tried."""
+    """Whether packed kernels run here, as far as that can be answered before one is tried."""
     is_exact = spec.dtype == "float32" or family_of(described.config).uses_transformers
     return device.type == "cuda" and not is_exact and triton_problem() is None
 

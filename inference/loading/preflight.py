@@ -13,7 +13,7 @@ from inference.models.families.gguf_types import GGUF_TYPES
 from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256
-"""Must fit beside the weights for the model to be of any use."""
+"""A model whose weights leave no room for such a context is of no use."""
 
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
 GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q5", "q6", "q8", "MXFP4"})
@@ -61,7 +61,7 @@ BYTES_PER_TABLE_WEIGHT = 1 + 4 / 32
 """The bytes of a weight in a quantised table on a card, whose rows are looked up: a byte for each
 code."""
 COPY_BYTES = 2
-"""Of each weight, in the bfloat16 copy that prompt rows are multiplied with."""
+"""Bytes of a weight in the bfloat16 copy that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 """Most prompt rows of a step, by type of device."""
 LOGIT_BYTES = 4
@@ -80,7 +80,7 @@ class LargestStep:
 class MemoryNeed:
     weight_bytes: int
     kv_bytes: int
-    """As the operator asked for, else of the shortest context that is worth serving."""
+    """The cache that the operator asked for, else that of the shortest context worth serving."""
     copy_bytes: int
     """A second copy of quantised weights, which makes prompts faster."""
     step_bytes: int = 0
@@ -141,8 +141,8 @@ def memory_need(
 
 
 def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
-    """Of one sequence. Its state, where layers have one, is read in one slot and written in
-    another, beside the empty one."""
+    """The cache of one such sequence. Its state, where layers have one, is read in one slot and
+    written in another, beside the empty one."""
     state_bytes = 3 * cache_layout(config).state_bytes_per_slot
     return kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS + state_bytes
 

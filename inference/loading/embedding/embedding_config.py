@@ -160,8 +160,8 @@ def _bare_pooling(config: Json) -> Pooling:
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
-    """From the modules that sentence-transformers would run one after the other; and whether a
-    normalisation is among them."""
+    """The pooling among the modules that sentence-transformers would run one after the other, and
+    whether a normalisation is among them."""
     modules = _modules(directory)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):

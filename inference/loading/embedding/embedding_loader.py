@@ -33,7 +33,7 @@ SETTINGS_OF_TEXT = {
     "kv_dtype": "auto",
     "speculation": "off",
 }
-"""Each with the value that changes nothing."""
+"""Settings that only text models have, each with the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ MOST_HEADER_BYTES = 128 * 1024**2
 """The largest vocabularies take a sixth of it. Parsed values take several times their bytes."""
 MOST_DIMENSIONS = 4
 LEAST_PAIR_BYTES = 8 + 4 + 1
-"""A metadata pair is at least a key's length, the kind of its value and a byte of it."""
+"""The shortest pair of metadata: a key's length, the kind of a value, and a value."""
 LEAST_INFO_BYTES = 8 + 4 + 4 + 8
-"""A tensor's entry is at least its name's length, its number of dimensions, type and offset."""
+"""The shortest entry of a tensor: its name's length, number of dimensions, type and offset."""
 LEAST_STRING_BYTES = 8
 
 Item = TypeVar("Item")

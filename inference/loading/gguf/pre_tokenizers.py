@@ -152,7 +152,7 @@ _RULES: tuple[tuple[Callable[[], pre.PreTokenizer], str], ...] = (
     (_split_by(*DEEPSEEK3_SPLITS), "deepseek-v3 hunyuan-dense joyai-llm"),
 )
 PRE_TOKENIZERS = {name: rule for rule, names in _RULES for name in names.split()}
-"""By the name that a file gives in tokenizer.ggml.pre."""
+"""The rules, by the name that a file gives in tokenizer.ggml.pre."""
 BEGINS_WITH_BOS = frozenset(
     [
         "llama-bpe",

@@ -68,7 +68,7 @@ class GGUFTensorFiles(PlainFiles):
             and not is_scale(info.name, header.tensors)
         ]
         self._scales = read_scales(header.tensors)
-        """By the names of the file."""
+        """The scales of whole tensors, by the tensors' names in the file."""
         self.left_out = self._in_words(header)
         """A sentence for people: the tensors that nothing computes with."""
         self._tensors = {self._name(info): self._folded(info) for info in infos}

@@ -56,10 +56,10 @@ _TRANSPOSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 @dataclass(frozen=True, slots=True)
 class _Part:
     stack: str
-    """Without its ending."""
+    """The stacked tensor's name, without its ending."""
     expert: int
     outputs: slice
-    """Those of the stack's that are the part's."""
+    """Which of an expert's outputs in the stack the part has."""
     is_bias: bool = False
 
 

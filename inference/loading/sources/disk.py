@@ -58,7 +58,7 @@ def unwritten(error: OSError, directory: Path) -> LoadError:
 
 
 def bytes_under(directory: Path) -> int:
-    """Without links."""
+    """The bytes of all files there; links do not count."""
     return sum(stats.st_size for path, stats in files_under(directory) if not path.is_symlink())
 
 

@@ -85,7 +85,7 @@ class ModelFiles:
     projector: Path | None = None
     """The mmproj file of a GGUF model: its vision tower."""
     is_projector_named: bool = False
-    """Not found beside the weights."""
+    """The load named the mmproj file: it was not looked for beside the weights."""
     is_text_only: bool = False
 
     @property

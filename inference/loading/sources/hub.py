@@ -36,9 +36,9 @@ from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHI
 from inference.proxies import UnsupportedProxyError, proxy_for
 
 ANSWER_LIMIT_S = 10.0
-"""Of each read."""
+"""The limit of each read of an answer."""
 TOTAL_LIMIT_S = 30.0
-"""Of a question that comes from no watched process."""
+"""The limit of a whole question, where no watched process asks it."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.

@@ -61,14 +61,14 @@ class HubSource:
 
     @property
     def token_words(self) -> str:
-        """To be read in "set … on this host"."""
+        """What an operator sets for it, to be read in "set … on this host"."""
         if self.named is None:
             return "HF_TOKEN"
         return self.named.token_variable or f"token=VARIABLE for {self.scheme} in {SOURCES.name}"
 
     @property
     def owner(self) -> str:
-        """The subject of a sentence."""
+        """Who answers, as the subject of a sentence."""
         return "the hub" if self.named is None else f"the source {self.scheme}"
 
     def directory(self, cache_dir: Path) -> Path:

@@ -70,7 +70,7 @@ def download(
 
 
 def package_directory(requirement: str, sha256: str | None, cache_dir: Path) -> Path:
-    """It need not exist yet. Raises ``BadSourceError``."""
+    """The extracted wheel's directory, which need not exist yet. Raises ``BadSourceError``."""
     match = REQUIREMENT.fullmatch(requirement)
     if match is None:
         raise BadSourceError(f"{requirement!r} is not written pypi:name or pypi:name==version")
@@ -187,7 +187,7 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 
 def _is_locked_by(directory: Path, lock_fd: int) -> bool:
-    """The process before may have removed it."""
+    """``False``: the process that was in it before has removed it, and its lock with it."""
     try:
         return os.path.samestat(os.fstat(lock_fd), (directory / LOCK).stat())
     except FileNotFoundError:

@@ -30,7 +30,7 @@ INCOMPLETE = ".incomplete"
 MAX_ANSWER_BYTES = 50 * 10**9
 """The hub's network serves no more at once."""
 PIECE_BYTES = 10 * 10**9
-"""Of a larger file."""
+"""The size of a piece of a larger file."""
 
 
 def transfer(
@@ -115,7 +115,7 @@ def pending_remove(repository: Path, commit: str, names: Collection[str]) -> Non
 
 
 def pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
-    """Those that are not there yet; empty where nothing is known of a download."""
+    """The listed files that are not there yet; empty where nothing is known of a download."""
     try:
         files = _decode(_pending_path(repository, commit).read_bytes())
     except (OSError, msgspec.MsgspecError):

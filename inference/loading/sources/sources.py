@@ -42,7 +42,7 @@ from inference.settings.storage import HUGGINGFACE, SOURCES
 
 MAGIC = b"GGUF"
 OTHER_SCHEMES = ("path", "pypi")
-"""Beside those of hubs."""
+"""Schemes beside those of hubs."""
 
 
 @dataclass(frozen=True, slots=True)

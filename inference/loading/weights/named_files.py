@@ -46,7 +46,7 @@ from inference.protocol.load_errors import (
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOWER_PART = re.compile(rf"({re.escape(TOWER)}.+\.(?:weight|bias))\.(\d)")
 NUM_PARTS = {PATCH_KERNEL: 2}
-"""Of a tensor; any other has three."""
+"""Into how many parts files divide a tensor; any other has three."""
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 _STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj|gate_up_proj)(\.weight|\.bias)?")

@@ -236,7 +236,7 @@ class Unquantized:
     format: str
     """For people: BF16 …"""
     fingerprint: str
-    """Of the files: it changes where one is written, or is another."""
+    """Stands for the files: it changes where one is written, or is another."""
 
 
 def open_unquantized(

@@ -157,7 +157,8 @@ def _signed_codes(values: Floats, scales: Floats, lowest: int) -> Floats:
 
 
 def _slope(values: Floats, codes: Floats) -> Floats:
-    """Of the line through each group's (code, value) pairs and zero; 0 where all codes are 0."""
+    """The slope of the line through zero that fits each group's (code, value) pairs best; 0 where
+    all codes are 0."""
     squares = (codes * codes).sum(axis=0)
     slope: Floats = (codes * values).sum(axis=0) / np.where(squares > 0, squares, 1)
     return slope

@@ -106,7 +106,7 @@ class QuantizedFiles(WrappedFiles):
 
 
 def roles_of(config: ModelConfig) -> dict[str, Role]:
-    """By each tensor's name, and by the name of each part that files may hold it in."""
+    """Each tensor's role, by its name and by the name of each part that files may hold it in."""
     return {
         name: tensor.role
         for tensor in family_of(config).tensors(config)

@@ -40,7 +40,7 @@ class TensorFiles(Protocol):
         ...
 
     def fp8(self, name: str) -> Fp8Weight:
-        """Only of a name that has it."""
+        """The fp8 weight of a name that has one."""
         ...
 
     def format_of(self, name: str) -> str:
