@@ -89,8 +89,8 @@ def _described_safetensors(
 def _opened_safetensors(
     files: ModelFiles, config: ModelConfig, *, wants_predictor: bool
 ) -> DescribedModel:
-    opened = _opened(files, has_integers=family_of(config).uses_transformers)
     family = family_of(config)
+    opened = _opened(files, has_integers=family.uses_transformers)
     config = without_absent_tower(config, opened.names)
     if wants_predictor:
         config = with_predictor(config, family, opened.names)
