@@ -6,13 +6,13 @@ tensors, which are more exact than config.json's declaration for all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from inference.models.families.hub_config import Json
 from inference.protocol.load_errors import BadFileError
 
-Json = Mapping[str, Any]
 Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]
 """``quant_method`` of config.json."""
 
