@@ -69,8 +69,7 @@ class CodebookWeight:
         """Returns the scales of the groups, the unit included; float32 (out_features, groups)."""
         scales = self.scales.float()
         if self.super_scales is not None:
-            by_block = scales.view(*self.super_scales.shape, -1)
-            scales = (self.super_scales.float().unsqueeze(-1) * by_block).view(self.scales.shape)
+            scales = _scaled(scales, self.super_scales)
         return scales * self.codebook.unit
 
     def table(self) -> torch.Tensor:
