@@ -22,6 +22,7 @@ from inference.models.families.hub_config import (
     check_activation,
     positive_integer,
     read_decoder,
+    repeated,
     rope_parameters,
 )
 from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of
@@ -122,18 +123,12 @@ def _mixers(config: Json) -> tuple[MixerKind, ...]:
     num_layers = positive_integer(config, "num_hidden_layers")
     declared = config.get("layer_types")
     if declared is None:
-        return mixers_by_interval(
-            num_layers, int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
-        )
+        interval = int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
+        return repeated(num_layers, interval, others="delta")
     if len(declared) != num_layers or not set(declared) <= KINDS.keys():
         known = ", ".join(KINDS)
         raise BadFileError(f"layer_types is not {num_layers} times one of {known}")
     return tuple(KINDS[kind] for kind in declared)
-
-
-def mixers_by_interval(num_layers: int, interval: int) -> tuple[MixerKind, ...]:
-    """The last of every ``interval`` layers is attention."""
-    return tuple("delta" if (index + 1) % interval else "attention" for index in range(num_layers))
 
 
 def _rotary_dim(config: Json) -> int:
@@ -187,11 +182,10 @@ def gguf_fields(
     tokens come last and are left out. Raises ``BadFileError``."""
     num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
     num_value_heads = keys.integer("ssm.time_step_rank")
+    interval = keys.integer("full_attention_interval", DEFAULT_INTERVAL)
     return {
         "num_layers": num_layers,
-        "mixers": mixers_by_interval(
-            num_layers, keys.integer("full_attention_interval", DEFAULT_INTERVAL)
-        ),
+        "mixers": repeated(num_layers, interval, others="delta"),
         "delta": DeltaConfig(
             num_key_heads=keys.integer("ssm.group_count"),
             num_value_heads=num_value_heads,
