@@ -101,6 +101,12 @@ def check_whole_rotary(config: Json) -> None:
         raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
 
 
+def check_no_window(config: Json) -> None:
+    """Raises ``BadFileError`` where ``use_sliding_window`` switches a window on."""
+    if config.get("use_sliding_window"):
+        raise BadFileError("a sliding window on some of the layers is not supported")
+
+
 def rotary_dim(config: Json, default: float = 1.0) -> int:
     """Features of each head that are rotated; ``default``: the share where none is declared."""
     heads = positive_integer(config, "num_attention_heads")

@@ -18,6 +18,7 @@ from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
+    check_no_window,
     check_whole_rotary,
     hub_name,
     read_decoder,
@@ -137,8 +138,7 @@ def read_ernie(config: Json, generation: Json) -> ModelConfig:
 
 def read_smollm3(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
-    if config.get("use_sliding_window"):
-        raise BadFileError("a sliding window on some of the layers is not supported")
+    check_no_window(config)
     num_layers = int(config["num_hidden_layers"])
     mixers = _smollm3_mixers(
         num_layers, int(config.get("no_rope_layer_interval") or SMOLLM3_PERIOD)

@@ -12,6 +12,7 @@ from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
+    check_no_window,
     kinds_of_layers,
     positive_integer,
     read_decoder,
@@ -64,7 +65,7 @@ def read_olmoe(config: Json, generation: Json) -> ModelConfig:
 
 def read_qwen3_moe(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
-    _check_no_window(config)
+    check_no_window(config)
     return read_llama(
         config, generation, qk_norm=True, experts=experts_of(config), mlps=mlps_of(config)
     )
@@ -72,7 +73,7 @@ def read_qwen3_moe(config: Json, generation: Json) -> ModelConfig:
 
 def read_qwen2_moe(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
-    _check_no_window(config)
+    check_no_window(config)
     shared = positive_integer(config, "shared_expert_intermediate_size")
     return read_llama(
         config,
@@ -82,11 +83,6 @@ def read_qwen2_moe(config: Json, generation: Json) -> ModelConfig:
         experts=experts_of(config, shared_intermediate_size=shared),
         mlps=mlps_of(config),
     )
-
-
-def _check_no_window(config: Json) -> None:
-    if config.get("use_sliding_window"):
-        raise BadFileError("a sliding window on some of the layers is not supported")
 
 
 def read_dots1(config: Json, generation: Json) -> ModelConfig:
