@@ -50,6 +50,7 @@ KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 def read_paged(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
+    _check_no_encoder(config)
     _check_layers(config)
     check_rope(config)
     check_numbers(config)
@@ -72,9 +73,12 @@ def read_paged(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def _check_layers(config: Json) -> None:
+def _check_no_encoder(config: Json) -> None:
     if config.get("is_encoder_decoder"):
         raise BadFileError("models with an encoder are not supported")
+
+
+def _check_layers(config: Json) -> None:
     if unknown := sorted(set(config.get("layer_types") or ()) - KNOWN_LAYERS):
         raise BadFileError(
             f"layers of the type {unknown[0]!r} are not supported; this build runs "
@@ -179,8 +183,7 @@ def read_cached(config: Json, generation: Json) -> ModelConfig:
     architecture = str(config["model_type"])
     if (nested := NESTED_TYPES.get(architecture)) is not None:
         config, architecture = _text_config(config), nested
-    if config.get("is_encoder_decoder"):
-        raise BadFileError("models with an encoder are not supported")
+    _check_no_encoder(config)
     check_rope(config)
     check_numbers(config)
     num_heads = _optional_size(config, "num_heads")
