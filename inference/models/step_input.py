@@ -279,7 +279,7 @@ class DeviceStep:
     ``block_table``, which are int32."""
 
     host: StepInput
-    """The same on the host, readable without waiting for the device."""
+    """The step on the host, readable without waiting for the device."""
     token_ids: torch.Tensor
     """(num_rows,)"""
     positions: torch.Tensor

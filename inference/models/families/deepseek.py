@@ -45,7 +45,7 @@ def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:
 
 
 def read_latent(config: Json) -> dict[str, Any]:
-    """The same by the keys of DeepSeek's kin. Raises ``BadFileError``."""
+    """``latent_fields`` by the keys of DeepSeek's kin. Raises ``BadFileError``."""
     is_compressed = config.get("q_lora_rank") is not None
     shape = LatentConfig(
         kv_rank=positive_integer(config, "kv_lora_rank"),

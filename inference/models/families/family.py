@@ -135,7 +135,7 @@ class Family:
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare."""
     gguf_model: Mapping[str, str] = field(default_factory=dict)
-    """The same around the layers, beside ``MODEL_NAMES``."""
+    """Hugging Face's names by GGUF's, around the layers, beside ``MODEL_NAMES``."""
     gguf_folded: frozenset[str] = frozenset()
     """See ``GGUFNames``."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
@@ -161,6 +161,6 @@ class Family:
         return GGUFNames(model=model, layer=layer, folded=self.gguf_folded)
 
     def tensors(self, config: ModelConfig) -> Iterable[TensorRole]:
-        """All that a model of this config computes with; none of a module of transformers', which
-        alone knows its tensors' names."""
+        """All tensors of a model of this config; none where a module of transformers' computes it,
+        which alone knows their names."""
         return () if self.uses_transformers else decoder_tensors(config, self.layer_names)

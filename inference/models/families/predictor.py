@@ -39,7 +39,7 @@ def mtp_name(name: str, config: ModelConfig) -> str:
 
 
 def nextn_name(name: str, config: ModelConfig) -> str:
-    """The same for files that have the tensors among those of a layer behind the model's own."""
+    """The name inside of a tensor of files that have this layer behind the model's own ones."""
     layer = f"model.layers.{config.num_layers}."
     stem, _, kind = name.removeprefix(layer).rpartition(".")
     if not name.startswith(layer) or stem not in _NEXTN_NAMES:

@@ -82,8 +82,8 @@ def read_next(config: Json, generation: Json) -> ModelConfig:
 
 
 def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
-    """The fields of ``ModelConfig`` that ``config``, of the text model, declares of all this.
-    Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``: a hybrid's layers, DeltaNet and attention. ``config``: of the text
+    model. Raises ``BadFileError``."""
     has_bias = bool(config.get("attention_bias", False))
     return {
         "mixers": _mixers(config),
@@ -177,7 +177,7 @@ def read_next_gguf(keys: GGUFKeys) -> ModelConfig:
 def gguf_fields(
     keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
 ) -> dict[str, Any]:
-    """The same from a GGUF's keys. llama.cpp's converter has added the one to norms' weights, and
+    """``hybrid_fields`` of a GGUF. llama.cpp's converter has added the one to norms' weights, and
     has put the negated rate of forgetting in place of its logarithm. Layers that predict further
     tokens come last and are left out. Raises ``BadFileError``."""
     num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
@@ -202,7 +202,7 @@ def gguf_fields(
 
 
 def gguf_sparse_fields(keys: GGUFKeys, num_layers: int) -> dict[str, Any]:
-    """The same from a GGUF's keys and tensors. Raises ``BadFileError``."""
+    """``sparse_fields`` of a GGUF, by its keys and tensors. Raises ``BadFileError``."""
     fields = gguf_mixture(keys, normalizes=True)
     return fields | {"mlps": fields["mlps"][:num_layers]}
 

@@ -82,7 +82,7 @@ def read_vision(config: Json, text: Json) -> VisionConfig | None:
 
 
 def read_windowed_vision(config: Json, text: Json) -> VisionConfig | None:
-    """The same of a tower whose blocks see windows."""
+    """Reads a tower whose blocks see windows, as ``read_vision`` reads the others."""
     tower = _whole_tower(config, text, WINDOWED_REQUIRED)
     if tower is None:
         return None

@@ -303,7 +303,7 @@ def codes_of(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def in_four_bits(weight: GroupedWeight) -> CodebookWeight:
-    """The same values. ``weight``: read from MXFP4."""
+    """Returns the same values as codes of four bits. ``weight``: read from MXFP4."""
     assert weight.is_mxfp4
     return CodebookWeight(
         codebook=MXFP4, codes=codes_of(weight.codes), scales=weight.scales, bias=weight.bias

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Saved:
     reference: PreTrainedModel
     folder: Path
-    """It holds the safetensors."""
+    """The folder of the safetensors."""
 
 
 Saver = Callable[[Row], Saved]

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_BLOCKS = 32
 NUM_TOKENS = 16
-"""An answer has as many."""
+"""The length of an answer."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
