@@ -19,7 +19,7 @@ from inference.models.decoder import embedded, finished, load_layer
 from inference.models.layers.norms import load_norm
 from inference.models.step import Operators
 from inference.models.step_input import NUM_LONE_STATES, DeviceStep, StepInput
-from inference.models.weights.stored import DenseWeight
+from inference.models.weights.stored import written_out
 from inference.models.weights.weight_source import WeightSource
 
 HEAD_ROWS = 8192
@@ -47,7 +47,7 @@ def prompt_logits(
     kv = new_layer(num_tokens, *heads, format, device, num_vectors=vectors)
     states = config.state and new_layer_state(NUM_LONE_STATES, config.state, device)
     step = Operators(config, num_tokens, device, dtype).step(on_device)
-    table = _dense(weights, "model.embed_tokens")
+    table = written_out(weights.stored("model.embed_tokens"))
     rows = embedded(config, table.index_select(0, on_device.token_ids.cpu()).to(device, dtype))
     for index, kind in enumerate(config.mixer_kinds):
         cache = states if kind in STATE_KINDS else kv
@@ -56,7 +56,7 @@ def prompt_logits(
     if on_device.logit_rows is not None:
         rows = rows.select(on_device.logit_rows)
     _, normed = rows.norm(load_norm(config, weights, "model.norm"), step.pointwise)
-    head = table if config.tie_embeddings else _dense(weights, "lm_head")
+    head = table if config.tie_embeddings else written_out(weights.stored("lm_head"))
     parts = [
         linear(normed, part.to(device, dtype)).float() for part in torch.split(head, HEAD_ROWS)
     ]
@@ -69,8 +69,3 @@ def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:
     rows = heads * config.head_dim + 3 * config.intermediate_size
     head_rows = min(HEAD_ROWS, config.vocab_size)
     return max(rows, head_rows) * config.hidden_size * bytes_per_weight
-
-
-def _dense(weights: WeightSource, name: str) -> torch.Tensor:
-    stored = weights.stored(name)
-    return stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
