@@ -95,19 +95,15 @@ class DsmlFormat(MarkedFormat):
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         spelling = _Spelling(wanted.tokenizer)
-        style = _style(spelling)
         opening, closing = f"<{DSML}{self._section}>", f"</{DSML}{self._section}>"
         line = literal("\n")
-        rules = [
+        return [
             *_answer_rules(wanted, opening, spelling),
             # Each newline by itself: the lexer does not go back behind one.
             f"rest: {line} one{wanted.more('one', NEWLINE)} {line} {spelling.tag(closing)}",
             f"one: {spelling.tag(INVOKE)} ({any_of('one', len(wanted.tools))})",
-            *style.common_rules(),
+            *function_rules("one", wanted, _style(spelling)),
         ]
-        for index, tool in enumerate(wanted.tools):
-            rules += function_rules(f"one_{index}", tool, wanted.choice, style)
-        return rules
 
 
 class _Spelling:
@@ -213,12 +209,9 @@ class MiniMaxFormat(MarkedFormat):
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         opening, closing = MINIMAX_SECTION
-        rules = [
+        return [
             *wanted.answer_rules(opening, is_section=True),
             f"rest: {_LINE} one{wanted.more('one', NEWLINE)} {_LINE} {wanted.marker(closing)}",
             f"one: {literal(MINIMAX_INVOKE)} ({any_of('one', len(wanted.tools))})",
-            *_MINIMAX_STYLE.common_rules(),
+            *function_rules("one", wanted, _MINIMAX_STYLE),
         ]
-        for index, tool in enumerate(wanted.tools):
-            rules += function_rules(f"one_{index}", tool, wanted.choice, _MINIMAX_STYLE)
-        return rules

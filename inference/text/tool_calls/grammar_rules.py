@@ -193,14 +193,19 @@ class TagStyle:
     fits: Callable[[str], bool] = fits_tag
     """Whether a name or key comes through its tag as it is."""
 
-    def common_rules(self) -> list[str]:
-        return [*self.text_value, f"any_argument: {self.any_key} text_value"]
+
+def function_rules(rule: str, wanted: WantedCalls, style: TagStyle) -> list[str]:
+    """``rule_0``, ``rule_1``, … are calls of the tools, each from its name on. Raises
+    ``UnsupportedSchemaError`` for what tags cannot express."""
+    rules = [*style.text_value, f"any_argument: {style.any_key} text_value"]
+    for index, tool in enumerate(wanted.tools):
+        rules += _function_rules(f"{rule}_{index}", tool, wanted.choice, style)
+    return rules
 
 
-def function_rules(
+def _function_rules(
     rule: str, tool: ToolDefinition, choice: ToolChoice, style: TagStyle
 ) -> list[str]:
-    """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
     begin, end = style.begin(tool.name), style.end
     declared = declared_arguments(tool, choice, style.fits)
     if declared is None:

@@ -88,16 +88,12 @@ class GlmFormat(MarkedFormat):
         return TaggedCall(tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        style = self._style(wanted.tokenizer)
-        rules = [
+        return [
             *wanted.answer_rules(OPEN, between="\n"),
             f"rest: function {wanted.marker(CLOSE)}",
             f"function: {any_of('function', len(wanted.tools))}",
-            *style.common_rules(),
+            *function_rules("function", wanted, self._style(wanted.tokenizer)),
         ]
-        for index, tool in enumerate(wanted.tools):
-            rules += function_rules(f"function_{index}", tool, wanted.choice, style)
-        return rules
 
     def _style(self, tokenizer: Tokenizer) -> TagStyle:
         line = f" {literal(self._newline)}" if self._newline else ""
@@ -186,19 +182,15 @@ class QwenCoderFormat(MarkedFormat):
         return TaggedCall(tools, self.tags.call, is_wrapped=is_wrapped)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        style = self.tags.style
         is_free = wanted.choice.mode == "auto"
         also = "bare function" if is_free else ""
-        rules = [
+        return [
             *wanted.answer_rules(self.tags.opens, between="\n", also=also),
             *(head_rules("bare", FUNCTION, wanted.tokenizer) if is_free else ()),
             f"rest: {_FUNCTION_LINE} function {_NEWLINE} {wanted.marker(self.tags.closes)}",
             f"function: {any_of('function', len(wanted.tools))}",
-            *style.common_rules(),
+            *function_rules("function", wanted, self.tags.style),
         ]
-        for index, tool in enumerate(wanted.tools):
-            rules += function_rules(f"function_{index}", tool, wanted.choice, style)
-        return rules
 
 
 class SeedFormat(QwenCoderFormat):
