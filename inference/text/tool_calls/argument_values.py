@@ -15,11 +15,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inference.text.tool_calls.json_text import MAX_SCALAR_LENGTH, compact_json, read_json
+from inference.text.tool_calls.json_text import MAX_SCALAR_LENGTH, NUMBER, compact_json, read_json
 
 _TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_TYPES: Mapping[str, type] = {"object": dict, "array": list}
 
 
@@ -151,7 +150,7 @@ def _converted(text: str, type_name: str) -> str | None:
             found = _INTEGER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
             return found.group(1) if found else None
         case "number":
-            found = _NUMBER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
+            found = NUMBER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
             return text if found else None
         case _:
             return _container(text, _PYTHON_TYPES[type_name])

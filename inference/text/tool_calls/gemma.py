@@ -38,6 +38,7 @@ from inference.text.tool_calls.grammar_rules import (
 from inference.text.tool_calls.headed_call import HeadedCall, plain_name
 from inference.text.tool_calls.json_text import (
     CLOSERS,
+    LITERALS,
     MAX_DEPTH,
     MAX_SCALAR_LENGTH,
     NUMBER,
@@ -200,7 +201,6 @@ BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
 FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
 GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
-_LITERALS = {"True": "true", "False": "false", "None": "null"}
 _BARE_TEXT = re.compile(r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=]*""")
 _BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
 _COLON = re.compile(f"[{WHITESPACE}]*:")
@@ -361,9 +361,8 @@ def _key(bare: str) -> str:
 
 
 def _bare_value(bare: str, takes_text: Callable[[str], bool]) -> str:
-    value = _LITERALS.get(bare, bare)
-    if value in _LITERALS.values() or NUMBER.fullmatch(value):
-        return value
+    if bare in LITERALS or NUMBER.fullmatch(bare):
+        return LITERALS.get(bare, bare)
     if len(bare) > MAX_SCALAR_LENGTH or not _BARE_TEXT.fullmatch(bare) or not takes_text(bare):
         raise ValueError("neither a value nor a text")
     return compact_json(bare)

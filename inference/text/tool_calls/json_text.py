@@ -128,7 +128,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[-+.0-9A-Za-z]+|[{}\[\]:,]', re.DOTALL)
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f]")
-_LITERALS = {
+LITERALS = {
     "true": "true",
     "false": "false",
     "null": "null",
@@ -167,7 +167,7 @@ def _repaired_token(token: str) -> str:
         return repaired_string(token)
     if token in "{}[]:,":
         return token
-    literal = _LITERALS.get(token)
+    literal = LITERALS.get(token)
     is_number = len(token) <= MAX_SCALAR_LENGTH and NUMBER.fullmatch(token)
     if literal is None and not is_number:
         raise ValueError("a word that is no value")
