@@ -40,8 +40,8 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker_token_id,
 )
+from inference.text.tool_calls.tagged_call import MAX_TAG_LENGTH, TaggedCall, Tags, fits_tag
 from inference.text.tool_calls.tagged_call import PARAMETER_END as PLAIN_PARAMETER_END
-from inference.text.tool_calls.tagged_call import TaggedCall, Tags, fits_tag
 
 NEWLINE = "\n"
 DSML = "｜DSML｜"  # noqa: RUF001
@@ -49,7 +49,7 @@ INVOKE = f'<{DSML}invoke name="'
 INVOKE_END = f"</{DSML}invoke>"
 PARAMETER = f'<{DSML}parameter name="'
 PARAMETER_END = f"</{DSML}parameter>"
-_QUOTED = r'[^<>"\n]{1,300}'
+_QUOTED = rf'[^<>"\n]{{1,{MAX_TAG_LENGTH}}}'
 
 
 def fits_quotes(name: str) -> bool:

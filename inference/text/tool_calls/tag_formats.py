@@ -35,6 +35,7 @@ from inference.text.tool_calls.tagged_call import (
     CLOSE,
     FUNCTION,
     FUNCTION_END,
+    MAX_TAG_LENGTH,
     OPEN,
     PARAMETER,
     PARAMETER_END,
@@ -54,8 +55,8 @@ VALUE_END = "</arg_value>"
 
 GLM_TAGS = Tags(
     function="",
-    name=rf"[ \t\r]*([^{WHITESPACE}\[\]<>\"']{{1,300}})[ \t\r]*[<\n]",
-    name_begun=r"[^<>\n]{1,300}",
+    name=rf"[ \t\r]*([^{WHITESPACE}\[\]<>\"']{{1,{MAX_TAG_LENGTH}}})[ \t\r]*[<\n]",
+    name_begun=TAG_TEXT,
     keeps_name_end=True,
     argument=KEY,
     key=f"(?P<key>{TAG_TEXT}){KEY_END}{SPACE}{VALUE}",

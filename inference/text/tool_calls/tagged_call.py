@@ -30,7 +30,7 @@ MAX_TAG_LENGTH = 300
 """Most characters of a name or key; a longer one is text."""
 
 SPACE = f"[{WHITESPACE}]*"
-TAG_TEXT = r"[^<>\n]{1,300}"
+TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
 IS_TEXT = ' string="true"'
 """The mark of a text in formats that mark values; JSON has another."""
 
