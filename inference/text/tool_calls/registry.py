@@ -27,7 +27,7 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return None
     if (found := _by_marker(template)) is not None:
         return found
-    if tagged_call.SEED_OPEN in template:
+    if tag_formats.SEED_OPEN in template:
         return tag_formats.SeedFormat()
     if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
         return tag_formats.QwenCoderFormat()

@@ -32,21 +32,21 @@ from inference.text.tool_calls.grammar_rules import (
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_text import WHITESPACE
 from inference.text.tool_calls.tagged_call import (
-    CLOSE,
     FUNCTION,
-    FUNCTION_END,
     MAX_TAG_LENGTH,
-    OPEN,
     PARAMETER,
     PARAMETER_END,
-    SEED_CLOSE,
-    SEED_OPEN,
     SPACE,
     TAG_TEXT,
     TaggedCall,
     Tags,
 )
 
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+SEED_OPEN = "<seed:tool_call>"
+SEED_CLOSE = "</seed:tool_call>"
+FUNCTION_END = "</function>"
 KEY = "<arg_key>"
 KEY_END = "</arg_key>"
 VALUE = "<arg_value>"

@@ -18,12 +18,7 @@ from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCa
 from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.json_text import WHITESPACE, ReadState, compact_json, read_json
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
-SEED_OPEN = "<seed:tool_call>"
-SEED_CLOSE = "</seed:tool_call>"
 FUNCTION = "<function="
-FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 PARAMETER_END = "</parameter>"
 MAX_TAG_LENGTH = 300
@@ -92,7 +87,7 @@ class TaggedCall(CallReader):
         """The call from its first argument on."""
         self._any_end = re.compile("|".join(map(re.escape, tags.ends)))
         self._longest_end = max(map(len, tags.ends))
-        self._expected = Expected((tags.function,) if tags.function else (tags.argument,))
+        self._expected = Expected((tags.function,))
         is_named = is_wrapped and bool(tags.function)
         self._read = self._read_expected if is_named else self._read_name
 
