@@ -40,7 +40,9 @@ class TokenBytes:
 def token_bytes(decoder: Mapping[str, Any] | None, pieces: Mapping[str, int]) -> TokenBytes:
     """``pieces`` is the whole vocabulary with added tokens. Raises ``TokenizerFilesError`` for a
     decoder of another family."""
-    steps = list(_flatten(decoder))
+    if decoder is None:
+        raise TokenizerFilesError("tokenizer.json has no decoder")
+    steps = list(_steps(decoder, "decoders"))
     rule = _rule(steps)
     by_id = [b""] * (max(pieces.values(), default=-1) + 1)
     for piece, token_id in pieces.items():
@@ -60,16 +62,6 @@ def _rule(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
         case _ if _is_byte_level(steps):
             return _byte_level_piece
     return _sentencepiece_rule(steps)
-
-
-def _flatten(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    if decoder is None:
-        raise TokenizerFilesError("tokenizer.json has no decoder")
-    if decoder["type"] != "Sequence":
-        yield decoder
-        return
-    for step in decoder["decoders"]:
-        yield from _flatten(step)
 
 
 def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
