@@ -44,7 +44,7 @@ def _byte_tokenizer() -> LLTokenizer:
 
 
 def problem_of(grammar: str) -> str | None:
-    """The same, kept for the next request that has the same grammar."""
+    """``find_problem``'s answer, kept for the next request that has the same grammar."""
     return _problems.get(grammar, find_problem)
 
 

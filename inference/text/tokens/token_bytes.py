@@ -51,7 +51,7 @@ def token_bytes(decoder: Mapping[str, Any] | None, pieces: Mapping[str, int]) ->
 
 
 def no_bytes(pieces: Mapping[str, int]) -> TokenBytes:
-    """Of a vocabulary that nobody decodes with."""
+    """The table of a vocabulary that nobody decodes with."""
     return TokenBytes([b""] * (max(pieces.values(), default=-1) + 1), LeadingSpace.KEEP)
 
 

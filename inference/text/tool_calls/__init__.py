@@ -1,1 +1,2 @@
-"""How models write tool calls: one file for each format, chosen in ``registry``."""
+"""Tool calls as models write them: each format reads and constrains its own, and ``registry``
+chooses one."""

@@ -1,4 +1,4 @@
-"""What every format has: markers, a parser of answers, and a grammar for them."""
+"""The base of every format: its markers, its parser of answers, and its grammar for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CallFormat(ABC):
 
     name: str
     markers: Sequence[str] = ()
-    """Those that may be special tokens, whose text the parser needs."""
+    """Markers that may be special tokens, whose text the parser needs."""
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         return special_marker_ids(tokenizer, self.markers)
@@ -56,7 +56,7 @@ class MarkedFormat(CallFormat):
     closings: Sequence[str] = ()
     closed: Collection[str] | None = None
     inner: Collection[str] = ()
-    """The last three are explained at ``MarkedCallParser``."""
+    """``MarkedCallParser`` explains ``closings``, ``closed`` and ``inner``."""
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         return MarkedCallParser(

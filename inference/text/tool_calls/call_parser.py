@@ -51,7 +51,7 @@ class Decision(NamedTuple):
     block: str
     """The block's text as generated, with the text read behind it."""
     calls: tuple[ReadCall, ...]
-    """Those that were held back until the block ended; streamed ones are left out."""
+    """The calls that were held back until the block ended; streamed ones are left out."""
     refusal: str
     """Why the block, or its rest behind its calls, is text; empty where none of it is."""
     has_streamed: bool = False

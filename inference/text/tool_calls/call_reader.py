@@ -1,4 +1,4 @@
-"""What reads the calls behind an opening, whatever their form, and the tools that it may know."""
+"""The base of all readers of calls behind an opening, and the tools that a reader may know."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def marker(tokenizer: Tokenizer, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WantedCalls:
-    """What a grammar has to hold an answer to."""
+    """The calls that a grammar holds an answer to."""
 
     tools: Sequence[ToolDefinition]
     choice: ToolChoice

@@ -36,7 +36,7 @@ class Arguments(Protocol):
         ...
 
     def take(self) -> str:
-        """What of them may be sent, where they are streamed."""
+        """The part of the arguments that may be sent, where they are streamed."""
         ...
 
     def as_json(self) -> tuple[str, bool]:
@@ -57,9 +57,10 @@ class HeadedCall(CallReader):
         not_in_head: str = NOT_IN_HEADS,
         tail: str = "}",
     ) -> None:
-        """``name_of`` returns ``None`` for a head that names no tool, ``arguments`` their reader
-        for a name. ``stream``: where they go as they are generated. ``opening`` is a marker that
-        must come before the head. ``tail``: characters behind the arguments that are left out."""
+        """``name_of`` returns ``None`` for a head that names no tool, ``arguments`` the reader of a
+        tool's arguments. ``stream``: where arguments go as they are generated. ``opening`` is a
+        marker that must come before the head. ``tail``: characters behind the arguments that are
+        left out."""
         super().__init__()
         self._name_of = name_of
         self._tools = tools

@@ -66,7 +66,7 @@ class JsonCall:
         self._synonyms = synonyms
         self._has_two_openings = False
         self._name = ""
-        """The tool's, behind the key of arguments that are to be streamed."""
+        """The tool's name, behind the key of arguments that are to be streamed."""
         self._object = JsonCopy(stops_behind_keys=not is_marked or stream is not None)
         self._arguments = JsonCopy()
         self._read: Callable[[str, int], int] = self._read_opening
@@ -189,7 +189,7 @@ class JsonCalls(CallReader):
         self._is_list = False
         self._num_extra_braces = 0
         self._last: JsonCall | None = None
-        """The last whole one, unless it was streamed."""
+        """The last whole call, unless it was streamed."""
         self._is_apart = True
         """Whether anything stands between the call that is read and the one before it. Otherwise it
         is not known where one ends and the other begins."""

@@ -28,8 +28,8 @@ _FOLLOWING = {
     "0": "0,}]",
     "}": ",}]",
 }
-"""What may come behind a character outside of strings. 0 stands for numbers and words, a closing
-brace for every value that has ended, but for a string."""
+"""The characters that may come behind a character outside of strings. 0 stands for numbers and
+words, a closing brace for every value that has ended, but for a string."""
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z]+")
 _STRING_RUN = re.compile(r'(?:[^"\\]+|\\.)+', re.DOTALL)
 
@@ -55,13 +55,13 @@ class JsonCopy:
         self._open: list[str] = []
         """Closing brackets of the open arrays and objects, outermost first."""
         self._last = ":"
-        """Of what may come next: a key of ``_FOLLOWING``."""
+        """The key of ``_FOLLOWING`` for what may come next."""
         self._is_in_string = False
         self._is_escaped = False
 
     @property
     def text(self) -> str:
-        """What was copied since the last ``take``."""
+        """The text that was copied since the last ``take``."""
         return "".join(self._copied)
 
     def take(self) -> str:

@@ -189,7 +189,7 @@ COMMON_RULES = (
     'any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value',
     json_rule("any_value", {OUR_OPTIONS: OPTIONS}),
 )
-"""What ``python_call_rules`` refer to."""
+"""Rules that ``python_call_rules`` refer to."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

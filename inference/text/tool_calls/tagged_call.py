@@ -40,11 +40,11 @@ class Tags:
     """How a format writes one call."""
 
     function: str = FUNCTION
-    """Before the name; empty where the name comes at once."""
+    """The text before the name; empty where the name comes at once."""
     name: str
     """Regular expression of the name, a group, with what ends it."""
     name_begun: str
-    """… of the part of it that has come, which is not whole yet."""
+    """Regular expression of a name that is not whole yet."""
     keeps_name_end: bool = False
     """Whether the character that ends the name begins what follows."""
     needs_known_name: bool = False
@@ -56,10 +56,10 @@ class Tags:
     value_end: str = PARAMETER_END
     ends: tuple[str, ...]
     closing: str = ""
-    """The one of them that closes the block, so that anything may follow."""
+    """The one of ``ends`` that closes the block, so that anything may follow."""
     doubts: str
-    """What inside of a value may be the format's: the next argument, or a closing tag in its
-    place."""
+    """Regular expression of text in a value that may be the format's: the next argument, or a
+    closing tag in its place."""
     has_own_lines: bool = False
 
     @property
