@@ -80,7 +80,7 @@ def _new_states(config: ModelConfig, num_layers: int, num_slots: int) -> States 
 
 class NativeModel(PlainBackend):
     dtype = torch.float32
-    device = torch.device("cpu")
+    device = CPU
     copies_context = False
     has_own_threads = True
 
@@ -111,7 +111,7 @@ class NativeModel(PlainBackend):
         with packing(library, torch.get_num_threads()) as packer:
 
             def table(name: str) -> PackedLinear | None:
-                return packer.pack(*weights.stored_parts(name)) if has_outer else None
+                return _packed(packer, weights, name) if has_outer else None
 
             self.embedding = self.head = table("model.embed_tokens")
             indices = range(config.num_layers)
@@ -197,7 +197,7 @@ class NativeModel(PlainBackend):
 class NativePredictor:
     """An ``AnyPredictor``."""
 
-    device = torch.device("cpu")
+    device = CPU
 
     def __init__(self, model: NativeModel, weights: WeightSource) -> None:
         """``model.config.has_predictor``. Raises ``MissingTensorError``."""
