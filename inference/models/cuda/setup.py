@@ -5,7 +5,6 @@ is tried on the device before it is used; torch's operators stay where one fails
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.card import CudaCapture, processor_count
+from inference.models.cuda.trials import random_on
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attention, TorchAttention
@@ -149,7 +149,7 @@ def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -
     )
     heads, dim = config.num_kv_heads, config.head_dim
     layer = new_layer(4 * TRIAL_BLOCK_TOKENS, heads, dim, model.kv_format, device)
-    random = _random_on(device, model.dtype, seed=0)
+    random = random_on(device, model.dtype, seed=0)
     rows = random(TRIAL_TOKENS, config.num_heads + 2 * heads, dim)
     queries, keys, values = torch.split(rows, [config.num_heads, heads, heads], dim=1)
     positions = torch.arange(TRIAL_TOKENS, device=device)
@@ -177,7 +177,7 @@ def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
     raises."""
     config, device = model.config, model.device
     num_heads = config.num_heads + 2 * config.num_kv_heads
-    qkv = _random_on(device, model.dtype, seed=1)(TRIAL_ROWS, num_heads * config.head_dim)
+    qkv = random_on(device, model.dtype, seed=1)(TRIAL_ROWS, num_heads * config.head_dim)
     numbers = range(TRIAL_ROWS)
     table = np.arange(TRIAL_ROWS, dtype=np.int32)[None]
     step = DeviceStep.of(
@@ -215,7 +215,7 @@ def working_pointwise(model: DecoderLayers) -> Pointwise:
 def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
     """Compares ``pointwise`` with torch on rows of the model's own widths. Raises
     ``WrongResultError``, and whatever launching raises."""
-    config, random = model.config, _random_on(model.device, model.dtype, seed=2)
+    config, random = model.config, random_on(model.device, model.dtype, seed=2)
     hidden, added = random(2 * TRIAL_ROWS, config.hidden_size).chunk(2)
     weight, gate_up = random(config.hidden_size), random(TRIAL_ROWS, 2 * config.intermediate_size)
     wanted, found = (
@@ -240,19 +240,12 @@ def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:
     shape = model.config.delta
     assert shape is not None, "only models with such layers are given the kernel"
     heads, keys, values = shape.num_value_heads, shape.key_head_dim, shape.value_head_dim
-    random = _random_on(model.device, torch.float32, seed=3)
+    random = random_on(model.device, torch.float32, seed=3)
     given = random(3, heads, keys, keys) / keys, random(3, heads, keys, values)
     state = random(heads, keys, values)
     wanted, found = (each(*given, state) for each in (torch_chunk_states, chunk_states))
     for right, ours in zip(wanted, found, strict=True):
         _check_error(ours, right, LARGEST_EXACT_ERROR * float(right.abs().max()))
-
-
-def _random_on(
-    device: torch.device, dtype: torch.dtype, *, seed: int
-) -> Callable[..., torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)
 
 
 def _check_error(found: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:

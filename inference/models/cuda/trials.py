@@ -98,7 +98,7 @@ class PackedTrials:
 
     def _error(self, weight: PackedWeight) -> float:
         """The largest of the two phases', relative to the largest product."""
-        x = _random_rows(max(TRIAL_ROWS), weight.shape[1], self._device, self._dtype)
+        x = random_on(self._device, self._dtype, seed=0)(max(TRIAL_ROWS), weight.shape[1])
         linear = self._linear(weight)
         wanted = x.float() @ weight.dequantize().to(self._device).T
         if weight.bias is not None:
@@ -146,9 +146,9 @@ class ExpertTrials:
         """The largest, relative to the largest product."""
         product, _ = self.product(lambda _: weight, 2)
         dense = written_out(weight).to(self._device, torch.float32)
-        worst = 0.0
+        random, worst = random_on(self._device, self._dtype, seed=0), 0.0
         for counts in TRIAL_COUNTS:
-            x = _random_rows(sum(counts), weight.shape[1], self._device, self._dtype)
+            x = random(sum(counts), weight.shape[1])
             ends = torch.tensor([counts[0], sum(counts)], dtype=torch.int32, device=self._device)
             rows = torch.arange(len(x), device=self._device)
             wanted = x.float() @ dense.T
@@ -162,11 +162,12 @@ def _no_whole_groups(weight: ExpertWeight) -> str:
     return f"{weight.shape[1]} input features are not whole groups of {GROUP_FEATURES}"
 
 
-def _random_rows(
-    num_rows: int, features: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(num_rows, features, generator=generator).to(device, dtype)
+def random_on(
+    device: torch.device, dtype: torch.dtype, *, seed: int
+) -> Callable[..., torch.Tensor]:
+    """Returns a function that makes random tensors of the sizes that it is given."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)
 
 
 def _reason(name: str, device: torch.device, trial: Callable[[], float]) -> str | None:
