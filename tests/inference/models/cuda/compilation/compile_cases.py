@@ -28,13 +28,9 @@ from tests.inference.models.cuda.compilation.compiling import Case, compile_all
 MATRICES = {"attention": attention_cases, "batches": batch_cases, "experts": expert_cases}
 
 
-def few_cases() -> list[Case]:
-    return [*attention_cases.few(), *expert_cases.few(), *batch_cases.few()]
-
-
 def cases(name: str, *arguments: str) -> Iterable[Case]:
     if name == "few":
-        return few_cases()
+        return [case for matrix in MATRICES.values() for case in matrix.few()]
     if name == "others":
         return other_cases.all_cases()
     if arguments == ("diagonal",):
