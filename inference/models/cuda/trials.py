@@ -1,6 +1,6 @@
-"""Which of the cards' kernels for packed weights run on this one, rightly and as fast as torch's
-own. Each format is tried on the first weight that has it, and each shape timed where torch has a
-kernel as well. Imports triton only to try.
+"""Tries the kernels for packed weights on a card: whether they are right there, and as fast as
+torch's own. Each format is tried on the first weight that has it, and each shape timed where torch
+has a kernel as well. Imports triton only to try.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 TRIAL_OUTPUTS = 64
 TRIAL_ROWS = (5, 12, 30, 50)
-"""Each in a tile of another size."""
+"""Numbers of rows, each in a tile of another size."""
 TRIAL_COUNTS = (3, 1), (5, 13), (17, 16), (30, 41)
 """Entries of two experts, so that each size of tile has its turn."""
 LARGEST_ERROR = 0.02
-"""Relative to the largest product: what bfloat16 may lose over a row."""
+"""The error, relative to the largest product, that bfloat16 may make over a row."""
 LEAST_CAPABILITY = (8, 0)
 
 
 def has_expert_kernel(device: torch.device) -> bool:
-    """Whether one is built for the device; a trial checks whether it runs."""
+    """Whether the kernel for experts is built for the device; a trial checks whether it runs."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
@@ -97,7 +97,7 @@ class PackedTrials:
         return ours_ms > others_ms
 
     def _error(self, weight: PackedWeight) -> float:
-        """The largest of the two phases', relative to the largest product."""
+        """Returns the largest error of both phases, relative to the largest product."""
         x = random_on(self._device, self._dtype, seed=0)(max(TRIAL_ROWS), weight.shape[1])
         linear = self._linear(weight)
         wanted = x.float() @ weight.dequantize().to(self._device).T
@@ -143,7 +143,7 @@ class ExpertTrials:
         return product, f"{expert_format(product.packed)} in a Triton kernel for experts"
 
     def _error(self, weight: ExpertWeight) -> float:
-        """The largest, relative to the largest product."""
+        """Returns the largest error of all counts, relative to the largest product."""
         product, _ = self.product(lambda _: weight, 2)
         dense = written_out(weight).to(self._device, torch.float32)
         random, worst = random_on(self._device, self._dtype, seed=0), 0.0
