@@ -257,7 +257,7 @@ class RowAttention {
     }
   }
 
-  // Times the sigmoid of the gates of the same heads.
+  // Multiplies outputs by the sigmoid of the gates of the same heads.
   void gate_outputs(RowTile rows, int kv_head, float* outputs) const {
     const int width = m_.heads_per_kv_head() * m_.head_dim;
     for (int row = 0; row < rows.count; row++) {

@@ -210,7 +210,7 @@ class SparseMlp {
   }
 
  private:
-  // Before which entry, and which expert has it.
+  // A place in front of an entry, and the expert that has the entry.
   struct At {
     int expert, entry;
   };

@@ -30,7 +30,7 @@ inline void layer_norm_row(const float* in, const Norm& norm, int width, float e
     out[i] = (in[i] - middle) * factor * norm.weight[i] + (norm.bias ? norm.bias[i] : 0.0f);
 }
 
-// As wide as the model.
+// Norms a row as wide as the model; copies it where there is no norm.
 inline void norm_row(const Model& m, const Norm& norm, const float* in, float* out) {
   if (!norm.weight) std::copy_n(in, in == out ? 0 : m.hidden_size, out);
   else if (m.norm_kind == kLayerNorm) layer_norm_row(in, norm, m.hidden_size, m.norm_eps, out);
@@ -52,7 +52,7 @@ inline void gate_row(const Model& m, const float* gate_up, int first, int last, 
   else activate([](f32x16 x) { return silu(x); });
 }
 
-// Which of the images' rows a row is; below 0: none.
+// The index of a row among the images' rows; below 0: it is none of them.
 inline int64_t image_row_of(const Batch& batch, int row) {
   return batch.images ? batch.images->image_rows[row] : -1;
 }

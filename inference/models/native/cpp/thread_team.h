@@ -46,7 +46,7 @@ inline int polls_in(std::chrono::nanoseconds time) {
 // it waiting: after three waits in vain the next ones hardly spin, until one tries it again.
 class Patience {
  public:
-  // Until `is_enough` holds of the value, whose every change is notified.
+  // Waits until `is_enough` holds of the value, whose every change is notified.
   template <typename T, typename IsEnough>
   void wait(const std::atomic<T>& value, IsEnough is_enough) {
     if (is_enough(value.load(std::memory_order_acquire))) return;
@@ -191,7 +191,7 @@ class Crew {
 // for the block in its hands at most.
 class Wavefront {
  public:
-  // Before anybody works.
+  // Called before any member works.
   void reset(int num_stages, int num_blocks, bool sees_ahead) {
     num_stages_ = num_stages;
     num_blocks_ = num_blocks;
@@ -226,14 +226,14 @@ class Wavefront {
 // Whose turn it is to do what blocks of rows must do one after the other, in each layer.
 class Turns {
  public:
-  // Before anybody works.
+  // Called before any member works.
   void reset(int num_layers) {
     if (int(blocks_done_.size()) < num_layers)
       blocks_done_ = std::vector<std::atomic<int>>(num_layers);
     for (auto& blocks : blocks_done_) blocks = 0;
   }
 
-  // Until all blocks in front have had theirs. They were taken earlier, so a member works on each.
+  // Waits until all blocks in front have had their turn. They were taken earlier, so a member works on each.
   void wait(int layer, int block) {
     patience_.wait(blocks_done_[layer], [&](int blocks) { return blocks >= block; });
   }
