@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """What a block may have: CUDA programming guide, technical specifications per compute
 capability."""
+LEAST_CODE_BYTES = 1000
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 LABEL = re.compile(r"^(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"^/\*[0-9a-f]+\*/\s+(.*)")
@@ -94,7 +95,9 @@ def compiled_kernel(
     )
     options = {"num_warps": num_warps, "num_stages": num_stages}
     target = GPUTarget("cuda", architecture, 32)
-    return triton.compile(source, target=target, options=options)
+    compiled = triton.compile(source, target=target, options=options)
+    assert len(compiled.asm["cubin"]) > LEAST_CODE_BYTES
+    return compiled
 
 
 def check_speed(compiled: Any, lane_weights: float, most: float) -> None:
