@@ -256,9 +256,7 @@ def checked_ids(
 
 def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
     if not token_ids:
-        raise RequestRefusedError(
-            Failure(code="empty_prompt", message="the prompt holds no tokens", param=param)
-        )
+        raise _refused("empty_prompt", "the prompt holds no tokens", param=param)
     return token_ids
 
 
@@ -307,10 +305,7 @@ def _all_ids(one: str, request: TokenizeRequest, text: ModelText) -> list[int]:
         message = (
             f"the text has {error.num_tokens} tokens; at most {MAX_RETURNED_TOKENS} are returned"
         )
-        param = "messages" if isinstance(request.input, ChatInput) else "prompt"
-        raise RequestRefusedError(
-            Failure(code="invalid_value", message=message, param=param)
-        ) from None
+        raise _refused("invalid_value", message, param=prompt_param(request.input)) from None
 
 
 def _joined(token_ids: list[int], text: ModelText) -> str:
