@@ -39,7 +39,6 @@ KIB = 1024
 LANES = ((16 * KIB, 2), (128 * KIB, 2), (1024 * KIB, 2), (None, 1))
 """Largest size in bytes, and how many are prepared at a time. A tokenizer takes about a second for
 a megabyte, so the first lane's requests take a sixtieth of a second at most."""
-NUM_THREADS = 24
 MAX_SLOW = 16
 """Slow requests beyond these keep their places."""
 MAX_SLOW_OF_EITHER = 4
@@ -131,7 +130,9 @@ class Intake:
         self._is_stopping = False
 
     def start(self) -> None:
-        for index in range(NUM_THREADS):
+        # A slow request gives up its place and keeps its thread.
+        num_threads = MAX_SLOW + sum(lane.num_places for lane in self._all_lanes())
+        for index in range(num_threads):
             SupervisedThread(self._work, name=f"intake-{index}").start()
 
     def stop(self) -> None:
