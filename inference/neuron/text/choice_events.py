@@ -179,16 +179,17 @@ def _text(index: int, request: GenerationRequest, prepared: Prepared, text: Mode
     return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()
 
 
-def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
-    def text_of(token_id: int) -> str:
-        return tokenizer.bytes_of(token_id).decode("utf-8", errors="replace")
+def _token_text(token_id: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.bytes_of(token_id).decode("utf-8", errors="replace")
 
+
+def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
     return TextLogprob(
-        token=text_of(entry.token_id),
+        token=_token_text(entry.token_id, tokenizer),
         token_bytes=tokenizer.bytes_of(entry.token_id),
         logprob=entry.logprob,
         top=[
-            (text_of(token_id), tokenizer.bytes_of(token_id), logprob)
+            (_token_text(token_id, tokenizer), tokenizer.bytes_of(token_id), logprob)
             for token_id, logprob in entry.top
         ],
     )
@@ -215,7 +216,7 @@ class PromptScores:
         return [
             RankedToken(
                 token_id=token_id,
-                text=tokenizer.bytes_of(token_id).decode("utf-8", errors="replace"),
+                text=_token_text(token_id, tokenizer),
                 logprob=logprob,
                 rank=rank,
             )
