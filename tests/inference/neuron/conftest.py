@@ -48,6 +48,7 @@ from inference.protocol.sampling import SamplingOptions
 from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.fake_engines import running_engines
 from tests.sandbox_workers import WORKERS
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
 WAIT_S = 120.0
@@ -286,3 +287,10 @@ def tokenizer(byte_level_dir: Path) -> Tokenizer:
 @pytest.fixture
 def table() -> RequestTable:
     return RequestTable()
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
+    run_dir: Path = tmp_path_factory.mktemp("r")
+    with mortal_redis(run_dir) as server:
+        yield server

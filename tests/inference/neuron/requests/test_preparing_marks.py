@@ -7,17 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import pytest
 import redis
 
 from inference.neuron.process.redis_client import connect
 from inference.neuron.requests.preparing_marks import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.held import MARKS_EXPIRY_S
 from inference.protocol.keys import preparing_key
-from tests.servers.private_redis import MortalRedis, mortal_redis
+from tests.servers.private_redis import MortalRedis
 
 WaitUntil = Callable[[Callable[[], object]], None]
 DIES = """
@@ -31,13 +29,6 @@ marks.end("done")
 marks.begin("poison")
 os.kill(os.getpid(), signal.SIGSEGV)
 """
-
-
-@pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
-    run_dir: Path = tmp_path_factory.mktemp("r")
-    with mortal_redis(run_dir) as server:
-        yield server
 
 
 def marks_in(client: redis.Redis) -> dict[bytes, bytes]:

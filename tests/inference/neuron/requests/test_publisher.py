@@ -6,11 +6,9 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -29,7 +27,7 @@ from inference.protocol.events import (
     decode_event_batch,
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
-from tests.servers.private_redis import MortalRedis, mortal_redis
+from tests.servers.private_redis import MortalRedis
 
 WaitUntil = Callable[[Callable[[], object]], None]
 IMPATIENT_S = 0.2
@@ -64,13 +62,6 @@ def _impatient(url: str) -> redis.Redis:
         socket_connect_timeout=IMPATIENT_S,
         retry=Retry(NoBackoff(), 0),
     )
-
-
-@pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
-    run_dir: Path = tmp_path_factory.mktemp("r")
-    with mortal_redis(run_dir) as server:
-        yield server
 
 
 def test_one_entry_per_gateway_and_publish(redis_db: redis.Redis) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -18,20 +17,13 @@ from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
     InboxFrame,
-    Submit,
     TextInput,
     encode_inbox_frame,
 )
 from inference.protocol.inbox_parts import PARTS_A_READ, inbox_entries
 from inference.protocol.keys import inbox_key
-from tests.servers.private_redis import MortalRedis, mortal_redis
-
-
-def _submit(request_id: str) -> Submit:
-    request = GenerationRequest(model="m", input=TextInput(texts=["x"]))
-    return Submit(
-        request_id=request_id, gateway_id="g", model="m", request=request, deadline_unix_s=0.0
-    )
+from tests.inference.neuron.requests.running_requests import submit_of
+from tests.servers.private_redis import MortalRedis
 
 
 def _put(client: redis.Redis, *frames: InboxFrame) -> None:
@@ -40,17 +32,10 @@ def _put(client: redis.Redis, *frames: InboxFrame) -> None:
             client.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
-    run_dir: Path = tmp_path_factory.mktemp("r")
-    with mortal_redis(run_dir) as server:
-        yield server
-
-
 def test_all_frames_in_order_and_then_none(redis_db: redis.Redis) -> None:
     taken: list[InboxFrame] = []
     inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    frames = [_submit(f"r{number}") for number in range(2 * PARTS_A_READ + 1)]
+    frames = [submit_of(f"r{number}") for number in range(2 * PARTS_A_READ + 1)]
     _put(redis_db, *frames)
     assert inbox.drain() == len(frames)
     assert taken == frames
@@ -65,7 +50,7 @@ def test_frames_of_a_reader_that_died_are_read_by_the_next(redis_db: redis.Redis
     def die(_frame: InboxFrame, _num_bytes: int) -> None:
         raise DiedError
 
-    frames = [_submit("r1"), Cancel(request_id="r1"), _submit("r2")]
+    frames = [submit_of("r1"), Cancel(request_id="r1"), submit_of("r2")]
     _put(redis_db, *frames)
     with pytest.raises(DiedError):
         Inbox(redis_db, neuron="n1", handle=die).drain()
@@ -91,7 +76,7 @@ def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) 
         mortal.url, socket_timeout=0.1, socket_connect_timeout=0.1, retry=Retry(NoBackoff(), 0)
     )
     inbox = Inbox(impatient, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    frames = [_submit(f"r{number}") for number in range(5)]
+    frames = [submit_of(f"r{number}") for number in range(5)]
     with redis.Redis.from_url(mortal.url) as client:
         _drain_until(inbox, lambda: True)
         _put(client, *frames)
@@ -107,17 +92,17 @@ def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) 
 def test_a_submit_that_comes_again_runs_once_also_after_its_end(redis_db: redis.Redis) -> None:
     taken: list[InboxFrame] = []
     inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    _put(redis_db, _submit("r1"), _submit("r1"), Cancel(request_id="r1"))
+    _put(redis_db, submit_of("r1"), submit_of("r1"), Cancel(request_id="r1"))
     inbox.drain()
-    _put(redis_db, _submit("r1"), Cancel(request_id="r1"))
+    _put(redis_db, submit_of("r1"), Cancel(request_id="r1"))
     inbox.drain()
-    assert taken == [_submit("r1"), Cancel(request_id="r1"), Cancel(request_id="r1")]
+    assert taken == [submit_of("r1"), Cancel(request_id="r1"), Cancel(request_id="r1")]
 
 
 def test_a_submit_that_its_cancel_has_overtaken_does_not_run(redis_db: redis.Redis) -> None:
     taken: list[InboxFrame] = []
     inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    _put(redis_db, Cancel(request_id="r1"), _submit("r1"))
+    _put(redis_db, Cancel(request_id="r1"), submit_of("r1"))
     inbox.drain()
     assert taken == [Cancel(request_id="r1")]
 
@@ -138,15 +123,15 @@ def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:
     taken: list[InboxFrame] = []
     inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
     request = GenerationRequest(model="m", input=TextInput(texts=["x" * 5_000_000]))
-    large = structs.replace(_submit("large"), request=request)
+    large = structs.replace(submit_of("large"), request=request)
     *entries, last = inbox_entries(encode_inbox_frame(large))
     for entry in entries:
         redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
-    _put(redis_db, _submit("small"))
+    _put(redis_db, submit_of("small"))
     inbox.drain()
-    assert taken == [_submit("small")]
+    assert taken == [submit_of("small")]
     for entry in (last, *entries):  # some of them come again
         redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
     inbox.drain()
-    assert taken == [_submit("small"), large]
+    assert taken == [submit_of("small"), large]
     assert redis_db.xlen(inbox_key("n1")) == 0
