@@ -295,7 +295,7 @@ class Fetcher:
         raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
 
     def _has_stalled(self, watch: LoadWatch, stalls: list[LoadFailure]) -> bool:
-        """Why is added to ``stalls``."""
+        """Adds the failure of a stalled download to ``stalls``."""
         stalled_s = watch.check(self._clock())
         if self._stall_limit_s is None or stalled_s <= self._stall_limit_s:
             return False

@@ -248,7 +248,8 @@ class Load:
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
     free_before: dict[str, int] = field(default_factory=dict)
-    """The same within the operator's limits, kept after the load has ended."""
+    """Free bytes of each device when the load began, within the operator's limits. Kept after the
+    load has ended."""
     is_settled: bool = False
     weights: tuple[Path, ...] = ()
     file_bytes: int | None = None

@@ -37,7 +37,7 @@ from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
 POLL_S = 1.0
-"""While a load waits. Its turn and its cancel wake it at once."""
+"""How often a waiting load reports what it waits for. Its turn and its cancel wake it at once."""
 HOST_SHARE_KEPT = 0.1
 """The share of the host's memory that weights of models that sleep leave to everybody else."""
 

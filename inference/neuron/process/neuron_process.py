@@ -171,7 +171,8 @@ def _made_data_dir() -> Path:
 
 
 EXIT_TIMEOUT_S = 4.5
-"""After everything has stopped. A worker that waits for an absent Redis is not waited for."""
+"""How long Celery's worker may take to end once all else has stopped. One that waits for an absent
+Redis does not end."""
 EXIT_NAME_LOST = 1
 
 

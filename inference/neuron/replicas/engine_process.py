@@ -65,7 +65,7 @@ OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
 """A longer one is taken in pieces."""
 MARGIN_S = 15.0
-"""After the step's timeout: the engine's own watchdog, which knows more, is to be first."""
+"""Added to the step's timeout: the engine's own watchdog, which knows more, is to be first."""
 
 
 def engine_command(environment: Mapping[str, str]) -> list[str]:

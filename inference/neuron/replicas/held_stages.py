@@ -251,7 +251,8 @@ class StageHolder:
             self._watch.progressed(progress)
 
     def _fail(self, failure: LoadFailure) -> None:
-        """A stage that had its layers is gone instead: its engine reports the fault."""
+        """Records the failure, unless the stage had its layers: then its engine reports the
+        fault."""
         log.error("stage %d of %s: %s", self._of.index, self.spec.model, failure.message)
         with self._lock:
             if self._status in (HeldStageStatus.READY, HeldStageStatus.FAILED):
@@ -314,7 +315,7 @@ class HeldStages:
             return list(self._holders)
 
     def close(self) -> list[StageHolder]:
-        """None comes any more. Returns those that are here."""
+        """Takes no further stage. Returns the holders of those that are here."""
         with self._lock:
             self._is_closed = True
             return list(self._holders)

@@ -79,7 +79,7 @@ class ReplicaRecord:
         return self._is_gone
 
     def mark_gone(self) -> None:
-        """Its thread has ended, or is given up."""
+        """Records that the replica's thread has ended, or is given up."""
         with self._changed:
             self._is_gone = True
             self._changed.notify_all()

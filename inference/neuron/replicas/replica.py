@@ -334,7 +334,8 @@ class Replica:
             raise LoadRefusedError(self._stall or LoadFailure(code="load_stalled", message=""))
         self._context.loads.loaded(self.load, report)
 
-    # Each records the end of an engine. Seconds until the next; ``None``: there is none.
+    # These record the end of an engine. They return the seconds until the next one starts;
+    # ``None``: there is none.
 
     def _after_refusal(self, failure: LoadFailure) -> float | None:
         """The engine, or the neuron before it, reported why it does not load."""

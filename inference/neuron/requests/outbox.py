@@ -63,7 +63,7 @@ def batches_within(max_bytes: int, events: Sequence[Event]) -> Iterator[list[Eve
 
 
 def _parts(event: Event, max_bytes: int) -> Iterator[tuple[Event, int]]:
-    """Each with its length in msgpack."""
+    """The event, or its parts if it is too long, each with its length in msgpack."""
     data = encode_event(event)
     if len(data) <= max_bytes:
         yield event, len(data)

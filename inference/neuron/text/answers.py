@@ -5,8 +5,6 @@
     a choice that the engine cut off ─▶ counted, and the request cannot finish any more
 
 Owned by the thread that applies engine outputs, one step at a time. Knows no Redis and no process.
-
-``choices`` of a request have one text pipeline each.
 """
 
 from __future__ import annotations

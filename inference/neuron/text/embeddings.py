@@ -162,7 +162,8 @@ def _cosine(first: Any, second: Any) -> bytes:
 
 
 class EmbeddingAnswer:
-    """``num_prompt_tokens`` is over all inputs. With ``pairing`` it is scores."""
+    """One request's vectors, or with ``pairing`` their scores. ``num_prompt_tokens``: of all inputs
+    together."""
 
     num_sequences = 1
 

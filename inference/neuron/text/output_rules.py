@@ -111,7 +111,7 @@ def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     prompt_tokens: int | None = None
-    """Over all prompts; ``None``: any number."""
+    """Tokens of all prompts together; ``None``: any number."""
     output_tokens: int | None = None
     """Tokens of each choice for which the client named no number."""
 

@@ -163,7 +163,7 @@ class Prepared:
     thinking: Thinking = NO_THINKING
     tools: Sequence[ToolDefinition] = ()
     num_lost_turns: int = 0
-    """The oldest, which did not fit and might be left out."""
+    """The number of oldest turns that were left out: the prompt did not fit with them."""
     images: Sequence[PlacedImage] = ()
     """The images of the prompt; there is one prompt then."""
     prediction: Sequence[int] = ()

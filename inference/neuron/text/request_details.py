@@ -128,7 +128,7 @@ def logged_details(submit: Submit, bodies: LoggedBodies) -> RequestDetails:
 
 
 def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Special tokens too."""
+    """The tokens as text, special ones included."""
     pieces: list[bytes] = []
     for token_id, run in groupby(token_ids):
         number = len(list(run))
