@@ -107,13 +107,11 @@ class Replicas:
 
 
 def _is_loaded_by(replica: Replica, spec: LoadSpec) -> bool:
-    if replica.is_resting:
-        return spec_digest(replica.spec) == spec_digest(spec) and _is_on_wanted_devices(
-            replica, spec
-        )
-    if replica.status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
+    if spec_digest(replica.spec) != spec_digest(spec):
         return False
-    return spec_digest(replica.spec) == spec_digest(spec)
+    if replica.is_resting:
+        return _is_on_wanted_devices(replica, spec)
+    return replica.status not in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING)
 
 
 def _is_on_wanted_devices(replica: Replica, spec: LoadSpec) -> bool:
