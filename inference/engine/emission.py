@@ -42,7 +42,7 @@ class Sampled:
     broken: dict[int, str] = field(default_factory=dict)
     """Rows whose grammar could not be followed, and why."""
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    """The log-probabilities of the prompts that asked for them, by sequence id."""
+    """The log probabilities of prompts that asked for them, by sequence id."""
     accepted: dict[int, AcceptedDrafts] = field(default_factory=dict)
     """The accepted drafts before a row's token, by row."""
 

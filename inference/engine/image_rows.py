@@ -30,7 +30,7 @@ class ImageProcessor(Protocol):
 
 
 class ImageRows:
-    """Keeps the latest used, up to ``kept_bytes``."""
+    """The rows of images, computed once. Keeps the latest used, up to ``kept_bytes``."""
 
     def __init__(self, tower: AnyTower, processor: ImageProcessor, kept_bytes: int) -> None:
         self._tower = tower

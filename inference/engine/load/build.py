@@ -211,8 +211,8 @@ def warm_up(
 
 
 class AdapterLoader:
-    """One after the other, so that two downloads do not share the line and memory is asked for
-    once."""
+    """Loads one adapter after the other, so that two downloads do not share the line and memory is
+    asked for once."""
 
     def __init__(self, model: AnyModel, cache_dir: Path) -> None:
         self._model = model

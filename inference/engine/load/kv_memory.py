@@ -55,7 +55,7 @@ SNAPSHOTS_PER_SEQUENCE = 2
 LARGEST_SHARE = 0.5
 """The share of the memory that states may take: without blocks they are of no use."""
 SHARE_THAT_LEAVES_ROOM = 0.25
-"""The same where no setting claims all of the memory."""
+"""The share that states may take where no setting claims all of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ class RankedModel(PlainBackend):
         self.tower = model.tower
         self.followers = followers
         self.built = built
-        """The other ranks' reports of what they built."""
+        """The reports of the other ranks on what they built, in order."""
         self._model = model
         self._group = group
         self._timeout_s = timeout_s

@@ -59,10 +59,10 @@ class FairQueue(Generic[Item]):
     def __init__(self) -> None:
         self._entries: dict[Item, _Entry[Item]] = {}
         self._accounts: dict[tuple[bool, str], _Account[Item]] = {}
-        """The accounts that have entries, and those whose last entry has not ended."""
+        """The accounts with entries, and the idle ones whose last entry has not ended."""
         self._now = {False: 0, True: 0}
         self._first: _Entry[Item] | None = None
-        """The next one, if it is known."""
+        """The next entry, if it is known."""
         self._sweep_at = SWEEP_BEYOND
 
     def __len__(self) -> int:

@@ -49,13 +49,13 @@ class Proposal:
 
 
 class PromptLookup:
-    """For one text, which only grows. A proposal costs microseconds, however long the text is."""
+    """An index of one text, which only grows. A proposal costs microseconds at any length."""
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
         """Two tokens -> the end of the last place, but the text's end, at which they stood."""
         self._latest_long: dict[int, int] = {}
-        """``LONG_MATCH`` tokens -> the same."""
+        """``LONG_MATCH`` tokens -> the end of their last place, but the text's end."""
         self._earlier: list[int] = []
         """A place's end -> the end of the place before with the same two tokens; 0: none."""
         self._key = 0
@@ -134,7 +134,7 @@ class _Lookup:
 
     acceptance: Acceptance
     head: list[int]
-    """Put before the sequence's own text: its client's prediction, or nothing."""
+    """The tokens put before the sequence's own text: its client's prediction, or nothing."""
     text: list[int]
     index: PromptLookup = field(default_factory=PromptLookup)
     proposal: Proposal | None = None

@@ -176,7 +176,7 @@ class DevicePart:
     weight_bytes: int
     has_head: bool
     processes: tuple[int, ...]
-    """Indices of those that have processes of their own, among those that do."""
+    """The indices of its stages into ``StageProcesses.all``; the first stage has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
 
 
 def device_parts(model: StagedModel) -> Iterator[DevicePart]:
-    """One for each device, the first stage's before the others."""
+    """Yields the part of each device, the first stage's device before the others."""
     for device in dict.fromkeys(one.device for one in model.stages):
         here = [index for index, one in enumerate(model.stages) if one.device == device]
         stages = [model.stages[index] for index in here]

@@ -184,8 +184,8 @@ def dial_stage(peer: StagePeer, purpose: Purpose) -> SecureConnection:
 
 
 def files_digest(opened: OpenedModel) -> str:
-    """Whether two hosts have opened the same files of a model: 64 hex digits of the weights' files,
-    in order: their sizes, beginnings and ends. Names do not
+    """A digest that two hosts compare, to know whether they have opened the same files of a model:
+    64 hex digits of the weights' files, in order: their sizes, beginnings and ends. Names do not
     count: two hosts may have one model at different places."""
     digest = hashlib.sha256()
     for path in (*opened.weight_paths, opened.projector):

@@ -36,8 +36,8 @@ SPEC = LoadSpec(
 def test_a_stage_that_stands_still_ends_the_model_in_time(
     monkeypatch: pytest.MonkeyPatch, silent_index: int
 ) -> None:
-    """It sends until its sixtieth second. Until then there are up to four checks between two
-    messages, as of processes of a busy host; from then on the others send always."""
+    """The silent stage sends until the sixtieth second. Until then there are up to four checks
+    between two messages, as of processes of a busy host; from then on the other sends always."""
     processes, lost = StageProcesses(SPEC), list[StepFault]()
     names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
     processes.all = cast("list[StageProcess]", names)
