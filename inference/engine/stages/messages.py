@@ -7,7 +7,7 @@ Rows cross links of their own (``row_link``).
 
 A stage of another host has its load spec from its own neuron, and gets ``MeetStage`` in place of
 ``JoinStage``. What the engine asks for is answered in its order. A step has no answer here: its
-rows are one. End of file ends a stage. Imports no torch.
+rows are one. End of file ends a stage.
 """
 
 from __future__ import annotations
