@@ -49,9 +49,9 @@ def num_draft_tokens(spec: LoadSpec) -> int:
     return min(spec.max_draft_tokens or DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS)
 
 
-def choose_speculator(spec: LoadSpec, config: ModelConfig) -> Speculator | None:
-    """One that needs no model; those that do, and the choice among them, are made with the
-    engine."""
+def choose_speculator(spec: LoadSpec) -> Speculator | None:
+    """Returns the speculator that needs no model. Those that do, and the choice among them, are
+    made with the engine."""
     if spec.speculation not in ("prompt_lookup", "auto"):
         return None
     return LookupSpeculator(num_draft_tokens(spec))
@@ -86,7 +86,6 @@ class BuiltDraftModel:
     model: AnyModel
     num_positions: int
     """Longer texts it does not read."""
-    source: str
     weight_bytes: int
     estimated_load_bytes: int
 
@@ -132,7 +131,6 @@ def build_draft_model(
     return BuiltDraftModel(
         model=model,
         num_positions=num_positions,
-        source=spec.draft_model or "",
         weight_bytes=opened.weight_bytes,
         estimated_load_bytes=opened.estimated_load_bytes,
     )

@@ -201,7 +201,7 @@ def _engine_builder(
             prefill_average=prefill_average,
             run_ahead=None if built.ranked is None else False,
             staged=built.staged,
-            speculator=choose_speculator(spec, config),
+            speculator=choose_speculator(spec),
             draft_model=None if draft is None else draft.model,
             draft_positions=None if draft is None else draft.num_positions,
             draft_tokens=num_draft_tokens(spec),
@@ -308,7 +308,7 @@ def _report(
         process_bytes=trial.process_bytes,
         memory_correction_bytes=opened.need.correction_bytes + trial.load_bytes - estimated_bytes,
         speculation=speculation_in_words(spec, config, draft_weight_bytes),
-        takes_predictions=choose_speculator(spec, config) is not None,
+        takes_predictions=choose_speculator(spec) is not None,
         predicted_tokens_per_s=None if staged is None else spec.predicted_tokens_per_s,
     )
     if built.ranked is not None:

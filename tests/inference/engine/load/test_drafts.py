@@ -92,19 +92,19 @@ def named_spec(**settings: object) -> LoadSpec:
 
 def test_no_drafts_by_default() -> None:
     plain = replace(HYBRID, mixers=None)
-    assert choose_speculator(named_spec(), plain) is None
+    assert choose_speculator(named_spec()) is None
     assert speculation_in_words(named_spec(), plain) == ""
 
 
 def test_recurrent_layers_have_them_too() -> None:
     spec = named_spec(speculation="prompt_lookup")
-    assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
+    assert isinstance(choose_speculator(spec), LookupSpeculator)
     assert "up to 8" in speculation_in_words(spec, HYBRID)
 
 
 def test_automatic_speculation_names_its_origins() -> None:
     spec = named_spec(speculation="auto")
-    assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
+    assert isinstance(choose_speculator(spec), LookupSpeculator)
     assert speculation_in_words(spec, replace(HYBRID, has_predictor=True)) == (
         "auto: prompt lookup or multi-token prediction, whichever pays, up to 8 tokens a step"
     )
