@@ -24,7 +24,7 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes
-from inference.engine.load.trial import DeviceTrial
+from inference.engine.load.trial import DeviceTrial, synchronize
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.garbage import collect_all, release_freed_memory
 from inference.protocol.load_report import AsleepBytes
@@ -228,9 +228,9 @@ class AwayWeights:
             _bytes_of(storage).copy_(buffer, non_blocking=True)
             copied_bytes += buffer.nbytes
             if copied_bytes >= COPIED_TOGETHER_BYTES:
-                _wait_for(self._device)
+                synchronize(self._device)
                 copied_bytes = 0
-        _wait_for(self._device)
+        synchronize(self._device)
         self._unlock_pages()
         self._away.clear()
 
@@ -323,8 +323,3 @@ def _forget_error(device: torch.device) -> None:
     it. torch has no call that forgets it, so a launch of no consequence takes it."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

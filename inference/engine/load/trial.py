@@ -170,7 +170,7 @@ def run_largest_steps(
     if model.copies_context or device.type == "cuda":
         num_context = min(context_tokens, num_columns * DEFAULT_BLOCK_TOKENS)
         model.forward(_decode_step(num_rows, num_context), kv)
-    _synchronize(device)
+    synchronize(device)
     return num_blocks
 
 
@@ -186,7 +186,7 @@ def run_largest_image(model: AnyModel) -> None:
         num_patches = min(num_patches, LARGEST_TRIAL_OPERATIONS // block_weights(vision))
     side = max(math.isqrt(num_patches) // vision.merge, 1) * vision.merge
     tower(torch.zeros(side**2, vision.patch_features), (1, side, side))
-    _synchronize(model.device)
+    synchronize(model.device)
 
 
 def block_weights(vision: VisionConfig) -> int:
@@ -233,7 +233,7 @@ def measure_prefill(
     def run_s(start: int, end: int) -> float:
         began_s = clock()
         model.forward(_chunk(start, end), kv)
-        _synchronize(model.device)
+        synchronize(model.device)
         return clock() - began_s
 
     def chunk_s(start: int, end: int) -> float:
@@ -280,7 +280,7 @@ def _num_blocks(num_tokens: int) -> int:
     return -(-num_tokens // DEFAULT_BLOCK_TOKENS)
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
