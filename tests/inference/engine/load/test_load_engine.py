@@ -21,9 +21,12 @@ from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.engine.load.loads import cpu_spec
 
+KV_MEMORY_BYTES = 4 * 1024**2
+HEAD_DIM = 16
+
 
 def loaded(directory: Path, data_dir: Path, **queue: int | float) -> Engine:
-    spec = cpu_spec(directory, kv_memory_bytes=4 * 1024**2, max_concurrent_sequences=1)
+    spec = cpu_spec(directory, kv_memory_bytes=KV_MEMORY_BYTES, max_concurrent_sequences=1)
     engine = load_engine(msgspec.structs.replace(spec, **queue), data_dir, lambda _: None).engine
     assert isinstance(engine, Engine)
     return engine
@@ -66,7 +69,7 @@ def test_depth_share_and_wait(
 
 
 def test_a_first_load_counts_its_steps(tiny_model_dir: Path, data_dir: Path) -> None:
-    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=4 * 1024**2)
+    spec = cpu_spec(tiny_model_dir, kv_memory_bytes=KV_MEMORY_BYTES)
     reported: list[LoadProgress] = []
     load_engine(spec, data_dir, reported.append)
     steps = [one for one in reported if one.stage is LoadStage.WARMUP]
@@ -83,10 +86,6 @@ def test_a_card_on_a_host_without_a_c_compiler(
     (warning,) = load_warnings(torch.device("cuda:0"))
     assert "C compiler" in warning
     assert load_warnings(torch.device("cpu")) == [], "nothing there is built with Triton"
-
-
-KV_MEMORY_BYTES = 4 * 1024**2
-HEAD_DIM = 16
 
 
 def spec(directory: Path, kv_dtype: KVDtype) -> LoadSpec:
