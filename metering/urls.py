@@ -23,6 +23,7 @@ CONVERSATION = "conversations/<uuid:conversation_id>"
 PLAYGROUND = [
     path("", playground.playground, name="playground"),
     path("identify", playground.identify, name="playground-identify"),
+    path("markdown", playground.markdown, name="playground-markdown"),
     path("conversations", playground.conversations, name="playground-conversations"),
     path(CONVERSATION, playground.conversation, name="playground-conversation"),
     path(f"{CONVERSATION}/export", playground.export, name="playground-export"),

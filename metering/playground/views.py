@@ -80,6 +80,7 @@ def _login(reader: Reader, account: str) -> Login:
 
 FORMATS = {"json": "application/json", "md": "text/markdown; charset=utf-8"}
 MAX_REVISION = 2**31 - 1
+MAX_MARKDOWN_BYTES = 64 * 1024
 
 
 def for_owners(view: Callable[..., HttpResponse]) -> Any:
@@ -141,6 +142,20 @@ def export(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
         content_type=FORMATS[format_],
         headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )
+
+
+@require_POST
+@for_owners
+def markdown(request: HttpRequest) -> HttpResponse:
+    """The body is a part of an answer; what comes back is its HTML."""
+    # Imported here: only who opens the playground needs its libraries in memory.
+    from metering.playground.markdown import html_of
+
+    body = request.read(MAX_MARKDOWN_BYTES + 1)
+    if len(body) > MAX_MARKDOWN_BYTES:
+        message = f"The text has more than {MAX_MARKDOWN_BYTES:,} bytes: it is shown as it is."
+        return _refused(413, "too_large", message)
+    return HttpResponse(html_of(body.decode(errors="replace")))
 
 
 def _row(found: Conversation) -> dict[str, Any]:

@@ -31,6 +31,12 @@ export class Api {
     return answer?.ok ? (await answer.json()).data[0] ?? null : null;
   }
 
+  // The HTML of a text's Markdown.
+  async htmlOf(text) {
+    const answer = await fetch("/playground/markdown", { method: "POST", headers: this.headers, body: text });
+    return (await checked(answer)).text();
+  }
+
   async get(path, account) {
     return checked(await fetch(urlOf(path, account), { headers: this.headers })).then((answer) => answer.json());
   }

@@ -6,9 +6,8 @@ import { asCode, LANGUAGES } from "./as_code.js";
 import { Conversations, newId } from "./conversations.js";
 import { Following } from "./following.js";
 import { keeping } from "./keeping.js";
-import { blocksOf } from "./markdown.js";
+import { RenderedText } from "./rendered.js";
 import { FieldError, requestOf } from "./request.js";
-import { sharing } from "./sharing.js";
 
 const ASK_AGAIN_MS = 1000;
 const MODELS_MS = 15_000;
@@ -25,7 +24,7 @@ const SAMPLING = {
 function playground(settings, csrfToken) {
   const api = new Api(csrfToken);
   const conversations = new Conversations(settings.user, csrfToken);
-  const drawn = new WeakMap(); // The blocks of each answer.
+  const drawn = new WeakMap(); // By the element of an answer's text.
   let following; // Of the page, once it is drawn.
   let over = Promise.resolve(); // The end of the answer that is being written, saved.
   return {
@@ -276,13 +275,19 @@ function playground(settings, csrfToken) {
 
     statsOf: (turn) => inWords(turn.stats),
 
-    // An answer as Markdown, what the user wrote as it is.
-    blocksOf(turn) {
-      if (turn.role === "assistant") {
-        drawn.set(turn, sharing(drawn.get(turn), blocksOf(turn.text)));
-        return drawn.get(turn);
+    // What the user wrote is shown as it is.
+    showText(element, turn) {
+      if (turn.role === "user") {
+        drawn.delete(element);
+        element.textContent = turn.text;
+        return;
       }
-      return turn.text ? [{ kind: "text", depth: 0, spans: [{ kind: "text", text: turn.text }] }] : [];
+      if (!drawn.has(element)) drawn.set(element, new RenderedText(element, (text) => api.htmlOf(text)));
+      drawn.get(element).show(turn.text, !turn.isRunning);
+    },
+
+    copyCode({ target }) {
+      if (target.matches(".pg-copy")) this.copy(target.nextElementSibling.textContent.trimEnd(), target);
     },
   };
 }

@@ -56,34 +56,40 @@ $x^2 \\le \\frac{{\\pi}}{{2}}$.
 
 
 def test_an_answer_in_markdown(browser: Browser, model: ScriptedModel) -> None:
-    """Tables, links, maths and code, whose button copies it; nothing becomes HTML."""
+    """Tables, links, maths and code, whose button copies it; its own HTML stays text."""
     model.answers("show me", MARKDOWN)
     ask(browser, "show me", 1)
+    browser.find(".pg-in-keyword")
     shown = browser.run(
         "const answer = document.querySelector('.pg-answer');"
         "const texts = (css) => [...answer.querySelectorAll(css)].map((one) => one.textContent);"
         "return {heads: texts('th'), cells: texts('td'), links: "
-        "[...answer.querySelectorAll('.pg-block a')].map((one) => [one.textContent, one.href]),"
-        "math: texts('.pg-in-math'), keywords: texts('.pg-in-keyword'),"
-        "strings: texts('.pg-in-string'), bold: texts('.pg-block b')}"
+        "[...answer.querySelectorAll('.pg-part a')].map((one) => [one.textContent, one.href]),"
+        "fractions: texts('math mfrac'), keywords: texts('.pg-in-keyword'),"
+        "strings: texts('.pg-in-string'), bold: texts('.pg-part b')}"
     )
     assert shown == {
         "heads": ["town", "sun"],
         "cells": ["Oslo", "4 h"],
         "links": [["the record", "https://example.org/sun"]],
-        "math": ["x² ≤ π/2"],
+        "fractions": ["π2"],
         "keywords": ["def", "return"],
         "strings": ['"rain"'],
         "bold": [],
     }
-    height = "return document.querySelector('.pg-user .pg-block').clientHeight"
+    height = "return document.querySelector('.pg-user .pg-markdown').clientHeight"
     assert browser.run(height) < 40, "one line, without the template's indentation"
     assert "<b>no</b>" in talk(browser) and "javascript:alert" in talk(browser)
     browser.run(
         "window.helexaCopy = (text, done) => { document.body.dataset.copied = text; done() }"
     )
+    browser.run(
+        "document.querySelector('.pg-part').innerHTML += "
+        "'<b x-init=\"document.body.dataset.ran = 1\">x</b>'"
+    )
     browser.click(".pg-copy")
     browser.wait(lambda: browser.run("return document.body.dataset.copied") == CODE, "the code")
+    assert browser.run("return document.body.dataset.ran") is None, "Alpine leaves answers alone"
     assert browser.run("return getComputedStyle(document.querySelector('.pg-ask')).position") == (
         "sticky"
     )

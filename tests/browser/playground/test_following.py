@@ -144,14 +144,15 @@ GROWN = """
     const page = Alpine.$data(document.querySelector(".pg-page"));
     page.turns = [{role: "assistant", model: "", text, calls: [], isRunning: true}];
     const [turn] = page.turns;
+    const parts = () => [...document.querySelectorAll(".pg-answer .pg-part")];
     const settled = async () => {
         await Alpine.nextTick();
-        await new Promise((resolve) => setTimeout(resolve, 0));
+        do await new Promise((resolve) => setTimeout(resolve, 10));
+        while (parts().slice(0, -1).some((one) => one.matches(".pg-text")));
     };
-    const blocks = () => [...document.querySelectorAll(".pg-answer .pg-block")];
     const place = (node) => {
         const element = node.nodeType === Node.TEXT_NODE ? node.parentElement : node;
-        return blocks().indexOf(element?.closest(".pg-block"));
+        return parts().indexOf(element?.closest(".pg-part"));
     };
     return (async () => {
         await settled();
@@ -169,12 +170,11 @@ GROWN = """
             await settled();
             changes.push(places);
         }
-        return [changes, blocks().map((one) => one.innerText)];
+        return [changes, parts().map((one) => one.innerText)];
     })();
 """
-"""Appends the pieces to an answer. Returns, for each piece, the places of the blocks in which a
-node changed, once for each change, and the blocks' texts. -1 stands for nodes outside of
-blocks."""
+"""Appends the pieces to an answer. Returns, for each piece, the places of the parts in which a node
+changed, once for each change, and the parts' texts. The last part is what still grows."""
 EARLIER = """## Heading
 
 A *word* and `code`.
@@ -194,17 +194,16 @@ def grown(browser: Browser, text: str, *pieces: str) -> tuple[list[list[int]], l
     return changes, texts
 
 
-def test_a_piece_changes_the_last_block_alone(browser: Browser) -> None:
-    """Also where other blocks have the same text."""
-    changes, texts = grown(browser, EARLIER * 4 + "The", " sun", " **is", "** out")
-    last = len(texts) - 1
-    assert (last, texts[last]) == (20, "The sun is out")
-    assert [{*places} for places in changes] == [{last}] * 3
+def test_a_piece_changes_what_grows_alone(browser: Browser) -> None:
+    changes, texts = grown(browser, EARLIER + "The", " sun", " **is", "** out")
+    assert texts[0].startswith("Heading") and texts[1:] == ["The sun **is** out"]
+    assert changes == [[1]] * 3
 
 
-def test_a_line_of_code_leaves_the_lines_above(browser: Browser) -> None:
+def test_a_whole_block_is_rendered_once(browser: Browser) -> None:
+    """Empty lines within code end nothing."""
     line = "def f(x): return x + 1\n"
-    (few,), _ = grown(browser, "```python\n" + line * 2, line)
-    (many,), texts = grown(browser, "```python\n" + line * 40, line)
-    assert texts[0].count("return") == 41
-    assert 0 < len(many) == len(few)
+    changes, texts = grown(browser, "One.\n\n```python\n" + line, "\n", line, "```\n", "\nSo")
+    assert changes[:3] == [[1]] * 3
+    assert 0 not in changes[3]
+    assert texts[0] == "One." and texts[1].count("return") == 2 and texts[2] == "So"

@@ -111,6 +111,7 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "^docs/?$": ("/docs", dict.fromkeys(ROLES, 200)),
     "login/": ("/login/", dict.fromkeys(ROLES, 200) | {"member": 302, "operator": 302}),
     "logout/": ("/logout/", dict.fromkeys(ROLES, 405)),
+    "playground/markdown": ("/playground/markdown", dict.fromkeys(ROLES, 405)),
     "welcome/<uidb64>/<token>/": ("/welcome/MQ/no-token/", dict.fromkeys(ROLES, 200)),
     **{
         path: (
