@@ -84,16 +84,6 @@ export class Conversations {
   setCurrent(id) {
     sessionStorage.setItem(this.place, id);
   }
-
-  // Earlier versions kept conversations in the browser: each goes to the server, and then from here.
-  async takeFromBrowser() {
-    for (;;) {
-      const [first, ...others] = JSON.parse(localStorage.getItem(this.place) || "[]");
-      if (!first) return;
-      await this.save(newId(), stateOf(first));
-      localStorage.setItem(this.place, JSON.stringify(others));
-    }
-  }
 }
 
 // What is kept of the page, and nothing else.

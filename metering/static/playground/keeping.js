@@ -37,16 +37,6 @@ export function keeping(conversations) {
       }
     },
 
-    // Lists what is kept, once what earlier versions kept in the browser is on the server.
-    async takeFromBrowser() {
-      try {
-        await conversations.takeFromBrowser();
-      } catch (error) {
-        this.keepProblem = error.message;
-      }
-      await this.search();
-    },
-
     async open(id) {
       if (!id) return;
       await this.leave();

@@ -60,7 +60,7 @@ function playground(settings, csrfToken) {
       this.isModelAsked = asked !== null;
       this.model = asked ?? localStorage.getItem("helexa-playground-model") ?? "";
       await this.open(conversations.current());
-      this.takeFromBrowser();
+      this.search();
       for (;;) {
         if (!document.hidden) await this.refreshModels();
         const isLoading = this.card?.status === "loading";

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from selenium.webdriver.common.keys import Keys
 
@@ -40,20 +38,6 @@ ELSEWHERE = """
     const turns = [{role: "user", text: "saved elsewhere"}];
     send("PUT", `${url}?revision=${revision}`, JSON.stringify({turns}));
 """
-
-
-def test_what_an_earlier_version_kept(browser: Browser, username: str) -> None:
-    """They lie in the browser, until the page is opened with this version."""
-    turns = [{"role": "user", "text": "of long ago", "images": []}]
-    kept = [
-        {"id": "abc-def", "title": "of long ago", "model": "hermes", "beside": [], "turns": turns}
-    ]
-    place = f"helexa-playground:{username}"
-    browser.run("localStorage.setItem(arguments[0], arguments[1])", place, json.dumps(kept))
-    browser.open("/playground/")
-    browser.wait(lambda: titles(browser) == ["of long ago"], "it is on the server")
-    browser.wait_for_text("Ask the model something")
-    assert browser.run("return localStorage.getItem(arguments[0])", place) == "[]"
 
 
 def two_conversations(browser: Browser, model: ScriptedModel) -> None:
