@@ -277,7 +277,7 @@ def _has_packed_kernels(spec: LoadSpec, described: DescribedModel, device: torch
 
 
 def _kept_format(described: DescribedModel, name: str, device: torch.device) -> str:
-    """Transformers' own modules and towers take dense weights alone, and so does a card of experts
+    """The transformers backend and towers take dense weights alone, and so does a card of experts
     whose formats it does not keep."""
     is_expert = device.type != "cpu" and EXPERTS in name
     if is_expert or name.startswith(TOWER) or family_of(described.config).uses_transformers:

@@ -170,7 +170,7 @@ class ModelConfig:
     vision: VisionConfig | None = None
     """The vision tower of a model that accepts images; ``None``: it reads text alone."""
     module_config: Mapping[str, Any] | None = None
-    """config.json, of a model that transformers' own module computes."""
+    """config.json, of a model that the transformers backend computes."""
     module_cache: ModuleCache | None = None
     """That module's cache, where it runs with one."""
     bos_token_id: int | None = None

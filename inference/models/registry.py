@@ -29,7 +29,7 @@ from inference.models.weights.weight_source import WeightSource
 
 @runtime_checkable
 class ModuleModel(Protocol):
-    """One of transformers' own modules."""
+    """A module of the transformers backend."""
 
     @property
     def execution(self) -> str:

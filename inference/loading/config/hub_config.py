@@ -116,7 +116,7 @@ def _letters(name: str) -> str:
 
 
 def learnt_config(config: ModelConfig) -> ModelConfig:
-    """Completes the config of a model that transformers' own module computes, from facts of the
+    """Completes the config of a model that the transformers backend computes, from facts of the
     module without its weights that config.json lacks; others stay as they are. Raises
     ``UnknownArchitectureError``."""
     module, _, name = family_of(config).detector.partition(":")

@@ -232,7 +232,7 @@ def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[StoredTens
 def _refuse_module(family: Family, name: str) -> None:
     if family.uses_transformers:
         raise BadSourceError(
-            f"transformers' own module computes {name}, and what its layers take is known only "
+            f"the transformers backend computes {name}, and what its layers take is known only "
             "once it is loaded"
         )
 

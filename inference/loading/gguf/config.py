@@ -1,6 +1,6 @@
 """``ModelConfig`` from GGUF headers, read by the family that the file names, with the vision tower
 of an mmproj file; and whether the file's vocabulary is whole. Imports no torch, but for a file of
-one of transformers' own modules.
+the transformers backend.
 
     model.gguf ─▶ header ─┐
     mmproj.gguf ─▶ header ┴─▶ GGUFModel: the text model with images, or in words why without
@@ -36,8 +36,8 @@ SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:
-    """What transformers' own module computes is looked at, which imports it and torch. Raises
-    ``UnknownArchitectureError``, ``BadFileError``."""
+    """Inspects the module of a model of the transformers backend, which imports it and torch.
+    Raises ``UnknownArchitectureError``, ``BadFileError``."""
     with refuses_malformed(f"the metadata of {header.path.name}"):
         check_counts(header.metadata)
         return check_config(_read(header))

@@ -1,5 +1,5 @@
-"""GGUF files of architectures that no family here reads: metadata and tensors as transformers' own
-reader has them, for its own modules. The tensors come out dequantised.
+"""GGUF files of architectures that no family here reads: metadata and tensors as transformers'
+reader has them, for the transformers backend. The tensors come out dequantised.
 
     GGUF ─▶ read_module_config ─▶ the family of the module, as if it were config.json
        └──▶ DequantisedTensors ─▶ the module's weights, by its own names

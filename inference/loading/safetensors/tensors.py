@@ -26,7 +26,7 @@ DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 """Types of the tensors that ``packed_files`` makes weights of."""
 INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
-"""Tables and masks that files of transformers' own modules hold beside weights."""
+"""Tables and masks that files for the transformers backend hold beside weights."""
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 """Tensors that ``stacked_experts`` unpacks."""

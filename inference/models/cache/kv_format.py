@@ -127,7 +127,7 @@ class CacheLayout:
     state: StateShape | None = None
     """The shape of each of those states."""
     module_state_bytes: int = 0
-    """Bytes of a slot where one of transformers' own modules keeps the states."""
+    """Bytes of a slot where a module of the transformers backend keeps the states."""
 
     @property
     def has_states(self) -> bool:

@@ -1,5 +1,5 @@
-"""The cache of one of transformers' own modules: entries of each token, which go into blocks, and
-of each sequence, which go into a state slot. Detected by
+"""The cache of a module of the transformers backend: entries of each token, which go into blocks,
+and of each sequence, which go into a state slot. Detected by
 ``inference.models.transformers_backend.detection``.
 
 Imports no torch: memory is planned with it.

@@ -145,7 +145,7 @@ class Family:
     """The ``clip.projector_type`` of mmproj files whose towers it computes."""
     features: frozenset[Feature] = frozenset({"prefix_reuse"})
     uses_transformers: bool = False
-    """Whether transformers' own modules compute it, which read their files' tensors themselves."""
+    """Whether the transformers backend computes it: its modules read their files' tensors."""
     detector: str = ""
     """``module:name`` of a function ``ModelConfig -> ModelConfig`` that completes a config by
     inspecting transformers' module without its weights. Imported when a model is opened. Raises

@@ -1,6 +1,6 @@
 """Gemma 1, 2 and 3: norms that multiply by one plus their weight and a scaled embedding; from
 2 on norms around every part, soft caps, and windows on most layers; Gemma 3 also with its vision
-tower. Gemma 4, text alone, is computed by transformers' own module: its layers that see all have
+tower. Gemma 4, text alone, is computed by the transformers backend: its layers that see all have
 heads of another width than those within a window, and the last ones may read an earlier layer's
 keys and values."""
 

@@ -1,5 +1,5 @@
-"""Decoders that transformers has and no family here, run as its own modules: see
-``inference.models.transformers_backend``.
+"""Decoders that transformers has and no family here: ``inference.models.transformers_backend`` runs
+them.
 
     TRANSFORMERS_PAGED     all layers attend through transformers' attention interface, over our
                            paged attention; the cache's sizes are read from config.json and checked
@@ -127,7 +127,7 @@ def _intermediate_size(config: Json, default: int) -> int:
 
 
 TRANSFORMERS_PAGED = Family(
-    name="transformers' own modules",
+    name="the transformers backend",
     model_types=tuple(PAGED_TYPES),
     read_config=read_paged,
     hub_name=hub_name,
@@ -222,7 +222,7 @@ def _optional_size(config: Json, name: str) -> int:
 
 
 TRANSFORMERS_CACHED = Family(
-    name="transformers' own modules with their own cache",
+    name="the transformers backend, with its cache",
     model_types=(*CACHED_TYPES, *NESTED_TYPES),
     read_config=read_cached,
     hub_name=hub_name,

@@ -1,4 +1,4 @@
-"""Decoders that transformers' own modules run here, and those that they do not: each was tried
+"""Decoders that the transformers backend runs here, and those that they do not: each was tried
 against transformers' answers, in chunks, beside others, preempted and reused as a prefix."""
 
 from __future__ import annotations

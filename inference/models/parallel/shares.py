@@ -92,7 +92,7 @@ def _problem(config: ModelConfig, num_ranks: int, groups: Mapping[SplitKind, int
     if num_ranks == 1:
         return None
     if family_of(config).uses_transformers:
-        return f"{config.architecture} is computed by transformers' own module, which is not split"
+        return f"{config.architecture} is computed by the transformers backend, which is not split"
     if config.mamba is not None:
         return "a Mamba-2 layer's norm is of many heads together, and is not split"
     if heads % num_ranks:

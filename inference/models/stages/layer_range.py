@@ -62,7 +62,7 @@ def check_ranges(config: ModelConfig, ranges: Sequence[LayerRange]) -> None:
     no layers of ours."""
     if family_of(config).uses_transformers:
         raise UnsplittableError(
-            f"{config.architecture} is computed by transformers' own module, which has no stages; "
+            f"{config.architecture} is computed by the transformers backend, which has no stages; "
             "load it on one device"
         )
     bounds = [0, *(one.last for one in ranges)]

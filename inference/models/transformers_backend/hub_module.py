@@ -1,4 +1,4 @@
-"""transformers' own modules: their classes, their configs, and their weights."""
+"""Modules of transformers: their classes, their configs, and their weights."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ModuleBackend(PlainBackend):
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
         """Raises ``UnsupportedAdapterError``."""
         raise UnsupportedAdapterError(
-            f"{self.config.architecture} is computed by transformers' own module, whose "
+            f"{self.config.architecture} is computed by the transformers backend, whose "
             "projections take no adapters here"
         )
 

@@ -144,7 +144,7 @@ def test_what_does_not_come_out_even_is_refused(
 def test_a_module_of_transformers_is_refused() -> None:
     config = replace(config_of("llama"), architecture="stablelm")
     assert family_of(config).uses_transformers
-    with pytest.raises(UnsplittableError, match="stablelm is computed by transformers' own module"):
+    with pytest.raises(UnsplittableError, match="stablelm is computed by the transformers backend"):
         rank_share(config, 0, 2)
 
 
