@@ -82,6 +82,7 @@ BOUNDARIES = (
     Boundary("inference/logs", OUTSIDE),
     Boundary("inference/settings", OUTSIDE),
     Boundary("inference/backoff.py", OUTSIDE),
+    Boundary("inference/channel.py", OUTSIDE),
     Boundary("inference/environment.py", OUTSIDE),
     Boundary("inference/proxies.py", OUTSIDE),
     Boundary("inference/recent_results.py", OUTSIDE),

@@ -25,6 +25,7 @@ from inference.models.config import Activation, MixerKind, MlpKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.attention_mixer import load_attention, load_latent
 from inference.models.layers.delta_mixer import load_delta
+from inference.models.layers.experts_loading import load_sparse_mlp
 from inference.models.layers.mamba import load_mamba
 from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm
 from inference.models.layers.short_conv import load_short_conv
@@ -32,7 +33,6 @@ from inference.models.step import Operators, Step
 from inference.models.step_input import DeviceStep, StepInput, check_positions
 from inference.models.vision.tower import ImageEmbeddings
 from inference.models.vision.towers import build_tower
-from inference.models.weights.experts_loading import load_sparse_mlp
 from inference.models.weights.weight_source import Linear, NamedWeights, WeightSource
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {

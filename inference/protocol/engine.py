@@ -1,7 +1,7 @@
 """Commands down and messages up between a neuron and one engine process: token ids, no text.
 
 Each frame on the socket is a 4-byte little-endian length and then msgpack (see
-``inference.engine.serving.channel``). The engine writes one ``StepOutputs`` per step at most.
+``inference.channel``). The engine writes one ``StepOutputs`` per step at most.
 """
 
 from __future__ import annotations

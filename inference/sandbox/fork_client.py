@@ -15,8 +15,7 @@ import threading
 from pathlib import Path
 
 import inference
-from inference.engine.errors import ChannelError
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel, ChannelError
 from inference.environment import Role, environment_for
 from inference.sandbox.errors import NoWorkerError
 from inference.sandbox.jobs import (

@@ -13,8 +13,7 @@ import os
 import signal
 import socket
 
-from inference.engine.errors import ChannelClosedError
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel, ChannelClosedError
 from inference.sandbox.jobs import (
     Command,
     Done,

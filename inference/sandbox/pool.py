@@ -23,8 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from signal import SIGPROF
 
-from inference.engine.errors import ChannelError
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel, ChannelError
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.fork_client import ForkClient, end_process
 from inference.sandbox.jobs import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from inference.engine.errors import ChannelError
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel, ChannelError
 from inference.sandbox.errors import LossReason
 from inference.sandbox.jobs import FURTHER, LAST, Broken, decode_job, encode_frame
 from inference.sandbox.limits import (

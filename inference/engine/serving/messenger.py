@@ -21,10 +21,9 @@ import msgspec
 import psutil
 import torch
 
+from inference.channel import Channel, ChannelClosedError, ChannelError
 from inference.engine.emission import Output
-from inference.engine.errors import ChannelClosedError, ChannelError
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.serving.channel import Channel
 from inference.logs.formatters import phases
 from inference.protocol.engine import (
     EngineCommand,

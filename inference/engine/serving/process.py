@@ -31,14 +31,13 @@ from typing import NoReturn
 
 import msgspec
 
+from inference.channel import Channel, ChannelClosedError
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
-from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit, HangFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
 from inference.engine.load.sleeper import Sleeper
-from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import (
     STATS_INTERVAL_S,
     Messenger,

@@ -21,12 +21,12 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from inference.channel import Channel
 from inference.engine.errors import UnexpectedFrameError
 from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.load_engine import configure_threads
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import Messenger
 from inference.engine.stages.messages import JoinStage, MeetStage, StageFailed, StageProgressed
 from inference.engine.stages.stage_runner import (

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.errors import BadRowsError, ChannelClosedError, ChannelError
+from inference.channel import ChannelClosedError, ChannelError, Connection, as_connection, read_into
+from inference.engine.errors import BadRowsError
 from inference.engine.faults import kinds
 from inference.engine.faults.kinds import StepFault, StepInputFault
-from inference.engine.serving.channel import Connection, as_connection, read_into
 from inference.supervised_threads import SupervisedThread
 
 HEADER = struct.Struct("<QBII")

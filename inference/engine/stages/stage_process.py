@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 import torch
 
+from inference.channel import Channel, Connection, as_connection
 from inference.engine.children.children import begin_child
 from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.serving.channel import Channel, Connection, as_connection
 from inference.engine.stages.messages import JoinStage, StageFailed, StagePeer, StageProgressed
 from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
 from inference.engine.stages.stage_runner import Replies, build_runner, open_stage

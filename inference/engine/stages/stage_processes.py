@@ -21,8 +21,9 @@ from typing import TypeVar
 
 import torch
 
+from inference.channel import ChannelClosedError, ChannelError
 from inference.engine.children.children import POLL_S, Child, ChildEnd, ChildProcess, Children
-from inference.engine.errors import ChannelClosedError, ChannelError, UnexpectedFrameError
+from inference.engine.errors import UnexpectedFrameError
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.stages.checks import message_of_adapter
 from inference.engine.stages.messages import (

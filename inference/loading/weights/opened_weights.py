@@ -22,8 +22,8 @@ from inference.models.config import ModelConfig
 from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES
-from inference.models.layers.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
+from inference.models.weights.grouped_product import GroupedProduct, StackedProduct
 from inference.models.weights.lazy import LazyWeight, bias_or_zeros, lazy, stack_lazy
 from inference.models.weights.stored import (
     CodebookWeight,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.models.cuda.card import captured_ms
-from inference.models.layers.grouped_product import GroupedProduct
+from inference.models.weights.grouped_product import GroupedProduct
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,

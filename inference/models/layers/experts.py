@@ -25,9 +25,9 @@ import torch
 from torch.nn.functional import linear, relu
 
 from inference.models.layers.configs import ExpertsConfig
-from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.layers.norms import Pointwise
 from inference.models.step import Step
+from inference.models.weights.grouped_product import GroupedProduct
 from inference.models.weights.weight_source import Linear
 
 

@@ -26,7 +26,6 @@ from torch.nn.functional import embedding
 
 from inference.models.cuda.trials import ExpertTrials, PackedTrials, has_expert_kernel
 from inference.models.errors import UnlikeKernelsError
-from inference.models.layers.grouped_product import GroupedProduct, dense_product
 from inference.models.layers.kernels import (
     as_grouped,
     dense_matmul,
@@ -40,6 +39,7 @@ from inference.models.layers.kernels import (
     kernel_bits,
     pack_int4,
 )
+from inference.models.weights.grouped_product import GroupedProduct, dense_product
 from inference.models.weights.stored import (
     DenseWeight,
     ExpertWeight,

@@ -12,6 +12,7 @@ from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
 from inference.models.layers.configs import DeltaConfig, ExpertsConfig, LatentConfig
+from inference.models.layers.experts_loading import CHOICE_BIAS, expert_prefixes
 from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.rope import RopeTable
@@ -28,7 +29,6 @@ from inference.models.native.layers import (
 from inference.models.native.packer import Packer
 from inference.models.native.packing import PackedLinear, pack
 from inference.models.native.structs import Projection
-from inference.models.weights.experts_loading import CHOICE_BIAS, expert_prefixes
 from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource

@@ -13,11 +13,11 @@ from inference.models.cache.paged_kv import kv_format_on
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayers, DecoderModel
-from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.native.build import load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.stages.layer_range import LayerRange, stage_config
+from inference.models.weights.grouped_product import GroupedProduct
 from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.stored import StoredWeight
 from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource

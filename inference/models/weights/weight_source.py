@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from inference.models.layers.grouped_product import GroupedProduct
+from inference.models.weights.grouped_product import GroupedProduct
 from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.stored import StoredWeight
 

@@ -31,9 +31,8 @@ from typing import IO
 import redis
 
 import inference
-from inference.engine.errors import ChannelClosedError
+from inference.channel import Channel, ChannelClosedError
 from inference.engine.faults.kinds import describe_exit
-from inference.engine.serving.channel import Channel
 from inference.environment import Role, environment_for
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.functional import embedding
 
-from inference.models.layers.grouped_product import DenseProduct
 from inference.models.layers.linear import DenseLinear
+from inference.models.weights.grouped_product import DenseProduct
 from inference.models.weights.lazy import LazyWeight, lazy, stack_lazy
 from inference.models.weights.stored import DenseWeight
 

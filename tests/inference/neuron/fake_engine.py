@@ -37,9 +37,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inference.engine.errors import ChannelClosedError
+from inference.channel import Channel, ChannelClosedError
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
     Awake,
     CancelSequence,

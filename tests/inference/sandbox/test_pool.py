@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     LAST,

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 import torch
 
-from inference.engine.errors import BadRowsError, ChannelClosedError, ChannelError
+from inference.channel import ChannelClosedError, ChannelError
+from inference.engine.errors import BadRowsError
 from inference.engine.stages.row_link import RowLink, RowReader
 from inference.stage_links.identities import new_identity
 from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Wait

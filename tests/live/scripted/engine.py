@@ -21,9 +21,9 @@ from typing import Literal
 import msgspec
 import tokenizers
 
-from inference.engine.errors import ChannelClosedError, GrammarError
+from inference.channel import Channel, ChannelClosedError
+from inference.engine.errors import GrammarError
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,

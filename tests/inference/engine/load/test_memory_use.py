@@ -18,9 +18,9 @@ import pynvml
 import pytest
 import torch
 
+from inference.channel import Channel
 from inference.engine.load import memory_use
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
-from inference.engine.serving.channel import Channel
 from inference.models.cache.paged_kv import lazy_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
 from inference.protocol.load import EarlierLoads, PrefillSpeed

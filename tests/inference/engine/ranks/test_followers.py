@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from inference.channel import Channel, ChannelClosedError
 from inference.engine.children import children
-from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.ranks.messages import Join
 from inference.engine.ranks.ranked_model import Followers
-from inference.engine.serving.channel import Channel
 from inference.protocol.load import LoadSpec
 
 JOINS = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inference.engine.errors import ChannelClosedError
+from inference.channel import ChannelClosedError
 from inference.engine.faults.kinds import EngineExit
 from inference.protocol.engine import EngineFaulted, Loaded, SequenceStep, Shutdown
 from inference.protocol.load_report import LoadReport

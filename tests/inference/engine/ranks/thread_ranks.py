@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from inference.channel import Channel
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.ranks.follower import Rank
@@ -24,7 +25,6 @@ from inference.engine.ranks.messages import (
     encode,
 )
 from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting
-from inference.engine.serving.channel import Channel
 from inference.loading.weights.part_files import RankFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel

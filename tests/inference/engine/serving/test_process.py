@@ -15,8 +15,7 @@ from typing import IO
 import msgspec
 import pytest
 
-from inference.engine.errors import ChannelClosedError
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel, ChannelClosedError
 from inference.protocol.engine import (
     CancelSequence,
     EngineMessage,

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
 from inference.engine.errors import EngineError
 from inference.engine.faults.kinds import DeviceFault
-from inference.engine.serving.channel import HEADER, MAX_FRAME_BYTES, Channel
 from inference.engine.stages.messages import (
     AdapterAdded,
     Alive,

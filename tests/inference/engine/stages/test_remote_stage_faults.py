@@ -15,8 +15,8 @@ import msgspec
 import psutil
 import pytest
 
+from inference.channel import Channel
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.serving.channel import Channel
 from inference.engine.stages.messages import BuildStage, MeetStage, encode
 from inference.engine.stages.stage_specs import files_digest
 from inference.loading.loader import OpenedModel

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from inference.engine.errors import BadRowsError, ChannelClosedError, ChannelError
+from inference.channel import ChannelClosedError, ChannelError
+from inference.engine.errors import BadRowsError
 from inference.engine.faults.kinds import DeviceFault, OutOfMemoryFault, StepFault, StepInputFault
 from inference.engine.stages.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
 

@@ -10,8 +10,8 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
+from inference.channel import Channel
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.serving.channel import Channel
 from inference.engine.stages.stage_process import serve
 from inference.engine.stages.stage_runner import Replies
 

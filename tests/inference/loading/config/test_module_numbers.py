@@ -1,4 +1,4 @@
-"""Wrong values in the config.json of the transformers backend's models are refused by the field's name."""
+"""Wrong values in the config.json of the transformers backend's models are refused by name."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from inference.models.cuda.experts import (
 )
 from inference.models.cuda.packed import TILES
 from inference.models.cuda.packed_layout import pack_scales
-from inference.models.layers.grouped_product import DenseProduct
+from inference.models.weights.grouped_product import DenseProduct
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,

@@ -19,8 +19,8 @@ from inference.models.cuda.trials import ExpertTrials
 from inference.models.families.quantization import Quantization
 from inference.models.layers.configs import ExpertsConfig
 from inference.models.layers.experts import Routes
+from inference.models.layers.experts_loading import load_grouped, load_mixture
 from inference.models.layers.linear import LinearFactory
-from inference.models.weights.experts_loading import load_grouped, load_mixture
 from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import IN_FEATURES, OUT_FEATURES, random_expert
 from tests.slow_cases import slow_but

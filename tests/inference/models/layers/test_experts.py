@@ -33,8 +33,8 @@ from inference.models.layers.experts import (
     SparseMlp,
     route,
 )
+from inference.models.layers.experts_loading import load_grouped, load_mixture
 from inference.models.layers.linear import LinearFactory
-from inference.models.weights.experts_loading import load_grouped, load_mixture
 from tests.cases import each_case
 
 HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40

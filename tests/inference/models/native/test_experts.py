@@ -12,12 +12,12 @@ from torch.nn.functional import rms_norm
 
 from inference.models.config import ModelConfig
 from inference.models.layers.configs import ExpertsConfig
+from inference.models.layers.experts_loading import load_mixture
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeLayer, NativeNorm
 from inference.models.native.load_layer import load_experts
 from inference.models.native.packer import Packer
 from inference.models.native.packing import Format, pack
-from inference.models.weights.experts_loading import load_mixture
 from inference.models.weights.stored import DenseWeight
 from tests.cases import each_case
 from tests.inference.models.dense_weights import DenseWeights

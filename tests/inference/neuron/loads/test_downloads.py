@@ -148,7 +148,7 @@ ENGINE = """
 import argparse, socket, sys, time
 sys.path.insert(0, {repository!r})
 import msgspec
-from inference.engine.serving.channel import Channel
+from inference.channel import Channel
 from inference.protocol.engine import LoadFailedMessage, encode_engine_frame
 from inference.protocol.load_progress import LoadFailure
 parser = argparse.ArgumentParser()

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.errors import ChannelClosedError, FrameTooLargeError
-from inference.engine.serving.channel import HEADER, MAX_FRAME_BYTES, Channel
+from inference.channel import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    Channel,
+    ChannelClosedError,
+    FrameTooLargeError,
+)
 
 
 @given(payloads=st.lists(st.binary(max_size=2000), max_size=5))

@@ -14,7 +14,16 @@ import socket
 import struct
 from typing import Protocol
 
-from inference.engine.errors import ChannelClosedError, FrameTooLargeError
+
+class ChannelError(Exception): ...
+
+
+class ChannelClosedError(ChannelError):
+    """End of file, or the connection was reset."""
+
+
+class FrameTooLargeError(ChannelError):
+    """More than ``MAX_FRAME_BYTES``: the stream is out of step."""
 
 
 class Connection(Protocol):
