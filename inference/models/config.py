@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from inference.models.cache.module_cache import ModuleCache
-from inference.models.layers.configs import (
+from inference.models.layer_configs import (
     DeltaConfig,
     ExpertsConfig,
     LatentConfig,
@@ -15,6 +14,7 @@ from inference.models.layers.configs import (
     ShortConvConfig,
     StateShape,
 )
+from inference.models.module_cache import ModuleCache
 from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 

@@ -29,9 +29,8 @@ from inference.models.layers.experts_loading import load_sparse_mlp
 from inference.models.layers.mamba import load_mamba
 from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm
 from inference.models.layers.short_conv import load_short_conv
-from inference.models.step import Operators, Step
-from inference.models.step_input import DeviceStep, StepInput, check_positions
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.layers.step import Operators, Step
+from inference.models.step_input import DeviceStep, ImageEmbeddings, StepInput, check_positions
 from inference.models.vision.towers import build_tower
 from inference.models.weights.weight_source import Linear, NamedWeights, WeightSource
 

@@ -24,8 +24,8 @@ from inference.models.cache.kv_format import KVFormat, cache_layout
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
+from inference.models.layer_configs import state_bytes
 from inference.models.layers.attention import MOST_PARTS
-from inference.models.layers.configs import state_bytes
 from inference.models.step_input import DeviceStep, StepInput, num_blocks
 from inference.models.to_device import all_on_device, rows_of
 

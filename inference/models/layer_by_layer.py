@@ -17,7 +17,7 @@ from inference.models.cache.paged_kv import FORMAT_OF, new_layer, new_layer_stat
 from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
 from inference.models.layers.norms import load_norm
-from inference.models.step import Operators
+from inference.models.layers.step import Operators
 from inference.models.step_input import NUM_LONE_STATES, DeviceStep, StepInput
 from inference.models.weights.stored import written_out
 from inference.models.weights.weight_source import WeightSource

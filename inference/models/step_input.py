@@ -25,7 +25,6 @@ import torch
 
 from inference.models.errors import PositionError
 from inference.models.to_device import all_on_device
-from inference.models.vision.tower import ImageEmbeddings
 
 Ints = npt.NDArray[np.int32]
 ONE = np.int32(1)
@@ -36,6 +35,42 @@ EMPTY_STATE = 0
 LONE_STATE = 1
 """Slot of a lone sequence's state, where no step has to be run again."""
 NUM_LONE_STATES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEmbeddings:
+    """The rows of an image, or a part of them, as a decoder takes them."""
+
+    embeddings: torch.Tensor
+    """(num_rows, hidden_size), instead of the token's own."""
+    deepstack: tuple[torch.Tensor, ...] = ()
+    """(num_rows, hidden_size) each: added after the first layer, the second, …"""
+
+    def part(self, first: int, last: int) -> ImageEmbeddings:
+        """A copy of rows ``[first, last)``."""
+        return ImageEmbeddings(
+            self.embeddings[first:last].clone(),
+            tuple(rows[first:last].clone() for rows in self.deepstack),
+        )
+
+    def on(self, device: torch.device) -> ImageEmbeddings:
+        deepstack = tuple(rows.to(device) for rows in self.deepstack)
+        return ImageEmbeddings(self.embeddings.to(device), deepstack)
+
+    @classmethod
+    def joined(cls, parts: list[ImageEmbeddings]) -> ImageEmbeddings:
+        """One after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        by_layer = zip(*(part.deepstack for part in parts), strict=True)
+        return cls(
+            torch.cat([part.embeddings for part in parts]),
+            tuple(torch.cat(rows) for rows in by_layer),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(rows.nbytes for rows in (self.embeddings, *self.deepstack))
 
 
 @dataclass(frozen=True)

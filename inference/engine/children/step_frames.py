@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from inference.models.step_input import Ints, StepImages, StepInput
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings, Ints, StepImages, StepInput
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):

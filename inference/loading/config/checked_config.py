@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.limits import MOST_LAYERS, MOST_OF_ANYTHING, MOST_POSITIONS
-from inference.models.layers.configs import (
+from inference.models.layer_configs import (
     DeltaConfig,
     ExpertsConfig,
     LatentConfig,

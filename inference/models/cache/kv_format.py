@@ -17,7 +17,7 @@ from typing import Literal
 
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
 from inference.models.errors import UnsupportedKVError
-from inference.models.layers.configs import StateShape, state_bytes
+from inference.models.layer_configs import StateShape, state_bytes
 
 KVFormat = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 

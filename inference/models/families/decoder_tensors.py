@@ -14,7 +14,7 @@ from inference.models.families.predictor import PREDICTOR, PREDICTOR_HEAD, PREDI
 from inference.models.families.roles import LayerNames, Section, TensorRole, column, row
 from inference.models.families.siglip_tower import siglip_tensors
 from inference.models.families.tower import tower_tensors, windowed_tensors
-from inference.models.layers.configs import DeltaConfig, LatentConfig
+from inference.models.layer_configs import DeltaConfig, LatentConfig
 from inference.models.vision_config import TowerKind, VisionConfig
 
 

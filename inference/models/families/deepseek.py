@@ -27,7 +27,7 @@ from inference.models.families.hub_config import (
     rope_parameters,
 )
 from inference.models.families.mixture import gguf_mixture, routed_fields, shared_experts_name
-from inference.models.layers.configs import ExpertsConfig, LatentConfig
+from inference.models.layer_configs import ExpertsConfig, LatentConfig
 from inference.protocol.load_errors import BadFileError
 
 

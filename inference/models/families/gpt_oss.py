@@ -19,7 +19,7 @@ from inference.models.families.hub_config import (
     repeated,
 )
 from inference.models.families.mixture import experts_of
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
 ROUTING: dict[str, Any] = {

@@ -25,7 +25,7 @@ from inference.models.families.llama import interleaved_heads
 from inference.models.families.mamba import MAMBA_LAYER, read_mamba, read_mamba_gguf
 from inference.models.families.mixture import experts_of, gguf_mixture
 from inference.models.families.roles import LayerNames
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load_errors import BadFileError
 
 GRANITE_NAMES = LayerNames(

@@ -18,7 +18,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.mixture import experts_of, gguf_mixture
 from inference.models.families.roles import LayerNames
-from inference.models.layers.configs import ShortConvConfig
+from inference.models.layer_configs import ShortConvConfig
 from inference.protocol.load_errors import BadFileError
 
 KINDS: dict[str, MixerKind] = {"conv": "conv", "full_attention": "attention"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
-from inference.models.layers.configs import NEGATIVE_RATE, MambaConfig
+from inference.models.layer_configs import NEGATIVE_RATE, MambaConfig
 
 DEFAULTS = {
     "mamba_n_heads": 128,

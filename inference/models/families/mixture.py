@@ -8,7 +8,7 @@ from typing import Any
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import Json, positive_integer
-from inference.models.layers.configs import ExpertsConfig, Scoring
+from inference.models.layer_configs import ExpertsConfig, Scoring
 from inference.protocol.load_errors import BadFileError
 
 

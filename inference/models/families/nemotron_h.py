@@ -14,7 +14,7 @@ from inference.models.families.hub_config import (
 from inference.models.families.mamba import step_limit
 from inference.models.families.mixture import experts_of, groups_of
 from inference.models.families.roles import LayerNames
-from inference.models.layers.configs import ExpertsConfig, MambaConfig
+from inference.models.layer_configs import ExpertsConfig, MambaConfig
 from inference.protocol.load_errors import BadFileError
 
 NAMES = LayerNames(

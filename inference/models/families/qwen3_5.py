@@ -29,7 +29,7 @@ from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of
 from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION, read_vision
 from inference.models.families.tower_gguf import QWEN3_PROJECTOR
-from inference.models.layers.configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
+from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
 from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4

@@ -13,7 +13,7 @@ from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.norms import head_norm_weights
-from inference.models.step import Step
+from inference.models.layers.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import rms_norm, silu
 
 from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import DeltaConfig
+from inference.models.layer_configs import DeltaConfig
 from inference.models.layers.delta_net import (
     ChunkStates,
     DeltaInputs,
@@ -33,7 +33,7 @@ from inference.models.layers.state_rows import (
     decay_rate,
     through_states,
 )
-from inference.models.step import Step
+from inference.models.layers.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 
 

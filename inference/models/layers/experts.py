@@ -24,9 +24,9 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear, relu
 
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.norms import Pointwise
-from inference.models.step import Step
+from inference.models.layers.step import Step
 from inference.models.weights.grouped_product import GroupedProduct
 from inference.models.weights.weight_source import Linear
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import (
     Experts,
     GatedExpert,

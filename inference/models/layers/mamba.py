@@ -27,7 +27,7 @@ from torch.nn.functional import pad, silu, softplus
 
 from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import MambaConfig
+from inference.models.layer_configs import MambaConfig
 from inference.models.layers.delta_net import CHUNK_TOKENS, decay_between
 from inference.models.layers.state_rows import (
     Inputs,
@@ -37,7 +37,7 @@ from inference.models.layers.state_rows import (
     decay_rate,
     through_states,
 )
-from inference.models.step import Step
+from inference.models.layers.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 
 

@@ -18,7 +18,7 @@ from inference.models.layers.state_rows import (
     conv_weight,
     through_states,
 )
-from inference.models.step import Step
+from inference.models.layers.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 
 

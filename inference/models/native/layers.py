@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from inference.models.layers.configs import (
+from inference.models.layer_configs import (
     DeltaConfig,
     ExpertsConfig,
     LatentConfig,

@@ -10,8 +10,8 @@ import torch
 from inference.models.adapter import AdapterWeights, adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
+from inference.models.layer_configs import DeltaConfig, ExpertsConfig, LatentConfig
 from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
-from inference.models.layers.configs import DeltaConfig, ExpertsConfig, LatentConfig
 from inference.models.layers.experts_loading import CHOICE_BIAS, expert_prefixes
 from inference.models.layers.mamba import load_mamba_vectors
 from inference.models.layers.norms import head_norm_weights, rms_weight

@@ -19,10 +19,10 @@ from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayer, DecoderModel, LoneLayer, Mixer, Mlp
 from inference.models.layers.attention_mixer import AttentionMixer
+from inference.models.layers.step import Step
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import RankShare, Units, kv_replicas, rank_config
 from inference.models.registry import build_model
-from inference.models.step import Step
 from inference.models.weights.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
 
 

@@ -21,9 +21,9 @@ import torch
 from transformers.cache_utils import Cache, DynamicIndexedLayer
 
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.module_cache import ATTENTION, INDEXER, StateEntry
 from inference.models.config import ModelConfig
 from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
+from inference.models.module_cache import ATTENTION, INDEXER, StateEntry
 from inference.models.step_input import EMPTY_STATE, StepInput, check_positions
 from inference.models.to_device import all_on_device
 from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from inference.models.cache.module_cache import StateEntry, TokenEntry
+from inference.models.module_cache import StateEntry, TokenEntry
 from inference.models.transformers_backend.storage import (
     ModuleStorage,
     SequenceRows,

@@ -25,7 +25,10 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from inference.models.cache.module_cache import (
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsupportedModuleError
+from inference.models.families.transformers_modules import NAMES
+from inference.models.module_cache import (
     ATTENTION,
     INDEXER,
     OWN,
@@ -33,9 +36,6 @@ from inference.models.cache.module_cache import (
     StateEntry,
     TokenEntry,
 )
-from inference.models.config import ModelConfig
-from inference.models.errors import UnsupportedModuleError
-from inference.models.families.transformers_modules import NAMES
 from inference.models.transformers_backend.compressed_tokens import (
     compressed_entries,
     group_states,

@@ -30,6 +30,7 @@ from torch.nn.functional import (
 
 from inference.models.families.tower import TOWER
 from inference.models.layers.rope import rotate
+from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.models.weights.weight_source import WeightSource
 
@@ -100,42 +101,6 @@ def rotary_angles(
         torch.cat((cosines, cosines), dim=1).unsqueeze(1),
         torch.cat((-sines, sines), dim=1).unsqueeze(1),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ImageEmbeddings:
-    """The rows of an image, or a part of them, as a decoder takes them."""
-
-    embeddings: torch.Tensor
-    """(num_rows, hidden_size), instead of the token's own."""
-    deepstack: tuple[torch.Tensor, ...] = ()
-    """(num_rows, hidden_size) each: added after the first layer, the second, …"""
-
-    def part(self, first: int, last: int) -> ImageEmbeddings:
-        """A copy of rows ``[first, last)``."""
-        return ImageEmbeddings(
-            self.embeddings[first:last].clone(),
-            tuple(rows[first:last].clone() for rows in self.deepstack),
-        )
-
-    def on(self, device: torch.device) -> ImageEmbeddings:
-        deepstack = tuple(rows.to(device) for rows in self.deepstack)
-        return ImageEmbeddings(self.embeddings.to(device), deepstack)
-
-    @classmethod
-    def joined(cls, parts: list[ImageEmbeddings]) -> ImageEmbeddings:
-        """One after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        by_layer = zip(*(part.deepstack for part in parts), strict=True)
-        return cls(
-            torch.cat([part.embeddings for part in parts]),
-            tuple(torch.cat(rows) for rows in by_layer),
-        )
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(rows.nbytes for rows in (self.embeddings, *self.deepstack))
 
 
 @dataclass(frozen=True, slots=True)

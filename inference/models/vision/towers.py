@@ -18,9 +18,9 @@ import torch
 from torch.nn.functional import gelu, linear, rms_norm
 
 from inference.models.families.tower import TOWER
+from inference.models.step_input import ImageEmbeddings
 from inference.models.vision.tower import (
     EPS,
-    ImageEmbeddings,
     PatchBlocks,
     PatchGrid,
     VisionTower,

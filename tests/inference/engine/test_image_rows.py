@@ -15,7 +15,7 @@ from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.errors import InvalidImageError
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import SamplingParams

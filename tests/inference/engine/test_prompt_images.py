@@ -14,7 +14,7 @@ from inference.engine.prompt_images import PromptImages
 from inference.engine.scheduling.admission import image_problem
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.sampling import SamplingParams

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.adapter_files import open_adapter, read_adapter_config
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_errors import (
     BadAdapterError,

@@ -16,7 +16,7 @@ from inference.loading.devices import (
 from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_errors import (
     BadSourceError,

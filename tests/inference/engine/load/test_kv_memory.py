@@ -26,7 +26,7 @@ from inference.engine.load.kv_memory import (
 from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import DeltaConfig
+from inference.models.layer_configs import DeltaConfig
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from tests.cases import each_case
 

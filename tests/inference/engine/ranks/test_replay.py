@@ -24,8 +24,7 @@ from inference.engine.scheduling.sequence import Sequence
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.registry import build_model
-from inference.models.step_input import StepImages, StepInput, block_table_of
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings, StepImages, StepInput, block_table_of
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case

@@ -18,8 +18,7 @@ from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config
-from inference.models.step_input import StepImages, StepInput
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 

@@ -16,7 +16,7 @@ from inference.loading.config.checked_config import check_config
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig, RopeScaling
-from inference.models.layers.configs import DeltaConfig, ExpertsConfig, MambaConfig, ShortConvConfig
+from inference.models.layer_configs import DeltaConfig, ExpertsConfig, MambaConfig, ShortConvConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case

@@ -17,7 +17,7 @@ from inference.loading.config.checked_shapes import check_module_tensors, check_
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.configs import ExpertsConfig, MambaConfig
+from inference.models.layer_configs import ExpertsConfig, MambaConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
 from tests.cases import each_case

@@ -17,7 +17,7 @@ from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.cuda.experts import stacked_product
 from inference.models.cuda.trials import ExpertTrials
 from inference.models.families.quantization import Quantization
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import Routes
 from inference.models.layers.experts_loading import load_grouped, load_mixture
 from inference.models.layers.linear import LinearFactory

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.models.config import ModelConfig
 from inference.models.families.registry import check_architecture
-from inference.models.layers.configs import state_bytes
+from inference.models.layer_configs import state_bytes
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 

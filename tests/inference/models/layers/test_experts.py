@@ -26,7 +26,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import (
     Routes,
     SortedRows,

@@ -10,7 +10,7 @@ from operator import itemgetter
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.native.batch import NativeKV
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference.models.errors import UnfitWeightsError
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.native.checked_weights import WeightCheck
 from inference.models.native.layers import (
     Angles,

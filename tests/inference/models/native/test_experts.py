@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import rms_norm
 
 from inference.models.config import ModelConfig
-from inference.models.layers.configs import ExpertsConfig
+from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts_loading import load_mixture
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeLayer, NativeNorm

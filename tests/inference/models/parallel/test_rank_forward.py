@@ -19,13 +19,12 @@ from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.layers.experts import GroupedExperts, HeldExperts, HeldGroupedExperts, Routes
+from inference.models.layers.step import Step
 from inference.models.parallel.build import WideNormedQKV, build_rank
 from inference.models.parallel.group import RankGroup, TorchRankGroup
 from inference.models.parallel.shares import check_groups, input_groups, rank_cuts, rank_share
 from inference.models.registry import build_model
-from inference.models.step import Step
-from inference.models.step_input import Ints, StepImages, StepInput
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings, Ints, StepImages, StepInput
 from inference.models.weights.grouped_product import DenseProduct
 from inference.models.weights.stored import StoredWeight
 from tests.cases import each_case

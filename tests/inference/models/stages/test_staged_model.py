@@ -14,8 +14,7 @@ from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError, UnsupportedAdapterError
 from inference.models.native.support import unsupported_reason
 from inference.models.stages.layer_range import LayerRange, check_ranges
-from inference.models.step_input import StepImages, StepInput
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
 from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors
 from tests.inference.models.parallel.test_rank_forward import PackedFiles

@@ -13,7 +13,7 @@ from inference.engine.engine import Engine
 from inference.engine.image_rows import ImageRows
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
-from inference.models.vision.tower import ImageEmbeddings
+from inference.models.step_input import ImageEmbeddings
 from inference.protocol.engine import SequenceFailed, SequenceStep
 from inference.protocol.images import SequenceImage
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator

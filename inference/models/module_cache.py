@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from inference.models.layers.configs import STATE_ELEMENT_BYTES
+from inference.models.layer_configs import STATE_ELEMENT_BYTES
 
 ATTENTION, INDEXER = "attention", "indexer"
 """Parts of a layer that keep something of each token."""
