@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inference.engine.errors import AdapterError
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.protocol.load import DEFAULT_ADAPTER_SLOTS, AdapterSpec
 
 log = logging.getLogger(__name__)

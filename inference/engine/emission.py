@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inference.engine.faults.kinds import NumericalFault
-from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.schedule import Schedule
+from inference.engine.sequence import Sequence, SequenceState
 from inference.protocol.engine import (
     EngineStats,
     SequenceCancelled,

@@ -21,13 +21,13 @@ from inference.engine.faults.bisection import (
 )
 from inference.engine.faults.kinds import StepFault
 from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
+from inference.engine.schedule import Schedule
 from inference.engine.scheduling.admission import EngineLimits, command_problem, prompt_images
 from inference.engine.scheduling.pace import PrefillAverage, StepTimes
 from inference.engine.scheduling.run_ahead import StepsAhead
-from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import LongWaits
+from inference.engine.sequence import Sequence
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,

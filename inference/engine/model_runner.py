@@ -23,8 +23,8 @@ from inference.engine.faults.kinds import StepFault
 from inference.engine.image_rows import ImageRows, last_seen, step_images
 from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sampling.verifying import sample_drafted
-from inference.engine.scheduling.schedule import PrefillChunk, Schedule
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.schedule import PrefillChunk, Schedule
+from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.models.backend import AnyModel, KVStorage
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput

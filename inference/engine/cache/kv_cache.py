@@ -29,7 +29,7 @@ from itertools import count
 
 from inference.engine.cache.state_slots import StateSlots
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 
 Parent = int | str
 """Content id of the block before; a salt where there is none."""

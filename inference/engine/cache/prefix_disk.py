@@ -23,7 +23,7 @@ import torch
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.cache.prefix_files import PrefixFiles, Tensors, chain, root_of
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.supervised_threads import SupervisedPool
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Set
 
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 
 EMPTY_SLOT = 0
 SLOTS_PER_SEQUENCE = 2

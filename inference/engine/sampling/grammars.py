@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from inference.engine.errors import GrammarError
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.protocol.sampling import Grammar
 from inference.recent_results import RecentResults
 from inference.supervised_threads import SupervisedPool

@@ -32,8 +32,8 @@ from inference.engine.sampling.logits_processors import (
     is_refused,
     needs_sampler,
 )
-from inference.engine.scheduling.schedule import PrefillChunk
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.schedule import PrefillChunk
+from inference.engine.sequence import Sequence
 from inference.models.to_device import HostCopy, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 

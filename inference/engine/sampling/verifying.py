@@ -21,8 +21,8 @@ import torch
 from inference.engine.emission import AcceptedDrafts, Sampled
 from inference.engine.sampling.logits_processors import needs_sampler
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.schedule import Schedule
+from inference.engine.sequence import Sequence
 from inference.models.to_device import rows_of
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
-from inference.engine.scheduling.schedule import SMALLEST_CHUNK, Schedule
-from inference.engine.scheduling.step_time import SHORTEST_S, Spread, StepTimeModel
+from inference.engine.schedule import SMALLEST_CHUNK, Schedule
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.step_time import SHORTEST_S, Spread, StepTimeModel
 from inference.protocol.load import PrefillSpeed
 
 WINDOW_S = 10.0

@@ -13,10 +13,10 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
-from inference.engine.scheduling.schedule import Schedule
+from inference.engine.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import Pace
+from inference.engine.sequence import Sequence
 from inference.supervised_threads import contained
 
 log = logging.getLogger(__name__)

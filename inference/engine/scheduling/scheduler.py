@@ -24,9 +24,9 @@ from types import MappingProxyType
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.emission import AcceptedDrafts
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.schedule import PrefillChunk, Schedule, end_of_chunk
-from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.schedule import PrefillChunk, Schedule, end_of_chunk
 from inference.engine.scheduling.waiting_queue import Pace, SchedulerLimits, WaitingQueue
+from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.speculation.speculator import Speculator
 
 SCORED_TOKENS_PER_STEP = 128

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from inference.engine.errors import IntegrityError
 from inference.engine.scheduling.fair_queue import FairQueue
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

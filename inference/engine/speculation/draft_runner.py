@@ -14,8 +14,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.schedule import Schedule
+from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
 from inference.models.backend import AnyModel, AnyPredictor, KVStorage
 from inference.models.step_input import Ints, StepInput, block_table_of

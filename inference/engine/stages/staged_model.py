@@ -24,8 +24,8 @@ from inference.engine.children.step_frames import message_of
 from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.model_runner import TensorExecutor
-from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.schedule import Schedule
+from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.stages.messages import NewKV, RunStep
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.stage_processes import StageProcesses

@@ -13,8 +13,8 @@ import torch
 from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
 from inference.engine.model_runner import LaunchedStep, TensorExecutor
-from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.schedule import Schedule
+from inference.engine.sequence import Sequence
 
 
 class Kind(IntEnum):

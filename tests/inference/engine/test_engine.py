@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.engine_costs import bookkeeping_ms_per_step
 from inference.engine.emission import Sampled
-from inference.engine.scheduling.schedule import Schedule
+from inference.engine.schedule import Schedule
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,

@@ -11,9 +11,9 @@ import torch
 
 from inference.engine.image_rows import last_seen, step_images
 from inference.engine.prompt_images import PromptImages
+from inference.engine.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.admission import image_problem
-from inference.engine.scheduling.schedule import PrefillChunk, Schedule
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun

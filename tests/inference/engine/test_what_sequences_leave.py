@@ -17,8 +17,8 @@ from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.scheduler import Scheduler
-from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sequence import Sequence
 from inference.protocol.engine import CancelSequence, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.counting_engine import CountingExecutor

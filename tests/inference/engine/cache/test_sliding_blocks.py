@@ -10,7 +10,7 @@ import torch
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.conftest import Pair, build_pair

@@ -16,7 +16,7 @@ from inference.engine.sampling.drawing import TorchDrawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
 from tests.cases import each_case
 

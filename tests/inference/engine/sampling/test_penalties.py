@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from inference.engine.engine import Engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.logits_processors import UsedTokens
-from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sequence import Sequence
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model

@@ -15,8 +15,8 @@ from inference.engine.load.trial import try_out
 from inference.engine.sampling import drawing
 from inference.engine.sampling.drawing import Draw, TorchDrawer, filter_among
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.sequence import Sequence
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case

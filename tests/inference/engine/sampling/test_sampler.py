@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inference.engine.sampling.drawing import filter_probabilities
 from inference.engine.sampling.logits_processors import UsedTokens
 from inference.engine.sampling.sampler import RandomStream, Sampler
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 

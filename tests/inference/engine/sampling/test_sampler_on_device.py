@@ -10,7 +10,7 @@ import torch
 from inference.engine.sampling.drawing import TOP_CANDIDATES
 from inference.engine.sampling.logits_processors import TokenCounts, add_bias, forbid_early_stops
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.models.to_device import HostCopy
 from inference.protocol.sampling import SamplingParams
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from inference.engine.emission import Sampled
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.schedule import Schedule
+from inference.engine.sequence import Sequence
 
 VOCAB_SIZE = 50
 BLOCK_TOKENS = 4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inference.engine.scheduling.sequence import Sequence
-from inference.engine.scheduling.step_time import StepTimeModel
+from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     IDLE_STEPS,
     REST_STEPS,
@@ -11,6 +10,7 @@ from inference.engine.speculation.speculator import (
     AutomaticSpeculator,
     Offer,
 )
+from inference.engine.step_time import StepTimeModel
 from tests.inference.engine.speculation.test_draft_length import sequence_of
 
 STEP_S = 0.1

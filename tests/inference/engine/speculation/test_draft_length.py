@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.scheduling.pace import StepPacer
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     ENGINE_GAIN,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.scheduling.sequence import Sequence
+from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.protocol.engine import (

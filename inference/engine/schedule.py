@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.sequence import Sequence, SequenceState
 
 CHUNK_MULTIPLE = 16
 """Rows that products take at once: two tiles on CPU (``native/cpp/activations.h``), an operand of a
