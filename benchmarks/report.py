@@ -14,6 +14,7 @@ from benchmarks.run import INTERPRETER_ROW, MEMORY_ROW, Results
 
 MEMORY_BOUND = 1.5
 """The engine's largest memory over its interpreter's, in multiples of all of llama.cpp's."""
+LESS_IS_BETTER = ("s", "MiB")
 
 
 def machine() -> str:
@@ -73,7 +74,9 @@ def print_table(results: Results, console: Console) -> None:
     console.print(table)
     for subject, description in results.subjects.items():
         console.print(f"{subject}: {description}")
-    console.print("ratio: how many times better (faster, smaller) the first column is")
+    console.print(
+        "ratio: how many times better (faster, smaller) the first column is, the median of rounds"
+    )
     if (over := memory_over_llama_cpp(results)) is not None:
         console.print(
             f"memory over the interpreter's, in multiples of llama.cpp's: {over:.2f} "
@@ -83,12 +86,12 @@ def print_table(results: Results, console: Console) -> None:
 
 def _cells(results: Results, name: str, first: str, peers: list[str]) -> list[str]:
     unit = results.units[name]
-    ours = results.median(name, first)
-    cells = [_value(ours, unit)]
+    cells = [_value(results.median(name, first), unit)]
     for peer in peers:
-        theirs = results.median(name, peer)
-        cells.append(_value(theirs, unit))
-        cells.append(_ratio(ours, theirs, unit))
+        cells.append(_value(results.median(name, peer), unit))
+        of, over = (peer, first) if unit in LESS_IS_BETTER else (first, peer)
+        ratio = results.median_ratio(name, of, over)
+        cells.append("-" if ratio is None else f"{ratio:.2f}x")
     return cells
 
 
@@ -96,10 +99,3 @@ def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return f"{value:.3f} {unit}" if unit == "s" else f"{value:.0f} {unit}"
-
-
-def _ratio(ours: float | None, theirs: float | None, unit: str) -> str:
-    if not ours or not theirs:
-        return "-"
-    less_is_better = unit in ("s", "MiB")
-    return f"{(theirs / ours if less_is_better else ours / theirs):.2f}x"

@@ -1,7 +1,7 @@
 """Runs every measurement on all subjects in alternation, and keeps all readings.
 
-Alternating rounds (a, b, c, a, b, c, …) spread the machine's variations over all subjects; the
-report has medians and ratios.
+Rounds whose order turns each time (a, b, c, c, b, a, …) spread the machine's variations, and what
+comes first, over all subjects; the report has medians, and the medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ class Results:
         values = self.readings.get(name, {}).get(subject)
         return statistics.median(values) if values else None
 
+    def median_ratio(self, name: str, subject: str, other: str) -> float | None:
+        """How many times ``other``'s reading a round's is, which a slow moment changes least."""
+        found = self.readings.get(name, {})
+        pairs = zip(found.get(subject, []), found.get(other, []), strict=False)
+        ratios = [one / two for one, two in pairs if one and two]
+        return statistics.median(ratios) if ratios else None
+
 
 def run(
     subjects: Sequence[SubjectProcess],
@@ -73,7 +80,7 @@ def run(
     results = Results({subject.kind: subject.description for subject in subjects})
     for round_number in range(num_rounds + 1):
         for index, measurement in enumerate(chosen):
-            for subject in subjects:
+            for subject in subjects if round_number % 2 else reversed(subjects):
                 seed = 1000 * round_number + index
                 answer = subject.ask(**measurement.question, seed=seed)
                 for name, value in _named(measurement, answer):

@@ -55,10 +55,13 @@ def results_of(num_rounds: int) -> tuple[Results, list[tuple[str, int]]]:
 
 
 def test_subjects_alternate_on_the_same_prompts() -> None:
+    """Who comes first comes last in the next round."""
     _, asked = results_of(1)
     pairs = list(zip(asked[::2], asked[1::2], strict=True))
-    assert all(ours == ("ours", seed) for ours, (_, seed) in pairs)
-    assert len({seed for _, seed in asked}) == 2 * len(list(measurements()))
+    assert all(seed == other for (_, seed), (_, other) in pairs)
+    num_rows = len(list(measurements()))
+    assert [first for (first, _), _ in pairs] == ["forgetful"] * num_rows + ["ours"] * num_rows
+    assert len({seed for _, seed in asked}) == 2 * num_rows
 
 
 def test_the_first_round_is_not_kept_and_medians_are_of_the_rest() -> None:
@@ -66,6 +69,15 @@ def test_the_first_round_is_not_kept_and_medians_are_of_the_rest() -> None:
     name = next(measurements()).name
     assert results.readings[name]["ours"] == [30.0, 60.0, 90.0]
     assert results.median(name, "ours") == 60.0
+
+
+def test_a_ratio_is_the_median_of_the_rounds() -> None:
+    results = Results({"ours": "", "theirs": ""})
+    for ours, theirs in ((10.0, 5.0), (8.0, 2.0), (3.0, 1.0)):
+        results.add("decode", "tok/s", "ours", ours)
+        results.add("decode", "tok/s", "theirs", theirs)
+    assert results.median_ratio("decode", "ours", "theirs") == 3.0
+    assert results.median_ratio("decode", "ours", "nobody") is None
 
 
 def test_a_subject_without_an_answer_has_a_gap() -> None:
