@@ -1,5 +1,5 @@
 """A whole server whose Redis stands still: answers pause and lose nothing. What ends where it
-stands still for too long is tried in ``tests/inference/gateway/redis/test_redis_stall.py``.
+stands still for too long is tried in ``tests/inference/gateway/redis/test_outages.py``.
 
 The one fault injected is Redis' own: its process is stopped under four open answers.
 """
