@@ -176,7 +176,7 @@ UNFOLD = {
     "STYLES": [lambda _request: static("helexa/pages.css")],
     "SCRIPTS": [
         lambda _request: static("helexa/pages.js"),
-        lambda _request: static("helexa/series.js"),
+        lambda _request: static("helexa/charts.js"),
         lambda _request: static("helexa/labels.js"),
     ],
     "ENVIRONMENT": "helexa_site.web.pages.open_access_label",

@@ -61,7 +61,7 @@ Lines = dict[str, list[Number]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """``numbers`` is the input of ``series.js``: ``labels``, ``lines`` with their ``label``,
+    """``numbers`` is the input of ``charts.js``: ``labels``, ``lines`` with their ``label``,
     ``color`` and ``data`` (null: nothing was counted), ``unit`` and ``steps``."""
 
     id: str

@@ -1,45 +1,6 @@
-// Bars of helexa's pages: one figure and one axis a chart. <canvas data-chart="ID" data-figure="NAME">
-// shows that figure of what <script id="ID" type="application/json"> holds: {"labels": […], "NAME": […], …}.
-// They are drawn again in the colours of the theme when that changes.
+// What helexa's pages do beside htmx and Alpine.
 (function () {
   "use strict";
-  const COLORS = {USD: "#7c3aed", tokens: "#d97706"};
-  const charts = new Map();
-
-  function color(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888";
-  }
-
-  function draw(canvas) {
-    const numbers = JSON.parse(document.getElementById(canvas.dataset.chart).textContent);
-    const figure = canvas.dataset.figure, text = color("--hx-quiet");
-    charts.get(canvas)?.destroy();
-    charts.set(canvas, new Chart(canvas, {
-      type: "bar",
-      data: {labels: numbers.labels, datasets: [{label: figure, data: numbers[figure], backgroundColor: COLORS[figure]}]},
-      options: {
-        animation: false, maintainAspectRatio: false, interaction: {mode: "index", intersect: false},
-        scales: {
-          x: {ticks: {color: text, maxRotation: 0, autoSkip: true}, grid: {display: false}},
-          // Only money has parts.
-          y: {beginAtZero: true, ticks: {color: text, precision: figure === "USD" ? undefined : 0}, grid: {color: color("--hx-line")}},
-        },
-        plugins: {legend: {labels: {color: text}}},
-      },
-    }));
-    canvas.dataset.drawn = "1";
-  }
-
-  function drawAll() {
-    document.querySelectorAll("canvas[data-chart]").forEach(draw);
-  }
-
-  window.addEventListener("load", function () {
-    drawAll();
-    document.body.addEventListener("htmx:oobAfterSwap", forgetNotices);
-    new MutationObserver(drawAll).observe(document.documentElement, {attributeFilter: ["class"]});
-  });
-
   // What htmx has swapped in is bound at once: a button that is pressed in between would send its form
   // by the browser's own way, and load the page anew.
   htmx.config.defaultSettleDelay = 0;
@@ -68,6 +29,7 @@
   }, true);
 
   // The notice of what went well goes after a while; other notices stay.
+  window.addEventListener("load", () => document.body.addEventListener("htmx:oobAfterSwap", forgetNotices));
   function forgetNotices() {
     const good = document.querySelectorAll("#notices .hx-good");
     setTimeout(() => good.forEach((notice) => notice.remove()), 8000);

@@ -1,15 +1,9 @@
 // Charts of the bench. <canvas data-bench-chart="ID"> draws what <script id="ID" type="application/json">
 // holds: {"kind": "line" | "scatter", "title", "labels", "lines": [{"name", "points", "is_baseline", "marked"}]}.
-// Drawn in the theme's colours, and again when the theme changes.
 (function () {
   "use strict";
   const COLORS = ["#7c3aed", "#d97706", "#059669", "#0284c7", "#db2777", "#4f46e5"];
   const BAD = "#dc2626";
-  const charts = new Map();
-
-  function color(name, otherwise) {
-    return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || otherwise;
-  }
 
   // A point that is marked is large, red and a triangle: not told by colour alone.
   function datasetOf(chart, line, index) {
@@ -33,41 +27,26 @@
   }
 
   function axis(title, isGridded) {
-    const text = color("--hx-quiet", "#6b7280");
+    const text = helexaCharts.color("--hx-quiet");
     return {
       beginAtZero: true, ticks: {color: text}, title: {display: Boolean(title), text: title, color: text},
-      grid: isGridded ? {color: color("--hx-line", "#e5e7eb")} : {display: false},
+      grid: isGridded ? {color: helexaCharts.color("--hx-line")} : {display: false},
     };
   }
 
-  function draw(canvas) {
-    const chart = JSON.parse(document.getElementById(canvas.dataset.benchChart).textContent);
-    if (charts.has(canvas)) charts.get(canvas).destroy();
+  helexaCharts.add("data-bench-chart", function (chart) {
     const across = axis(chart.x_title || "", false);
     if (chart.kind === "scatter") across.type = "linear";
-    charts.set(canvas, new Chart(canvas, {
+    return {
       type: chart.kind,
       data: {labels: chart.labels, datasets: chart.lines.map((line, index) => datasetOf(chart, line, index))},
       options: {
-        animation: false, maintainAspectRatio: false,
         scales: {x: across, y: axis(chart.title, true)},
         plugins: {
-          legend: {labels: {color: color("--hx-quiet", "#6b7280")}},
+          legend: {labels: {color: helexaCharts.color("--hx-quiet")}},
           tooltip: {callbacks: {label: (context) => tipOf(chart, context)}},
         },
       },
-    }));
-    canvas.dataset.drawn = "1";
-  }
-
-  function drawAll() {
-    charts.forEach((chart, canvas) => { if (!canvas.isConnected) { chart.destroy(); charts.delete(canvas); } });
-    document.querySelectorAll("canvas[data-bench-chart]").forEach(draw);
-  }
-
-  window.addEventListener("load", function () {
-    drawAll();
-    document.body.addEventListener("htmx:afterSettle", drawAll);
-    new MutationObserver(drawAll).observe(document.documentElement, {attributeFilter: ["class"]});
+    };
   });
 })();
