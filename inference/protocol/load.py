@@ -168,7 +168,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage_of: StageOf | None = None
     """Set where the neuron is to hold that one of ``stages`` alone, for another neuron's engine."""
     link_identity: LinkIdentity | None = None
-    """This process' credentials for stages on other hosts. A secret: see ``without_secrets``."""
+    """This process' credentials for stages on other hosts: a secret, sent to its host alone."""
     predicted_tokens_per_s: float | None = None
     """The plan of ``stages`` predicts this rate for one request; the report repeats it."""
     last_used_unix_s: float | None = None
@@ -241,11 +241,6 @@ def own_stages(spec: LoadSpec) -> list[StageSpec]:
     if spec.stage_of is not None:
         return [spec.stages[spec.stage_of.index]]
     return [stage for stage in spec.stages if not stage.neuron]
-
-
-def without_secrets(spec: LoadSpec) -> LoadSpec:
-    """``spec`` for logs, reports and files."""
-    return msgspec.structs.replace(spec, link_identity=None)
 
 
 NOT_IN_DIGEST = (

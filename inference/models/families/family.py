@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import decoder_tensors
@@ -41,7 +40,6 @@ EXPERT_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
-Feature = Literal["prefix_reuse", "vision"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +141,6 @@ class Family:
     Hugging Face name; ``None`` where rows are in their natural order."""
     gguf_projectors: tuple[str, ...] = ()
     """The ``clip.projector_type`` of mmproj files whose towers it computes."""
-    features: frozenset[Feature] = frozenset({"prefix_reuse"})
     uses_transformers: bool = False
     """Whether the transformers backend computes it: its modules read their files' tensors."""
     detector: str = ""

@@ -203,7 +203,6 @@ GEMMA3 = Family(
     hub_name=gemma3_name,
     left_out=GEMMA3_LEFT_OUT,
     gguf_projectors=(GEMMA3_PROJECTOR,),
-    features=frozenset({"prefix_reuse", "vision"}),
 )
 
 GEMMA4_DEFAULTS: dict[str, Any] = {

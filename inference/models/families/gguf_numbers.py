@@ -229,20 +229,3 @@ COMPUTED: dict[str, Accepted | Callable[[ModelConfig, GGUFKeys], Accepted]] = {
     "swin_norm": OFF,
     "use_parallel_residual": lambda config, keys: (config.is_parallel,),
 }
-ROPE_SCALING = frozenset(
-    {
-        "rope.scale_linear",
-        "rope.scaling.alpha",
-        "rope.scaling.attn_factor",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-        "rope.scaling.type",
-        "rope.scaling.yarn_attn_factor",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-        "rope.scaling.yarn_ext_factor",
-        "rope.scaling.yarn_log_multiplier",
-    }
-)
-"""The keys that ``gguf_keys.rope_scaling`` honours or refuses, and Granite's for no rotation."""

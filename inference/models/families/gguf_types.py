@@ -9,8 +9,6 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class GGUFType:
     name: str
-    file_bits: float
-    """The bits of a weight in the file, scales included."""
     cpu_bits: float | None
     """The bits of a weight as the native decoder packs it, scales included; ``None``: float32."""
     is_table: bool = False
@@ -18,31 +16,31 @@ class GGUFType:
 
 
 GGUF_TYPES = (
-    GGUFType("F32", 32, None),
-    GGUFType("F16", 16, None),
-    GGUFType("BF16", 16, None),
-    GGUFType("Q4_0", 4.5, 5),
-    GGUFType("Q4_1", 5, 5),
-    GGUFType("Q5_0", 5.5, 5.5),
-    GGUFType("Q5_1", 6, 6),
-    GGUFType("Q8_0", 8.5, 8.5),
-    GGUFType("Q2_K", 2.625, 3.125),
-    GGUFType("Q3_K", 3.4375, 3.5625),
-    GGUFType("Q4_K", 4.5, 4.625),
-    GGUFType("Q5_K", 5.5, 5.625),
-    GGUFType("Q6_K", 6.5625, 6.5625),
-    GGUFType("IQ1_S", 1.5625, 3.5625, is_table=True),
-    GGUFType("IQ1_M", 1.75, 3.5625, is_table=True),
-    GGUFType("IQ2_XXS", 2.0625, 3.5625, is_table=True),
-    GGUFType("IQ2_XS", 2.3125, 3.5625, is_table=True),
-    GGUFType("IQ2_S", 2.5625, 3.5625, is_table=True),
-    GGUFType("IQ3_XXS", 3.0625, 4.3125, is_table=True),
-    GGUFType("IQ3_S", 3.4375, 4.3125, is_table=True),
-    GGUFType("IQ4_NL", 4.5, 4.5, is_table=True),
-    GGUFType("IQ4_XS", 4.25, 4.3125, is_table=True),
-    GGUFType("TQ1_0", 1.6875, 2.5, is_table=True),
-    GGUFType("TQ2_0", 2.0625, 2.5, is_table=True),
-    GGUFType("Q1_0", 1.125, 2.5, is_table=True),
-    GGUFType("MXFP4", 4.25, 4.5),
-    GGUFType("NVFP4", 4.5, 5, is_table=True),
+    GGUFType("F32", None),
+    GGUFType("F16", None),
+    GGUFType("BF16", None),
+    GGUFType("Q4_0", 5),
+    GGUFType("Q4_1", 5),
+    GGUFType("Q5_0", 5.5),
+    GGUFType("Q5_1", 6),
+    GGUFType("Q8_0", 8.5),
+    GGUFType("Q2_K", 3.125),
+    GGUFType("Q3_K", 3.5625),
+    GGUFType("Q4_K", 4.625),
+    GGUFType("Q5_K", 5.625),
+    GGUFType("Q6_K", 6.5625),
+    GGUFType("IQ1_S", 3.5625, is_table=True),
+    GGUFType("IQ1_M", 3.5625, is_table=True),
+    GGUFType("IQ2_XXS", 3.5625, is_table=True),
+    GGUFType("IQ2_XS", 3.5625, is_table=True),
+    GGUFType("IQ2_S", 3.5625, is_table=True),
+    GGUFType("IQ3_XXS", 4.3125, is_table=True),
+    GGUFType("IQ3_S", 4.3125, is_table=True),
+    GGUFType("IQ4_NL", 4.5, is_table=True),
+    GGUFType("IQ4_XS", 4.3125, is_table=True),
+    GGUFType("TQ1_0", 2.5, is_table=True),
+    GGUFType("TQ2_0", 2.5, is_table=True),
+    GGUFType("Q1_0", 2.5, is_table=True),
+    GGUFType("MXFP4", 4.5),
+    GGUFType("NVFP4", 5, is_table=True),
 )

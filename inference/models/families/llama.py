@@ -251,7 +251,6 @@ IDEFICS3 = replace(
     read_config=read_idefics3,
     read_gguf=None,
     gguf_projectors=(IDEFICS3_PROJECTOR,),
-    features=frozenset({"prefix_reuse", "vision"}),
 )
 MISTRAL = Family(
     name="mistral",

@@ -128,7 +128,6 @@ MISTRAL3: Family = replace(
     read_config=read_nested,
     read_gguf=None,
     gguf_projectors=(PIXTRAL_PROJECTOR,),
-    features=frozenset({"prefix_reuse", "vision"}),
 )
 PIXTRAL: Family = replace(
     MISTRAL3,

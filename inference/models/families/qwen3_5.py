@@ -218,7 +218,6 @@ QWEN3_5 = Family(
     predictor_name=mtp_name,
     gguf_layer=GGUF_LAYER,
     gguf_projectors=(QWEN3_PROJECTOR,),
-    features=frozenset({"prefix_reuse", "vision"}),
 )
 QWEN3_5_MOE = replace(
     QWEN3_5,

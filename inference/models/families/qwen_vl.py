@@ -72,7 +72,6 @@ QWEN2_5_VL = Family(
     hub_name=qwen2_5_vl_name,
     left_out={TOWER: VISION},
     gguf_projectors=(QWEN2_5_PROJECTOR,),
-    features=frozenset({"prefix_reuse", "vision"}),
 )
 QWEN3_VL = Family(
     name="qwen3_vl",
@@ -83,7 +82,6 @@ QWEN3_VL = Family(
     hub_name=hub_name,
     left_out={TOWER: VISION},
     gguf_projectors=(QWEN3_PROJECTOR,),
-    features=frozenset({"prefix_reuse", "vision"}),
 )
 QWEN3_VL_MOE = replace(
     QWEN3_VL,

@@ -42,7 +42,6 @@ class FirstStage(Stage[KV], Protocol[KV]):
         ...
 
 
-AnyStage = Stage[Any]
 AnyFirstStage = FirstStage[Any]
 
 

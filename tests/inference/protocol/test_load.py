@@ -20,7 +20,6 @@ from inference.protocol.load import (
     StageOf,
     StageSpec,
     spec_digest,
-    without_secrets,
 )
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
 from inference.protocol.model_limit import ModelLimit, model_limit
@@ -103,13 +102,11 @@ STAGED = LoadSpec(
 def test_the_key_crosses_with_the_load_and_is_shown_nowhere() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(STAGED), type=LoadSpec) == STAGED
     assert SECRET not in repr(STAGED)
-    assert SECRET not in str(without_secrets(STAGED))
-    assert SECRET.encode() not in msgspec.json.encode(without_secrets(STAGED))
 
 
 def test_where_stages_are_does_not_count_in_the_digest() -> None:
     elsewhere = LoadSpec(job_id="1", model="m", source="path:/models/m")
-    assert spec_digest(STAGED) == spec_digest(elsewhere) == spec_digest(without_secrets(STAGED))
+    assert spec_digest(STAGED) == spec_digest(elsewhere)
 
 
 speeds = st.builds(

@@ -13,7 +13,7 @@ from gguf.constants import Keys
 
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.gguf_numbers import COMPUTED, ROPE_SCALING, read_gguf
+from inference.models.families.gguf_numbers import COMPUTED, read_gguf
 from inference.models.families.registry import FAMILIES, check_gguf_architecture
 from inference.models.families.transformers_modules import (
     MODULES,
@@ -146,6 +146,25 @@ def keys_of(given: str, **changes: Any) -> GGUFKeys:
 def read(architecture: str, **changes: Any) -> ModelConfig:
     keys = keys_of(architecture, **changes)
     return read_gguf(check_gguf_architecture(keys.architecture), keys)
+
+
+ROPE_SCALING = frozenset(
+    {
+        "rope.scale_linear",
+        "rope.scaling.alpha",
+        "rope.scaling.attn_factor",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_log_multiplier",
+    }
+)
+"""The keys that ``gguf_keys.rope_scaling`` honours or refuses, and Granite's for no rotation."""
 
 
 def names_of_constants() -> set[str]:

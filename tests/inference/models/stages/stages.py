@@ -19,7 +19,7 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.stages.build import BuiltStage, StageWeights, as_first_stage
 from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
-from inference.models.stages.stage import AnyFirstStage, AnyStage, adapter_of_stage, step_of_stage
+from inference.models.stages.stage import AnyFirstStage, Stage, adapter_of_stage, step_of_stage
 from inference.models.step_input import StepImages, StepInput
 from tests.inference.models.parallel.ranks import weights_of
 from tests.inference.models.steps import step_of
@@ -121,12 +121,12 @@ class StagesInProcess(PlainBackend):
         self,
         config: ModelConfig,
         first: AnyFirstStage,
-        others: Sequence[AnyStage],
+        others: Sequence[Stage[Any]],
         ranges: Sequence[LayerRange],
     ) -> None:
         self.config = config
         self.first = first
-        self.stages: tuple[AnyStage, ...] = (first, *others)
+        self.stages: tuple[Stage[Any], ...] = (first, *others)
         self.ranges = tuple(ranges)
         self.dtype, self.device = first.dtype, first.device
         self.kv_format: KVFormat = first.kv_format
