@@ -5,9 +5,11 @@ A process has what it needs: what it lacks, it cannot lose. Standard library onl
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, MutableMapping
 from enum import Enum
+from pathlib import Path
 
 DATABASE = frozenset({"DATABASE_URL", "PGPASSWORD", "PGPASSFILE"})
 REDIS = frozenset({"REDIS_URL"})
@@ -65,6 +67,15 @@ def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str
         for name, value in environment.items()
         if name in kept or not (name in tokens | bench_keys or is_secret(name, value))
     }
+
+
+def child_environment(role: Role) -> dict[str, str]:
+    """This process' for one that it starts: with the role's secrets alone, and with these packages
+    importable from any working directory."""
+    package_dir = str(Path(__file__).resolve().parent.parent)
+    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    python_path = os.pathsep.join(dict.fromkeys(paths))
+    return environment_for(role, os.environ) | {"PYTHONPATH": python_path}
 
 
 def source_tokens(environment: Mapping[str, str]) -> frozenset[str]:

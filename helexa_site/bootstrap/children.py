@@ -18,8 +18,7 @@ from dataclasses import replace
 from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from helexa_site.bootstrap.supervisor import ChildSpec
-from helexa_site.program import REPOSITORY_DIR
-from inference.environment import Role, environment_for
+from inference.environment import Role, child_environment, environment_for
 from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
 
@@ -34,16 +33,6 @@ GATEWAY_GRACE_S = 1.4
 CONTROL_GRACE_S = 4.0
 NEURON_GRACE_S = 3.8
 REDIS_GRACE_S = 0.5
-
-
-def child_environment(role: Role) -> dict[str, str]:
-    """Ours, with the role's secrets alone, and the checkout on the import path from any working
-    directory."""
-    paths = [str(REPOSITORY_DIR), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return environment_for(role, os.environ) | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def redis_spec(server: PrivateRedis) -> ChildSpec:
@@ -95,7 +84,7 @@ def _python_spec(
     return ChildSpec(
         name=name,
         command=(sys.executable, *arguments),
-        environment=child_environment(role),
+        environment=child_environment(role) | {"PYTHONUNBUFFERED": "1"},
         tier=tier,
         stop_grace_s=stop_grace_s,
         shown=WARNINGS,

@@ -156,12 +156,11 @@ def _neuron(arguments: list[str]) -> int:
         )
     os.environ[DATA_DIR.name] = str(data_dir)
     sys.stdout.flush()
-    from helexa_site.bootstrap.children import child_environment
-    from inference.environment import Role
+    from inference.environment import Role, child_environment
 
     name = options.name or (joining.neuron if joining else default_neuron_name())
     command = [sys.executable, "-m", "inference.neuron", "--name", name]
-    os.execve(sys.executable, command, child_environment(Role.NEURON))
+    os.execve(sys.executable, command, child_environment(Role.NEURON) | {"PYTHONUNBUFFERED": "1"})
 
 
 def _test(arguments: list[str]) -> int:

@@ -12,11 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
-import inference
 from inference.channel import Channel, ChannelError
-from inference.environment import Role, environment_for
+from inference.environment import Role, child_environment
 from inference.sandbox.errors import NoWorkerError
 from inference.sandbox.jobs import (
     Command,
@@ -158,11 +156,8 @@ def end_process(pid: int) -> None:
 
 def _environment() -> dict[str, str]:
     """This process's own less all that is secret. One thread each: a fork copies no others."""
-    package_dir = str(Path(inference.__file__).resolve().parent.parent)
-    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
-        **environment_for(Role.OTHER, os.environ),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        **child_environment(Role.OTHER),
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 
 from helexa_site.bootstrap.children import (
-    child_environment,
     control_spec,
     gateway_spec,
     neuron_spec,
     redis_spec,
 )
 from helexa_site.bootstrap.redis_server import PrivateRedis
-from inference.environment import Role, environment_for, forget_secrets, is_secret
+from inference.environment import (
+    Role,
+    child_environment,
+    environment_for,
+    forget_secrets,
+    is_secret,
+)
 from inference.loading.sources import pypi
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec

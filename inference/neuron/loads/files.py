@@ -23,8 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-import inference
-from inference.environment import Role, environment_for
+from inference.environment import Role, child_environment
 from inference.loading.file_check import FileCheckOrder, FileCheckResult, decode_result
 from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import cached_directory, delete_cached
@@ -107,11 +106,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    package_dir = str(Path(inference.__file__).resolve().parent.parent)
-    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
-        **environment_for(Role.ENGINE, os.environ),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        **child_environment(Role.ENGINE),
         # Progress is sent in messages.
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }

@@ -25,15 +25,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import IO
 
 import redis
 
-import inference
 from inference.channel import Channel, ChannelClosedError
 from inference.engine.faults.kinds import describe_exit
-from inference.environment import Role, environment_for
+from inference.environment import Role, child_environment
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError
 from inference.protocol.engine import (
@@ -268,11 +266,8 @@ def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
 def _engine_environment() -> dict[str, str]:
     """This process's environment without secrets, so that engines find the same packages and number
     CUDA devices as the driver does (and discovery with it)."""
-    package_dir = str(Path(inference.__file__).resolve().parent.parent)
-    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
-        **environment_for(Role.ENGINE, os.environ),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        **child_environment(Role.ENGINE),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
 
