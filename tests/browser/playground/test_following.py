@@ -32,8 +32,10 @@ WRITE = (
     const [deltas, isEnd] = arguments;
     const send = (data) => window.stream.enqueue(new TextEncoder().encode(`data: ${data}\\n\\n`));
     const isOffered = (one) => one.innerText === "Regenerate" && one.checkVisibility();
+    const isGrowing = (part) => part === part.parentElement.lastElementChild;
+    const isRendered = () => [...turns.querySelectorAll(".pg-part.pg-text")].every(isGrowing);
     const until = async (isThere) => {
-        while (!isThere()) await new Promise((resolve) => setTimeout(resolve));
+        while (!isThere() || !isRendered()) await new Promise((resolve) => setTimeout(resolve));
         return place();
     };
     return (async () => {
