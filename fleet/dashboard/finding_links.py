@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from django.urls import reverse
 
@@ -15,21 +15,52 @@ from fleet.overview import Attention
 MAX_ALONE = 2
 """The most findings of one kind that have a line each."""
 MAX_NAMED = 3
-GROUPS = {
-    "neuron_away": "neurons that are away",
-    "neuron_refused": "neurons that are not admitted, where nothing is placed",
-    "neuron_problem": "neurons that report problems",
-    "disk_nearly_full": "neurons whose disk is nearly full",
-    "model_failing": "models that failed",
-    "outdated": "models that are outdated and want a reload",
-    "too_few_replicas": "models with too few replicas",
-    "no_host": "models that no host can run",
-    "budget_spent": "budgets that are spent",
-    "budget_nearly_spent": "budgets that are nearly spent",
-    "account_refused": "accounts that a limit refused lately",
-    "key_breaks_workers": "keys whose requests ended engines or neurons lately",
+NEURONS = ("admin:fleet_neuron_changelist", "neurons")
+MODELS = ("admin:fleet_cataloguemodel_changelist", "catalogue")
+REPLICAS = ("admin:fleet_replica_changelist", "replicas")
+ACCOUNTS = ("usage-accounts", "accounts")
+CACHED = ("admin:fleet_download_cached", "what it has downloaded")
+
+
+@dataclass(frozen=True, slots=True)
+class FindingKind:
+    page: tuple[str, str]
+    """The URL's name and the link's text."""
+    many: str = ""
+    """Its words where there are many; empty: each has its line."""
+    filter: str = ""
+    """The filter of its page, where it stands for many."""
+    page_of: Callable[[str], str] | None = None
+    """The address of what it is about."""
+
+
+KINDS = {
+    "no_neuron": FindingKind(("admin:fleet_invitation_add", "invite a host")),
+    "neuron_away": FindingKind(NEURONS, "neurons that are away", "?status__exact=away", neuron_url),
+    "neuron_refused": FindingKind(
+        NEURONS,
+        "neurons that are not admitted, where nothing is placed",
+        "?status__exact=refused",
+        neuron_url,
+    ),
+    "neuron_problem": FindingKind(NEURONS, "neurons that report problems", page_of=neuron_url),
+    "version_mismatch": FindingKind(NEURONS),
+    "disk_nearly_full": FindingKind(CACHED, "neurons whose disk is nearly full"),
+    "model_failing": FindingKind(
+        REPLICAS, "models that failed", "?status__exact=failed", model_url
+    ),
+    "outdated": FindingKind(
+        REPLICAS, "models that are outdated and want a reload", page_of=model_url
+    ),
+    "too_few_replicas": FindingKind(MODELS, "models with too few replicas", page_of=model_url),
+    "no_host": FindingKind(MODELS, "models that no host can run", page_of=model_url),
+    "budget_spent": FindingKind(ACCOUNTS, "budgets that are spent"),
+    "budget_nearly_spent": FindingKind(ACCOUNTS, "budgets that are nearly spent"),
+    "account_refused": FindingKind(ACCOUNTS, "accounts that a limit refused lately"),
+    "key_breaks_workers": FindingKind(
+        ACCOUNTS, "keys whose requests ended engines or neurons lately"
+    ),
 }
-"""Kind of finding -> its words where there are many. A kind without words is not grouped."""
 
 
 def grouped(findings: Iterable[Attention]) -> tuple[Attention, ...]:
@@ -42,8 +73,8 @@ def grouped(findings: Iterable[Attention]) -> tuple[Attention, ...]:
 
 
 def _lines(group: list[Attention]) -> list[Attention]:
-    words = GROUPS.get(group[0].kind)
-    if words is None:
+    kind = KINDS.get(group[0].kind)
+    if kind is None or not kind.many:
         return group
     of: dict[str, list[Attention]] = {}
     for finding in group:
@@ -51,7 +82,7 @@ def _lines(group: list[Attention]) -> list[Attention]:
     if len(of) <= MAX_ALONE:
         return [_first(findings) for findings in of.values()]
     more = f" and {len(of) - MAX_NAMED:,} more" if len(of) > MAX_NAMED else ""
-    text = f"{len(of):,} {words}: {', '.join(list(of)[:MAX_NAMED])}{more}"
+    text = f"{len(of):,} {kind.many}: {', '.join(list(of)[:MAX_NAMED])}{more}"
     return [replace(group[0], about="", text=text)]
 
 
@@ -59,37 +90,6 @@ def _first(findings: list[Attention]) -> Attention:
     num_more = len(findings) - 1
     more = f", and {num_more:,} more like it" if num_more else ""
     return replace(findings[0], text=f"{findings[0].text}{more}")
-
-
-NEURONS = ("admin:fleet_neuron_changelist", "neurons")
-MODELS = ("admin:fleet_cataloguemodel_changelist", "catalogue")
-REPLICAS = ("admin:fleet_replica_changelist", "replicas")
-ACCOUNTS = ("usage-accounts", "accounts")
-PAGES = {
-    "no_neuron": ("admin:fleet_invitation_add", "invite a host"),
-    "neuron_away": NEURONS,
-    "neuron_refused": NEURONS,
-    "neuron_problem": NEURONS,
-    "version_mismatch": NEURONS,
-    "disk_nearly_full": ("admin:fleet_download_cached", "what it has downloaded"),
-    "model_failing": REPLICAS,
-    "outdated": REPLICAS,
-    "too_few_replicas": MODELS,
-    "no_host": MODELS,
-    "budget_spent": ACCOUNTS,
-    "budget_nearly_spent": ACCOUNTS,
-    "account_refused": ACCOUNTS,
-    "key_breaks_workers": ACCOUNTS,
-}
-"""Kind of finding -> the URL's name and the link's text."""
-FILTERS = {
-    "neuron_away": "?status__exact=away",
-    "neuron_refused": "?status__exact=refused",
-    "model_failing": "?status__exact=failed",
-}
-"""Kind of finding -> filter of its page, where it stands for many."""
-OF_A_NEURON = frozenset({"neuron_away", "neuron_refused", "neuron_problem"})
-OF_A_MODEL = frozenset({"model_failing", "outdated", "too_few_replicas", "no_host"})
 
 
 def finding_rows(attention: Iterable[Attention]) -> tuple[FindingRow, ...]:
@@ -110,11 +110,10 @@ def _finding_row(finding: Attention) -> FindingRow:
 
 
 def _target(finding: Attention) -> tuple[str, str]:
-    if finding.about and finding.kind in OF_A_NEURON:
-        return neuron_url(finding.about), "its page"
-    if finding.about and finding.kind in OF_A_MODEL:
-        return model_url(finding.about), "its page"
-    url_name, page = PAGES.get(finding.kind, ("", ""))
-    if not url_name:
+    kind = KINDS.get(finding.kind)
+    if kind is None:
         return "", ""
-    return reverse(url_name) + ("" if finding.about else FILTERS.get(finding.kind, "")), page
+    if finding.about and kind.page_of is not None:
+        return kind.page_of(finding.about), "its page"
+    url_name, page = kind.page
+    return reverse(url_name) + ("" if finding.about else kind.filter), page
