@@ -57,7 +57,8 @@ def _fleet() -> None:
     from inference.protocol.refusals import Refused, encode_field, refusals_key
     from inference.version import VERSION
     from metering.actor import COMMAND
-    from tests.fleet.conftest import device, heartbeat, replica, report, stats
+    from tests.fleet.conftest import device, heartbeat, replica, report
+    from tests.inference.reports import engine_stats
 
     for name in ("tiny", "big"):
         services.catalogue_model_create(
@@ -84,7 +85,7 @@ def _fleet() -> None:
                 devices=["cuda:0"],
                 memory_bytes=9 * GIB,
                 report=report(context_reason="the model's own limit of 1,024 tokens"),
-                stats=stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=41.5),
+                stats=engine_stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=41.5),
             )
         ],
     )

@@ -31,6 +31,7 @@ from inference.protocol.load_report import LoadReport
 from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.fleet.ordered import ordered
+from tests.inference.reports import engine_stats, load_report
 
 GIB = 1024**3
 NOW_UNIX_S = 1_700_000_000.0
@@ -49,37 +50,17 @@ def device(**changes: Any) -> DeviceInfo:
 
 def report(**changes: Any) -> LoadReport:
     values: dict[str, Any] = {
-        "architecture": "llama",
-        "device": "cpu",
         "dtype": "bfloat16",
         "num_parameters": 1000,
         "weight_bytes": 2 * GIB,
         "kv_bytes": GIB,
         "num_kv_blocks": 64,
-        "kv_block_tokens": 16,
         "context_tokens": 1024,
         "vocab_size": 100,
-        "quantization": "none",
-        "compiled": "eager",
         "load_seconds": 1.5,
-        "tokenizer_dir": "/tmp/tokenizer",
-        "eos_token_ids": [2],
         "generation_defaults": {"temperature": 0.6, "top_k": 20},
     }
-    return LoadReport(**values | changes)
-
-
-def stats(**changes: Any) -> EngineStats:
-    values: dict[str, Any] = {
-        "in_flight": 0,
-        "queue_depth": 0,
-        "kv_blocks_used": 0,
-        "kv_blocks_total": 64,
-        "decode_tokens_per_s": 0.0,
-        "prefill_tokens_per_s": 0.0,
-        "last_forward_unix_s": None,
-    }
-    return EngineStats(**values | changes)
+    return load_report(**values | changes)
 
 
 def replica(**changes: Any) -> ReplicaState:
@@ -138,7 +119,7 @@ class Build:
 
     device: Callable[..., DeviceInfo] = field(default=device)
     report: Callable[..., LoadReport] = field(default=report)
-    stats: Callable[..., EngineStats] = field(default=stats)
+    stats: Callable[..., EngineStats] = field(default=engine_stats)
     replica: Callable[..., ReplicaState] = field(default=replica)
     stage: Callable[..., HeldStage] = field(default=stage)
     heartbeat: Callable[..., NeuronHeartbeat] = field(default=heartbeat)

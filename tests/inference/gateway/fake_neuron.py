@@ -13,7 +13,6 @@ import redis.asyncio
 
 from inference.neuron.errors import over_budget
 from inference.protocol import keys
-from inference.protocol.engine import EngineStats
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Accepted,
@@ -52,6 +51,7 @@ from inference.protocol.held import NO_GATEWAY, HeldRequests, encode_held_reques
 from inference.protocol.inbox_parts import FrameAssembler
 from inference.protocol.load_report import LoadReport
 from tests.fleet.ordered import ordered
+from tests.inference.reports import engine_stats
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
 
@@ -299,11 +299,9 @@ class FakeNeuron:
 
     def _heartbeat(self) -> NeuronHeartbeat:
         now_s = time.time()
-        stats = EngineStats(
+        stats = engine_stats(
             in_flight=1,
             queue_depth=self.queue_depth,
-            kv_blocks_used=3,
-            kv_blocks_total=400,
             decode_tokens_per_s=50.0,
             prefill_tokens_per_s=500.0,
             last_forward_unix_s=now_s,

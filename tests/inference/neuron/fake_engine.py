@@ -71,6 +71,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
 from inference.protocol.sampling import TokenLogprob
+from tests.inference.reports import engine_stats, load_report
 
 POISON_SEED = 667
 
@@ -258,15 +259,12 @@ class FakeEngine:
         return ""
 
     def _stats(self) -> EngineStats:
-        return EngineStats(
+        return engine_stats(
             in_flight=len(self.sequences),
-            queue_depth=0,
             kv_blocks_used=len(self.sequences),
             kv_blocks_total=100,
             adapters=self.dropped,
             decode_tokens_per_s=float(self.num_steps),
-            prefill_tokens_per_s=0.0,
-            last_forward_unix_s=None,
         )
 
     def _vision(self) -> VisionInput | None:
@@ -278,27 +276,18 @@ class FakeEngine:
         )
 
     def _report(self) -> LoadReport:
-        return LoadReport(
+        return load_report(
             vision=self._vision(),
             architecture="fake",
             device=self.spec.devices[0] if self.spec.devices else "cpu",
-            dtype="float32",
-            num_parameters=0,
-            weight_bytes=0,
-            kv_bytes=0,
             num_kv_blocks=100,
-            kv_block_tokens=16,
             context_tokens=int(self.options.get("context", 1000)),
             context_reason=f"{self.spec.promised_bytes} bytes are promised to others; "
             f"{self.spec.memory_limit_bytes} are mine",
             actual_bytes=int(self.options.get("takes_gb", 0) * 10**9),
             asleep=self._asleep(),
-            vocab_size=1000,
-            quantization="none",
-            compiled="eager",
             load_seconds=self.options.get("load_s", 0.0),
             tokenizer_dir=self.spec.file or "",
-            eos_token_ids=[2],
         )
 
     def _send(self, message: msgspec.Struct) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_report import LoadReport
+from tests.inference.reports import load_report
 from tests.sandbox_workers import WORKERS
 
 CHAT_TEMPLATE = (
@@ -39,23 +39,6 @@ def model_text(
     **report: object,
 ) -> ModelText:
     """A context of 100 tokens, 1000 in the vocabulary, ended by token 2; ``report`` changes it."""
-    known: dict[str, object] = {
-        "architecture": "fake",
-        "device": "cpu",
-        "dtype": "float32",
-        "num_parameters": 0,
-        "weight_bytes": 0,
-        "kv_bytes": 0,
-        "num_kv_blocks": 1,
-        "kv_block_tokens": 16,
-        "context_tokens": 100,
-        "vocab_size": 1000,
-        "quantization": "",
-        "compiled": "",
-        "load_seconds": 0.0,
-        "tokenizer_dir": str(directory),
-        "eos_token_ids": [2],
-    }
     spec = LoadSpec(
         job_id="j",
         model="m",
@@ -63,5 +46,5 @@ def model_text(
         chat_template=None if chat_template is None else template_file(chat_template),
         max_output_tokens=max_output_tokens,
     )
-    loaded = LoadReport(**(known | report))  # type: ignore[arg-type]
+    loaded = load_report(**{"architecture": "fake", "tokenizer_dir": str(directory)} | report)
     return ModelText.load(spec, loaded, WORKERS)

@@ -45,6 +45,7 @@ from inference.protocol.engine import (
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
+from tests.inference.reports import engine_stats, load_report
 from tests.live.scripted.performance import (
     BLOCK_TOKENS,
     GrammarBrokenError,
@@ -201,22 +202,18 @@ class ScriptedEngine:
     def _stats(self) -> EngineStats:
         num_queued = sum(one.is_queued for one in self._performances.values())
         num_running = len(self._performances) - num_queued
-        return EngineStats(
+        return engine_stats(
             in_flight=num_running,
             queue_depth=num_queued,
             kv_blocks_used=num_running,
             kv_blocks_total=NUM_BLOCKS,
-            decode_tokens_per_s=0.0,
-            prefill_tokens_per_s=0.0,
             last_forward_unix_s=time.time() if self._num_steps else None,
         )
 
     def _report(self, taken: Taken) -> LoadReport:
-        return LoadReport(
+        return load_report(
             architecture="scripted",
             device=taken.device,
-            dtype="float32",
-            num_parameters=0,
             weight_bytes=taken.weight_bytes,
             kv_bytes=taken.kv_bytes,
             actual_bytes=taken.weight_bytes + taken.kv_bytes,
@@ -224,9 +221,6 @@ class ScriptedEngine:
             kv_block_tokens=BLOCK_TOKENS,
             context_tokens=self._context_tokens,
             vocab_size=self._vocab_size,
-            quantization="none",
-            compiled="eager",
-            load_seconds=0.0,
             tokenizer_dir=str(self._folder),
             eos_token_ids=[self._end_token_id],
             vision=self._vision,

@@ -11,20 +11,13 @@ import torch
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load.build import warm_up
 from inference.engine.serving import process
-from inference.protocol.engine import EngineStats, SequenceFailed, StepOutputs
+from inference.protocol.engine import SequenceFailed, StepOutputs
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
+from tests.inference.reports import engine_stats
 
-STATS = EngineStats(
-    in_flight=0,
-    queue_depth=0,
-    kv_blocks_used=0,
-    kv_blocks_total=1,
-    decode_tokens_per_s=0.0,
-    prefill_tokens_per_s=0.0,
-    last_forward_unix_s=None,
-)
+STATS = engine_stats()
 
 
 def no_memory_of_torch() -> None:

@@ -21,7 +21,6 @@ from inference.engine.serving.messenger import (
 )
 from inference.protocol.engine import (
     EngineMessage,
-    EngineStats,
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
@@ -32,6 +31,7 @@ from inference.protocol.engine import (
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.engine.scheduling.fake_device import BLOCK_TOKENS, VOCAB_SIZE, FakeDevice
+from tests.inference.reports import engine_stats
 
 FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)
 TOKEN = SequenceStep(sequence_id="s", token_ids=[2])
@@ -41,15 +41,7 @@ CANCELLED = SequenceCancelled(sequence_id="s")
 
 
 def step(*outputs: Any, number: int = 0) -> StepOutputs:
-    stats = EngineStats(
-        in_flight=number,
-        queue_depth=0,
-        kv_blocks_used=0,
-        kv_blocks_total=0,
-        decode_tokens_per_s=0.0,
-        prefill_tokens_per_s=0.0,
-        last_forward_unix_s=None,
-    )
+    stats = engine_stats(in_flight=number)
     return StepOutputs(outputs=list(outputs), stats=stats)
 
 
@@ -134,15 +126,7 @@ def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
     assert reported == [False, True, True, False, False]
 
 
-STATS = EngineStats(
-    in_flight=1,
-    queue_depth=0,
-    kv_blocks_used=3,
-    kv_blocks_total=64,
-    decode_tokens_per_s=0.0,
-    prefill_tokens_per_s=0.0,
-    last_forward_unix_s=None,
-)
+STATS = engine_stats(in_flight=1, kv_blocks_used=3)
 TIMING = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
 
 

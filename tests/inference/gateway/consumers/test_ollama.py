@@ -21,12 +21,12 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.server.paths import OLLAMA_PATHS
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_report import LoadReport
 from inference.wire.ollama.models import UNKNOWN_ARCHITECTURE, PullState
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
 from tests.inference.gateway.responses_support import breaks, calls_a_tool, counts
+from tests.inference.reports import load_report
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -116,21 +116,13 @@ async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> Non
     assert refused.value.status_code == 404
 
 
-REPORT = LoadReport(
-    architecture="llama",
+REPORT = load_report(
     device="cuda:0",
     dtype="bfloat16",
     num_parameters=134_515_008,
     weight_bytes=10**8,
-    kv_bytes=0,
-    num_kv_blocks=1,
-    kv_block_tokens=16,
     context_tokens=2048,
-    vocab_size=8,
     quantization="",
-    compiled="",
-    load_seconds=1.0,
-    tokenizer_dir="/nowhere",
 )
 
 

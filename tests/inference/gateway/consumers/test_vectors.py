@@ -19,13 +19,13 @@ from inference.protocol.generation import (
     TokenizeRequest,
     TokensInput,
 )
-from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import embeddings_body
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds
 from tests.inference.gateway.responses_support import tokenizes
+from tests.inference.reports import load_report
 
 EMBEDDINGS = "/v1/embeddings"
 VECTOR = struct.pack("<3f", 0.6, -0.8, 0.0)
@@ -114,23 +114,7 @@ async def test_wrong_methods_and_paths_name_the_right_ones(client: AsgiClient) -
 async def test_an_input_may_take_the_whole_context(client: AsgiClient, neuron: FakeNeuron) -> None:
     """There is no answer that would need room in it."""
     neuron.capabilities = ["embeddings"]
-    neuron.report = LoadReport(
-        architecture="bert",
-        kind="embedding",
-        device="cpu",
-        dtype="float32",
-        num_parameters=1,
-        weight_bytes=1,
-        kv_bytes=0,
-        num_kv_blocks=0,
-        kv_block_tokens=0,
-        context_tokens=256,
-        vocab_size=30522,
-        quantization="dense",
-        compiled="",
-        load_seconds=0.0,
-        tokenizer_dir="",
-    )
+    neuron.report = load_report(architecture="bert", kind="embedding", context_tokens=256)
     await neuron.beat()
     card = (await client.get("/v1/models/tiny")).json
     assert card["limit"] == {"context": 256, "input": 256, "output": 0}

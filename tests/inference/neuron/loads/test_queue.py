@@ -22,24 +22,10 @@ from inference.protocol.load_report import (
 )
 from inference.settings.neuron import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
+from tests.inference.reports import load_report
 
 SPEC = LoadSpec(job_id="j", model="m", source="fake:m")
-REPORT = LoadReport(
-    architecture="llama",
-    device="cuda:0",
-    dtype="float32",
-    num_parameters=1,
-    weight_bytes=1,
-    kv_bytes=1,
-    num_kv_blocks=1,
-    kv_block_tokens=32,
-    context_tokens=32,
-    vocab_size=8,
-    quantization="dense",
-    compiled="",
-    load_seconds=1.0,
-    tokenizer_dir="",
-)
+REPORT = load_report(device="cuda:0", weight_bytes=1, kv_bytes=1)
 
 
 class Machine:

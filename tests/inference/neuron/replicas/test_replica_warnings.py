@@ -16,42 +16,17 @@ from inference.protocol.engine import EngineStats
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
+from tests.inference.reports import engine_stats, load_report
 
 SPEC = LoadSpec(job_id="1", model="m", source="path:m")
 
 
 def _stats(*warnings: str, speculation: str = "") -> EngineStats:
-    return EngineStats(
-        in_flight=0,
-        queue_depth=0,
-        kv_blocks_used=0,
-        kv_blocks_total=1,
-        decode_tokens_per_s=0.0,
-        prefill_tokens_per_s=0.0,
-        last_forward_unix_s=None,
-        speculation=speculation,
-        warnings=list(warnings),
-    )
+    return engine_stats(speculation=speculation, warnings=list(warnings))
 
 
 def _report() -> LoadReport:
-    return LoadReport(
-        architecture="llama",
-        device="cpu",
-        dtype="float32",
-        num_parameters=1,
-        weight_bytes=1,
-        kv_bytes=1,
-        num_kv_blocks=1,
-        kv_block_tokens=32,
-        context_tokens=32,
-        vocab_size=10,
-        quantization="",
-        compiled="",
-        load_seconds=1.0,
-        tokenizer_dir="",
-        warnings=["no C compiler"],
-    )
+    return load_report(warnings=["no C compiler"])
 
 
 def _warnings(record: ReplicaRecord) -> list[str]:
