@@ -76,6 +76,8 @@ def main() -> None:
     except (LoadError, ServerDidNotStartError, SubjectError) as error:
         sys.exit(f"scripts/bench: {error}")
     _print(results, costs, as_json_text=arguments.json)
+    if results.ended:
+        sys.exit("\n".join(f"scripts/bench: {words}" for words in results.ended))
 
 
 def select(arguments: argparse.Namespace) -> Selection:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectProcess
+from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectError, SubjectProcess
 from benchmarks.workload import DECODE_CONCURRENCIES, PREFILL_LENGTHS, PREFIX_TOKENS
 
 MEMORY_ROW = "memory, resident"
@@ -51,6 +51,8 @@ class Results:
     subjects: dict[str, str]
     units: dict[str, str] = field(default_factory=dict)
     readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    """The subjects that did not last, in words."""
 
     def add(self, name: str, unit: str, subject: str, value: float) -> None:
         self.units[name] = unit
@@ -76,13 +78,19 @@ def run(
     on_reading: Callable[[str, str, float], None],
 ) -> Results:
     """Round 0 warms up and is discarded. Each (measurement, round) has its own prompts, the same
-    for all subjects."""
+    for all subjects. Where one ends, the others go on."""
+    remaining = list(subjects)
     results = Results({subject.kind: subject.description for subject in subjects})
     for round_number in range(num_rounds + 1):
         for index, measurement in enumerate(chosen):
-            for subject in subjects if round_number % 2 else reversed(subjects):
+            for subject in remaining[:: 1 if round_number % 2 else -1]:
                 seed = 1000 * round_number + index
-                answer = subject.ask(**measurement.question, seed=seed)
+                try:
+                    answer = subject.ask(**measurement.question, seed=seed)
+                except SubjectError as error:
+                    remaining.remove(subject)
+                    results.ended.append(f"{error}, asked for {measurement.name}")
+                    continue
                 for name, value in _named(measurement, answer):
                     on_reading(name, subject.kind, value)
                     if round_number > 0:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,7 +116,13 @@ class SubjectProcess:
             if line.startswith(READY_LINE):
                 answer: dict[str, Any] = json.loads(line.removeprefix(READY_LINE))
                 return answer
-        raise SubjectError(f"{self.kind} ended with exit code {self._process.wait()}")
+        raise SubjectError(f"{self.kind} ended {_how(self._process.wait())}")
+
+
+def _how(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"by {signal.Signals(-exit_code).name}"
+    return f"with exit code {exit_code}"
 
 
 def main() -> None:

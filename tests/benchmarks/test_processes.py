@@ -30,9 +30,12 @@ def test_a_subject_may_be_another_checkouts(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     answer = READY_LINE + '{"description": "theirs"}'
-    (package / "subject.py").write_text(f"print({answer!r})")
+    ends = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    (package / "subject.py").write_text(f"print({answer!r}, flush=True)\n{ends}")
     subject = SubjectProcess("helexa_engine", checkout=tmp_path / "before")
     assert (subject.kind, subject.description) == ("helexa_engine, before", "theirs")
+    with pytest.raises(SubjectError, match="helexa_engine, before ended by SIGILL"):
+        subject.ask(measure="decode")
     subject.close()
 
 

@@ -21,6 +21,7 @@ from benchmarks.run import (
     run,
     warm_name,
 )
+from benchmarks.subject import SubjectError
 from benchmarks.workload import (
     FIRST_ORDINARY_TOKEN_ID,
     LAST_ORDINARY_TOKEN_ID,
@@ -41,6 +42,8 @@ class FakeSubject:
 
     def ask(self, **question: Any) -> Any:
         self._asked.append((self.kind, question["seed"]))
+        if self.kind == "mortal" and question["seed"] > 1000:
+            raise SubjectError("mortal ended by SIGILL")
         if question["measure"] == "time_to_first_token":
             return None if self.kind == "forgetful" else [2.0 / self._factor, 1.0 / self._factor]
         round_number = question["seed"] // 1000
@@ -78,6 +81,16 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
         results.add("decode", "tok/s", "theirs", theirs)
     assert results.median_ratio("decode", "ours", "theirs") == 3.0
     assert results.median_ratio("decode", "ours", "nobody") is None
+
+
+def test_where_a_subject_ends_the_others_go_on() -> None:
+    asked: list[tuple[str, int]] = []
+    subjects: Any = [FakeSubject("mortal", 30.0, asked), FakeSubject("ours", 10.0, asked)]
+    chosen = list(measurements())[:2]
+    results = run(subjects, chosen=chosen, num_rounds=2, on_reading=lambda *_: None)
+    assert results.ended == [f"mortal ended by SIGILL, asked for {chosen[1].name}"]
+    assert results.readings[chosen[0].name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
+    assert results.readings[chosen[1].name] == {"ours": [10.0, 20.0]}
 
 
 def test_a_subject_without_an_answer_has_a_gap() -> None:
