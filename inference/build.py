@@ -1,4 +1,4 @@
-"""What this copy was built from: for ``manage.py version``, ``/version`` and the neurons' reports.
+"""The source of this copy: for ``manage.py version``, ``/version`` and the neurons' reports.
 
     a package     inference/build.json, written when it was built
     a checkout    git, asked once

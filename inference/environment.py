@@ -39,7 +39,7 @@ URLS_OF_DOWNLOADS = re.compile(r"_PROXY$|^(PIP|UV)_", re.IGNORECASE)
 
 
 class Role(Enum):
-    """What a process is, and the secrets that it gets."""
+    """A kind of process, and the secrets that it gets."""
 
     GATEWAY = DATABASE | REDIS | SIGNING | API_KEY | COLLECTOR
     CONTROL = DATABASE | REDIS | SIGNING

@@ -27,7 +27,7 @@ class QuotaFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What an account keeps."""
+    """One account's entries."""
 
     number: int
     size_bytes: int = 0

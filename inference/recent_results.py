@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 ENTRY_BYTES = 300
-"""What an entry itself takes, roughly: digest, keys and counters."""
+"""Bytes of an entry itself, roughly: digest, keys and counters."""
 
 
 class RecentResults(Generic[Result]):

@@ -179,7 +179,7 @@ def contained(
 
 
 def thread_problems() -> list[str]:
-    """What broke within the last minute or is gone in this process, in words."""
+    """Threads of this process that broke within the last minute or are gone, in words."""
     gone = [f"the thread {thread.name} is gone" for thread in _all_threads() if thread.is_gone]
     with _registering:
         records = list(_records)

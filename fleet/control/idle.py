@@ -23,8 +23,8 @@ from fleet.live.reading import LiveFleet
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState
 
 WHOLE_TICK_EVERY_S = 10.0
-"""What a passed tick would have noticed by the clock alone waits for so long: an idle model's
-unload, a failed load's next try."""
+"""How long a change that only the clock brings may wait for a passed tick: an idle model's unload,
+a failed load's next try."""
 AT_REST_EVERY_S = 60.0
 """The same where the last plan was at rest."""
 REFRESH_EVERY_S = 10.0
@@ -62,7 +62,8 @@ class IdleTicks:
 
 
 def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
-    """What decides a tick, to compare; ``None``: somebody works or waits, and no tick may pass."""
+    """The state that decides a tick, to compare; ``None``: somebody works or waits, and no tick
+    may pass."""
     version = database_version()
     heartbeats = [report.heartbeat for report in fleet.reports]
     if (

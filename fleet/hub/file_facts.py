@@ -1,4 +1,4 @@
-"""What a model's files say of it before it was ever loaded, where they are on this host."""
+"""Facts of a model from its files, before it was ever loaded, where they are on this host."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def searched_models(request: HttpRequest) -> list[str]:
 
 
 def searched_pages(request: HttpRequest, words: str) -> list[SearchResult]:
-    """What the search finds beside rows: the request with this id, and pages that are no lists of
+    """Results of the search beside rows: the request with this id, and pages that are no lists of
     the admin, which it finds by itself."""
     from unfold.dataclasses import SearchResult  # every process reads the settings, few have pages
 

@@ -65,7 +65,7 @@ def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:
 
 
 def earlier_loads_on(spec: LoadSpec, device: torch.device) -> EarlierLoads | None:
-    """What earlier loads showed, if that was on a device of this kind."""
+    """The results of earlier loads on a device of this kind; ``None``: there are none."""
     earlier = spec.earlier_loads
     return earlier if earlier is not None and earlier.device_kind == device.type else None
 

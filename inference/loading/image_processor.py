@@ -32,7 +32,7 @@ KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescal
 """The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``. An mmproj file
 has all of it in its metadata."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""What clients may send: no other decoder is ever started."""
+"""Formats that clients may send: no other decoder is ever started."""
 
 
 MOST_PIXELS_ON_CPU = 589_824

@@ -88,7 +88,7 @@ class MemoryNeed:
     image_bytes: int = 0
     """Most bytes of cached image rows."""
     correction_bytes: int = 0
-    """What earlier loads took beyond an estimate like this one; below 0 where they took less."""
+    """Bytes that earlier loads took beyond an estimate like this one; below 0: they took less."""
 
     @property
     def load_bytes(self) -> int:

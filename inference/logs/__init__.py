@@ -1,4 +1,4 @@
-"""What every process of helexa writes about itself: one record a line, and no secret in it.
+"""Logs of every process of helexa: one record a line, and no secret in it.
 
     logging ─▶ formatters   text or JSON, one record a line ─▶ redaction ─▶ standard error
 

@@ -1,5 +1,5 @@
-"""What clients and models wrote, as a log may hold it where the operator wants it there: masked,
-and bounded. Elsewhere its length and a digest stand for it.
+"""Texts of clients and models in a log, where the operator wants them there: masked and bounded.
+Elsewhere their length and a digest stand for them.
 
     text ─▶ keys, secrets and data URLs masked ─▶ its beginning and its end
 """

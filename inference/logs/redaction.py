@@ -1,4 +1,4 @@
-"""What a log must not hold: passwords inside URLs, keys, and the secrets of this process."""
+"""Removes from logs passwords inside URLs, keys, and the secrets of this process."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class Redactor:
 
 
 def secrets_of(environment: Mapping[str, str]) -> frozenset[str]:
-    """What this process holds that a log must not. An address is left out: its password is hidden
-    wherever it stands, and the rest is what a reader looks for."""
+    """Secrets of this process, which a log must not hold. An address is left out: its password is
+    hidden wherever it stands, and the rest is what a reader looks for."""
     return frozenset(environment[name] for name in PLAIN_SECRETS if name in environment)

@@ -1,4 +1,4 @@
-"""What a worker is asked, and what it answers: msgpack frames."""
+"""Jobs for a worker, and its results: msgpack frames."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decod
 
 
 FURTHER, LAST = b"+", b"."
-"""What a result's frame begins with: the worker takes further jobs, or ends with this one."""
+"""The first byte of a result's frame: the worker takes further jobs, or ends with this one."""
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling a grammar needs of a model's tokenizer."""
+    """The parts of a model's tokenizer that compiling a grammar needs."""
 
     digest: str
     tokens: list[bytes]

@@ -68,5 +68,5 @@ def _limit(which: int, num_bytes: int) -> None:
 
 
 def data_bytes() -> int:
-    """What the kernel counts against ``RLIMIT_DATA``."""
+    """Bytes that the kernel counts against ``RLIMIT_DATA``."""
     return int(STATM.read_bytes().split()[5]) * PAGE_BYTES

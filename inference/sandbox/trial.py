@@ -32,8 +32,8 @@ def forget_tokenizer(digest: str) -> None:
 
 
 class _Vocabulary:
-    """What ``TokenizerWrapper`` takes. Its texts become tokens greedily: the model's own merges
-    would need its whole tokenizer, and decide nothing about what compiles."""
+    """A tokenizer for ``TokenizerWrapper``. Its texts become tokens greedily: the model's own
+    merges would need its whole tokenizer, and decide nothing about what compiles."""
 
     bos_token_id = None
 

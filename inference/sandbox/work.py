@@ -50,7 +50,7 @@ def perform(job: Job, max_output_bytes: int) -> Result:
 
 
 def _where(error: BaseException) -> str:
-    """What broke, and in which line; without the message, which may quote the request."""
+    """The error's type and line; without the message, which may quote the request."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     return f"{type(error).__name__} in {frame.f_code.co_filename}:{line}"
 

@@ -1,4 +1,4 @@
-"""What can go wrong while links are made.
+"""The exceptions of making links.
 
     StageLinkError
     ├── LinkRefusedError    the other end is not the one whose certificate the load job names

@@ -1,4 +1,4 @@
-"""What an end of a replica's links proves itself with: a key of its own and a certificate that the
+"""The proof of an end of a replica's links: a key of its own and a certificate that the
 other end knows by heart. Both are made for one load of one replica."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from inference.protocol.load import LinkIdentity
 
 Purpose = Literal["control", "rows", "rows-back"]
-"""What a link carries. ``control``: frames of the engine and the stage. ``rows``: a step's rows,
+"""A link's content. ``control``: frames of the engine and the stage. ``rows``: a step's rows,
 from the end that dials to the stage that listens. ``rows-back``: the last stage's rows, from the
 stage that listens to the engine that dials."""
 

@@ -36,7 +36,7 @@ MAX_LOGGED = 10
 """The most lines about connections that one listener closes: strangers do not fill the log."""
 PAUSE_S = 0.05
 ACCEPTED = b"\x01"
-"""What a listener sends first on a link that it has accepted."""
+"""A listener's first bytes on a link that it has accepted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can go wrong between text and token ids.
+"""The exceptions between text and token ids.
 
 TextError
 ├── TokenizerFilesError      the model's tokenizer files are missing or not understood

@@ -1,5 +1,5 @@
-"""What this process holds on the device that it runs a model on, and the most that a step made of
-it. One gauge for each kind of device:
+"""Memory that this process holds on the device that it runs a model on, and the peak of a step. One
+gauge for each kind of device:
 
     open_gauge ─▶ … load weights … ─▶ watch ─▶ largest steps ─▶ used_bytes
 

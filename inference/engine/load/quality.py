@@ -1,4 +1,4 @@
-"""What quantising while loading cost: the finished model against the same files' dense weights.
+"""The loss by quantising while loading: the finished model against the same files' dense weights.
 
 Both run over one fixed text. The dense weights never lie in memory together: they are read layer by
 layer, and only their log-probabilities of the text are kept. A figure is kept on disk, by files,

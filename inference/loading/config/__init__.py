@@ -1,1 +1,1 @@
-"""What a model is, read from its files' configs and checked."""
+"""Configs of models, read from their files and checked."""

@@ -1,1 +1,1 @@
-"""What a model's layers take of memory and time, from its config and file headers. No torch."""
+"""Memory and time that a model's layers take, from its config and file headers. No torch."""

@@ -1,4 +1,4 @@
-"""What the parts of a model cost on each kind of device: plain data for plans, and packed as it
+"""Costs of a model's parts on each kind of device: plain data for plans, and packed as it
 travels from the neuron that has the files, and is stored. Pure.
 
     first stage only     table, head, norms, tower       ``outer_bytes``
@@ -59,7 +59,7 @@ class ModelCosts:
     outer_bytes: KindBytes
     """Table of tokens, output head, last norm and tower: the first stage has them."""
     head_bytes: KindBytes
-    """What of that is read for each step: the head, or the table that it is tied to."""
+    """Bytes of that which each step reads: the head, or the table that it is tied to."""
     num_head_weights: int
     hidden_size: int
     active_share: float = 1.0

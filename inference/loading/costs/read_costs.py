@@ -1,4 +1,4 @@
-"""What a model's layers cost, read from its config.json or the headers of its GGUF files: the
+"""Costs of a model's layers, read from its config.json or the headers of its GGUF files: the
 tensors that it computes with, as its files hold them or a load quantises them, and the bytes that
 preflight counts for them. Reads no weights, imports no torch."""
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 DENSE_BYTES: dict[Kind, int] = {"cpu": 4, "cuda": 2}
-"""What dense weights and activations are kept in: float32, and bfloat16."""
+"""Formats of dense weights and activations: float32, and bfloat16."""
 AUTOMATIC_KV: dict[Kind, KVFormat] = {"cpu": "bf16", "cuda": "bf16"}
 """The format of a load with ``kv_dtype`` auto. Processors with VNNI take half of it."""
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")

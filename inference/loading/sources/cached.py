@@ -1,4 +1,4 @@
-"""What downloads left in the cache: listed, and removed file by file. Imports no torch.
+"""Downloads in the cache: listed, and removed file by file. Imports no torch.
 
     <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     a hub's
     <cache>/pypi/<package>/…                                                          pypi

@@ -232,7 +232,7 @@ def _not_found(
 
 @dataclass(frozen=True, slots=True)
 class WantedFiles:
-    """What a load's ``file`` names."""
+    """The file or quant that a load's ``file`` names."""
 
     weights: str | None
     """A file's name or a quant; ``None``: the best that fit."""

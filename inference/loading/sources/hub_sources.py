@@ -61,7 +61,7 @@ class HubSource:
 
     @property
     def token_words(self) -> str:
-        """What an operator sets for it, to be read in "set … on this host"."""
+        """The variables that an operator sets for it, for "set … on this host"."""
         if self.named is None:
             return "HF_TOKEN"
         return self.named.token_variable or f"token=VARIABLE for {self.scheme} in {SOURCES.name}"

@@ -1,4 +1,4 @@
-"""What every weight file format offers: tensors by Hugging Face name."""
+"""The interface of every weight file format: tensors by Hugging Face name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens between a load's acceptance and its engine's start, in its replica's thread.
+"""The steps from a load's acceptance to its engine's start, in its replica's thread.
 
     possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
                                                  └─▶ they are idle still ─▶ its files can run?

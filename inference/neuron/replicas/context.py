@@ -1,4 +1,4 @@
-"""What a replica needs of the neuron it lives on."""
+"""The parts of its neuron that a replica uses."""
 
 from __future__ import annotations
 

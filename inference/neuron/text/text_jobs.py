@@ -1,4 +1,4 @@
-"""What a request asks of the sandbox, and what its client is answered where that has no result.
+"""A request's jobs for the sandbox, and its client's answer where one has no result.
 
 Schemas, grammars and chat templates are compiled and rendered in workers, never in this process
 (``inference.sandbox``). What a grammar came to is kept for the next request that has the same.

@@ -75,7 +75,7 @@ class ChoiceText:
         )
         self._markers = markers
         self._closing_marker = ""
-        """What closes a block that is open at the answer's end; empty where no block can be."""
+        """The text that closes a block open at the answer's end; empty where no block can be."""
         if markers is not None:
             self._closing_marker = markers.closes
         elif phrases is not None:
@@ -181,7 +181,7 @@ class _ThoughtText:
         self._has_opened = False
         self._label = label
         self._held = ""
-        """What may still be the label."""
+        """The text that may still become the label."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Piece]:
         return self._parts(self._detokenizer.feed(token_ids))

@@ -1,4 +1,4 @@
-"""What an answer's text is made of, and the contract of everything that takes it apart.
+"""The parts of an answer's text, and the contract of everything that takes it apart.
 
     text pieces ─▶ parser.feed(text) … parser.flush() ─▶ parts, in order
 

@@ -104,7 +104,7 @@ class StopStrings:
 
 
 RESPONSE = ("<response>", "</response>")
-"""What Granite 3.3 puts round its answer where it thinks."""
+"""Granite 3.3's phrases round its answer where it thinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class PhraseMarkers:
     closes: tuple[str, ...]
     answer_opens: str = ""
     answer_closes: str = ""
-    """What stands round the answer behind a thought, and is no part of it."""
+    """Texts round the answer behind a thought that are no part of it."""
     is_asked_for: bool = False
     """The model writes the phrases only where its template enables thinking."""
 
@@ -190,7 +190,7 @@ class PhraseReader:
         self._phrases = phrases
         self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
         self._held = ""
-        """What may still be a phrase that has to come first."""
+        """The text that may still become a phrase that has to come first."""
         self._finder = _Finder(phrases.closes)
         self._num_unsettled = 0
         """Tokens of which it is not known yet what they are."""

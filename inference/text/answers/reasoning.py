@@ -106,7 +106,7 @@ class HarmonySplitter:
         return self._end_header(self._header)
 
     def take_text(self) -> str:
-        """What stands before the last token's own text, or for it: the head of a call, or the space
+        """Text before the last token's own, or in its place: the head of a call, or the space
         between two texts."""
         text, self._markup_text = self._markup_text, ""
         return text
@@ -181,7 +181,7 @@ class ReasoningMarkers:
 
     @property
     def follows_token_id(self) -> int | None:
-        """What the start token must come right after; ``None``: anything."""
+        """The text that the start token must follow; ``None``: any."""
         return None if self.channels is None else self.channels.channel
 
 

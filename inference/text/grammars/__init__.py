@@ -1,1 +1,1 @@
-"""What an answer must be, as a grammar that the engine follows."""
+"""Grammars that an engine's answer follows."""

@@ -228,7 +228,7 @@ def _is_impossible(root: Any, place: Place) -> bool:
 
 
 class _Numbers:
-    """What a schema, and those that hold for the same value, demand of a number."""
+    """Demands on a number, of a schema and those that hold for the same value."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

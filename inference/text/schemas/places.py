@@ -90,7 +90,7 @@ def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
 
 
 def referenced(root: Any, schema: Any) -> Place | None:
-    """What the ``$ref`` of ``schema`` points at; ``None`` where ``root`` has no schema there."""
+    """The target of the ``$ref`` of ``schema``; ``None`` where ``root`` has no schema there."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None

@@ -169,7 +169,7 @@ def _target(root: Any, place: Place) -> list[Steps]:
 
 
 def _missing(root: Any, place: Place, ending: set[Steps]) -> Iterator[Steps]:
-    """What of a value's parts would have to end first; nothing where a value can end."""
+    """Parts of a value that would have to end first; none where a value can end."""
     schema = place.schema
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return

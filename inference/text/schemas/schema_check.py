@@ -130,7 +130,7 @@ def checked_schema(schema: Schema) -> Schema:
 def leniently_checked(
     schema: Schema, check: Callable[[Schema], Schema] = checked_schema
 ) -> tuple[Schema, list[Steps]]:
-    """What ``check`` returns of ``schema`` without the places that it refuses, and their steps.
+    """The result of ``check`` for ``schema`` without the places that it refuses, and their steps.
     Raises ``MalformedSchemaError`` for what is no schema."""
     places: list[Steps] = []
 

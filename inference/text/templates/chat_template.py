@@ -57,8 +57,8 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
         "add_generation_prompt",
     }
 )
-"""What a client's template_kwargs may not be called: arguments of transformers' renderer, whose
-names clients know."""
+"""Forbidden names of a client's template_kwargs: arguments of transformers' renderer, which clients
+know."""
 
 ANY_TURN = ChatMessage(role="user", content="Hello")
 """A template that refuses this turn refuses all."""

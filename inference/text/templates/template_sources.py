@@ -28,7 +28,7 @@ class TemplateSources:
 
     @property
     def for_tools(self) -> str | None:
-        """What renders a chat with tools; ``None``: nothing here has a place for them."""
+        """The template of a chat with tools; ``None``: none here has a place for them."""
         source = self.tool_use or self.default
         return source if source is not None and "tools" in source else None
 

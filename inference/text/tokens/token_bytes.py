@@ -23,7 +23,7 @@ BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class LeadingSpace(Enum):
-    """What decoding does with spaces at the very start of a text."""
+    """How decoding treats spaces at the very start of a text."""
 
     KEEP = "keep"
     DROP_ONE = "drop one"

@@ -157,7 +157,8 @@ class Tokenizer:
         return self._bytes_by_id[token_id] if token_id < len(self._bytes_by_id) else b""
 
     def _surrounding_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
-        """What tokenizer.json puts around a text; add_bos_token and add_eos_token overrule it."""
+        """Tokens that tokenizer.json puts around a text; add_bos_token and add_eos_token overrule
+        it."""
         prefix, suffix = self._post_processor_ids()
         for side, flag, name in (
             (prefix, "add_bos_token", "bos_token"),

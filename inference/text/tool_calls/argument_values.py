@@ -59,7 +59,7 @@ def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, A
 
 
 def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]:
-    """What the schema only leads to."""
+    """The schemas that ``schema`` only leads to."""
     if isinstance(reference := schema.get("$ref"), str):
         return [resolve_reference(reference, root)]
     for keyword in ("anyOf", "oneOf"):

@@ -44,7 +44,7 @@ class PartList:
 
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
-"""What the remains of a call have and a line of prose behind a call rarely does."""
+"""Characters of the remains of a call, rare in a line of prose behind a call."""
 
 
 class Decision(NamedTuple):

@@ -30,9 +30,9 @@ from inference.text.tool_calls.json_text import (
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
-"""What a call object may hold at its top."""
+"""Keys that a call object may have at its top."""
 LABELS = frozenset({"type", "id"})
-"""What stands beside a call and is no part of it."""
+"""Keys beside a call that are no part of it."""
 
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
@@ -167,7 +167,7 @@ def _without_arguments(
 
 
 def _nameless(arguments: dict[str, Any], tools: KnownTools) -> _Call | None:
-    """What could be two calls is none."""
+    """``None`` where it could be two calls."""
     named = tools.named_by(arguments)
     by_arguments = None if named is None else (named, arguments)
     inner = arguments.get("name")

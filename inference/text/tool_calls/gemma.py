@@ -197,7 +197,7 @@ def _in_order(members: Sequence[tuple[str, bool]]) -> str:
 
 
 BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
-"""What may have been a number before a character was lost or added."""
+"""Text that may have been a number before a character was lost or added."""
 FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
 GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 

@@ -1,4 +1,4 @@
-"""What the formats' grammars have in common: llguidance lark rules, as lines of text.
+"""Rules that the formats' grammars share: llguidance lark rules, as lines of text.
 
     required    start: call (between call)*    call: marker rest      once: start: call
     auto        start: call* TEXT              call: head rest        once: start: TEXT | call
@@ -181,7 +181,7 @@ class TagStyle:
     begin: Callable[[str], str]
     end: str
     key: Callable[[str], str]
-    """What stands before a value, given the argument's name."""
+    """The text before a value, given the argument's name."""
     any_key: str
     value_end: str
     """Behind a value that is not free text."""

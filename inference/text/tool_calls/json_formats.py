@@ -62,7 +62,7 @@ class ListMarkers:
     name: str
     opens: str
     closes: str = ""
-    """What grammars put behind the list; nothing where the model ends its answer there."""
+    """The grammar's end of the list; empty where the model ends its answer there."""
     also_read: tuple[str, ...] = ()
     """Other opening markers, of relatives."""
     also_closes: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class ListMarkers:
     synonyms: Mapping[str, str] = field(default_factory=dict)
     """The model's keys, and those of a call that they stand for."""
     margins: tuple[str, str, str] = ("", ", ", "")
-    """What grammars put before, between and behind the list's objects."""
+    """The grammar's texts before, between and behind the list's objects."""
 
 
 GRANITE = ListMarkers(

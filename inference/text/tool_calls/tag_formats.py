@@ -120,7 +120,7 @@ _FUNCTION_LINE = literal(f"\n{FUNCTION}")
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """What stands around one call, and around its values."""
+    """The texts around one call, and around its values."""
 
     opens: str
     closes: str
