@@ -64,7 +64,7 @@ def test_the_first_message_loads_the_model(browser: Browser, serve: ScriptedServ
     browser.photograph("playground-while-loading")
     model.hold_load(False)
     browser.wait(lambda: has_ended(browser, 1), "the answer of the model that was loaded")
-    assert "Greetings" in browser.text and "• Hello yourself." in browser.text
+    assert "Greetings" in browser.text and "Hello yourself." in browser.text
     assert "##" not in browser.text and "**" not in browser.text
     stats = browser.run(LAST_STATS)
     assert all(word in stats for word in ("tokens in", "out", "first after", "tok/s")), stats

@@ -60,10 +60,12 @@ def loss(pool: WorkerPool, job: Job) -> LossReason:
 
 
 def workers() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [
-        one for one in children if "inference.sandbox" in command_line(one) and not has_ended(one)
+    """The pool's server and workers; servers that other tests keep have their own."""
+    servers = [
+        one for one in psutil.Process().children() if "inference.sandbox" in command_line(one)
     ]
+    found = [one for server in servers for one in (server, *server.children())]
+    return [one for one in found if not has_ended(one)]
 
 
 def is_busy(process: psutil.Process) -> bool:

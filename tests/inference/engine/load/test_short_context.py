@@ -10,10 +10,9 @@ from typing import Any, Literal
 import pytest
 
 from inference.engine.load.load_engine import load_engine
-from inference.models import step
 from inference.models.config import ModelConfig
 from inference.models.errors import PositionError
-from inference.models.layers import rope
+from inference.models.layers import rope, step
 from inference.models.native import model as native_model
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
