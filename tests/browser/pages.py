@@ -97,6 +97,7 @@ NO_PAGES = {
     "favicon.ico": "an image",
     "version": "JSON",
     "playground-identify": "a POST that finds who asks, answered without a word",
+    "playground-markdown": "a part of an answer",
     "playground-conversations": "JSON for the playground's script",
     "playground-conversation": "JSON for the playground's script",
     "playground-export": "a file",

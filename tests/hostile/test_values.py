@@ -120,8 +120,9 @@ async def test_any_value_under_any_key(
         await neuron.beat()
         assert (await client.post(CHAT, BODY)).status == 200, family
         await gateway.readers.ensure(EVIL)
-        await redis_client.delete(key)
-        await VALUES[value](redis_client, key, gateway.gateway_id)
+        # In place at once: the gateway makes a stream of its neuron that is gone anew.
+        await VALUES[value](redis_client, f"made:{key}", gateway.gateway_id)
+        await redis_client.rename(f"made:{key}", key)
 
         await no_large_reply_waits(redis_client)
         snapshot = await live.read_snapshot(redis_client)

@@ -217,6 +217,7 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
 def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) -> None:
     """Honest requests while that attack runs."""
     evil = invite(serve)
+    wait_until(lambda: lure_is_ready(serve.url), "its model is offered")
     lured = pool.submit(ask_the_lure, serve.url)
     wait_until(lambda: is_lured(evil), "a request for the lure")
     evil.client.delete(evil.events)
@@ -230,6 +231,12 @@ def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) 
         end_lure(evil)
     lured.result(TIMEOUT_S)
     evil.client.close()
+
+
+def lure_is_ready(url: str) -> bool:
+    """Before that, a request for it would have it loaded by the honest host."""
+    status: str = httpx.get(f"{url}/v1/models/lure").json().get("status", "")
+    return status == "ready"
 
 
 def ask_the_lure(url: str) -> None:

@@ -21,8 +21,9 @@ from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import Outcome
 from tests.cases import each_case
-from tests.fleet.conftest import device, heartbeat, replica, stats
+from tests.fleet.conftest import device, heartbeat, replica
 from tests.inference.gateway.metrics.ended import ended
+from tests.inference.reports import engine_stats
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "packaging" / "monitoring"
@@ -58,7 +59,9 @@ def exported() -> dict[str, set[str]]:
     snapshot = build_snapshot(
         [
             heartbeat(
-                "beast", devices=[full], replicas=[replica(stats=stats(last_forward_unix_s=1.0))]
+                "beast",
+                devices=[full],
+                replicas=[replica(stats=engine_stats(last_forward_unix_s=1.0))],
             )
         ],
         NO_DESIRED_STATES,

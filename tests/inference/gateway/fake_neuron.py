@@ -302,6 +302,8 @@ class FakeNeuron:
         stats = engine_stats(
             in_flight=1,
             queue_depth=self.queue_depth,
+            kv_blocks_used=3,
+            kv_blocks_total=400,
             decode_tokens_per_s=50.0,
             prefill_tokens_per_s=500.0,
             last_forward_unix_s=now_s,

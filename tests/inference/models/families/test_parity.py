@@ -164,10 +164,14 @@ TESTED_IN = HYBRIDS | MIXTURES | LATENT | VISION | OTHERS
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 
+def test_every_kind_of_tower_has_a_model_of_images() -> None:
+    shown = [family for family in FAMILIES if IMAGE_MODELS.keys() & set(family.model_types)]
+    projectors = {one for family in FAMILIES for one in family.gguf_projectors}
+    assert projectors == {one for family in shown for one in family.gguf_projectors}
+
+
 @each_case("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_its_rows(family: Family) -> None:
-    if "vision" in family.features:
-        assert IMAGE_MODELS.keys() & set(family.model_types)
     if file := TESTED_IN.get(family.name):
         assert (Path(__file__).parent / file).is_file()
         return
