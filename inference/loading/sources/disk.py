@@ -62,15 +62,18 @@ def bytes_under(directory: Path) -> int:
     return sum(stats.st_size for path, stats in files_under(directory) if not path.is_symlink())
 
 
-def files_under(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Sorted within each folder. Files and folders that vanish meanwhile are left out."""
+def files_under(directory: Path, *, is_deep: bool = True) -> Iterator[tuple[Path, os.stat_result]]:
+    """Sorted within each folder. Files and folders that vanish meanwhile or cannot be read are left
+    out. ``is_deep=False``: those in the folder itself."""
     for folder, _, names in os.walk(directory):
         for name in sorted(names):
             path = Path(folder, name)
             try:
                 yield path, path.stat()
-            except FileNotFoundError:
+            except OSError:
                 continue
+        if not is_deep:
+            return
 
 
 def is_locked(path: Path) -> bool:

@@ -253,12 +253,13 @@ def _source(spec: LoadSpec) -> Source | None:
 
 
 def _files_identity(path: Path) -> str:
-    """The whole folder of a file counts: shards lie side by side."""
-    folder = path if path.is_dir() else path.parent
+    """The whole folder of a file counts: shards lie side by side. It may be somebody's home or a
+    disk's root: nothing below it is looked through."""
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
     return "\n".join(
         f"{file.relative_to(folder)} {stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
-        for file, stats in files_under(folder)
-        if path.is_dir() or file.parent == folder
+        for file, stats in files_under(folder, is_deep=is_folder)
     )
 
 

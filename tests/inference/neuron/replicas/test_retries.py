@@ -178,6 +178,21 @@ def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
     assert failed.is_dropped
 
 
+def test_nothing_below_the_folder_of_a_file_is_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a home or a disk's root; some of what stands there cannot be read."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    scanned, scan = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scanned.append(Path(path)) or scan(path))
+    spec = spec_of(f"path:{tmp_path}/model.gguf")
+    before = local_identity(spec)
+    (tmp_path / "model.gguf").write_bytes(b"whole")
+    assert before is not None and local_identity(spec) != before
+    assert {*scanned} == {tmp_path}
+
+
 def test_the_file_of_a_draft_model(tmp_path: Path) -> None:
     (tmp_path / "draft.gguf").write_bytes(b"half")
     drafting = spec_of(
