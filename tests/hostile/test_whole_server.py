@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -217,9 +217,7 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
 def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) -> None:
     """Honest requests while that attack runs."""
     evil = invite(serve)
-    wait_until(lambda: lure_is_ready(serve.url), "its model is offered")
-    lured = pool.submit(ask_the_lure, serve.url)
-    wait_until(lambda: is_lured(evil), "a request for the lure")
+    lured = lure(serve.url, evil, pool)
     evil.client.delete(evil.events)
     wait_until(lambda: evil.client.exists(evil.events), "its stream is made anew")
     asked = [pool.submit(honest.ask, serve.url) for _ in range(NUM_ASKED)]
@@ -233,10 +231,17 @@ def attacked(serve: Serve, name: str, honest: Honest, pool: ThreadPoolExecutor) 
     evil.client.close()
 
 
-def lure_is_ready(url: str) -> bool:
-    """Before that, a request for it would have it loaded by the honest host."""
-    status: str = httpx.get(f"{url}/v1/models/lure").json().get("status", "")
-    return status == "ready"
+def lure(url: str, evil: Evil, pool: ThreadPoolExecutor) -> Future[None]:
+    """A request that it was sent. Before gateways see it anew, one is refused or goes elsewhere."""
+    asked = [pool.submit(ask_the_lure, url)]
+
+    def is_sent() -> bool:
+        if asked[-1].done() and not is_lured(evil):
+            asked.append(pool.submit(ask_the_lure, url))
+        return is_lured(evil)
+
+    wait_until(is_sent, "a request for the lure")
+    return asked[-1]
 
 
 def ask_the_lure(url: str) -> None:
