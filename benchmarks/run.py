@@ -63,7 +63,8 @@ class Results:
         return statistics.median(values) if values else None
 
     def median_ratio(self, name: str, subject: str, other: str) -> float | None:
-        """How many times ``other``'s reading a round's is, which a slow moment changes least."""
+        """The median of the rounds' ratios of ``subject``'s reading to ``other``'s, which a slow
+        moment changes least."""
         found = self.readings.get(name, {})
         pairs = zip(found.get(subject, []), found.get(other, []), strict=False)
         ratios = [one / two for one, two in pairs if one and two]

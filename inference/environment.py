@@ -70,8 +70,8 @@ def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str
 
 
 def child_environment(role: Role) -> dict[str, str]:
-    """This process' for one that it starts: with the role's secrets alone, and with these packages
-    importable from any working directory."""
+    """The environment of a process that this one starts: with the role's secrets alone, and with
+    these packages importable from any working directory."""
     package_dir = str(Path(__file__).resolve().parent.parent)
     paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     python_path = os.pathsep.join(dict.fromkeys(paths))

@@ -27,11 +27,11 @@ class FindingKind:
     page: tuple[str, str]
     """The URL's name and the link's text."""
     many: str = ""
-    """Its words where there are many; empty: each has its line."""
+    """Words for many findings of the kind; empty: each finding has a line."""
     filter: str = ""
-    """The filter of its page, where it stands for many."""
+    """The filter of its page, where one line stands for many findings."""
     page_of: Callable[[str], str] | None = None
-    """The address of what it is about."""
+    """Gives the page of the host or model that a finding names."""
 
 
 KINDS = {

@@ -69,7 +69,7 @@ def _parser() -> MarkdownIt:
 
 
 def _reached_by_keys(code: str) -> str:
-    """Its lines may be longer than the page."""
+    """Lines of code may be longer than the page: the keyboard scrolls them too."""
     return code.replace("<pre>", '<pre tabindex="0">', 1)
 
 
@@ -148,19 +148,21 @@ def _bare_link(state: StateInline, silent: bool) -> bool:
 
 def mathml(tex: str, *, is_displayed: bool) -> str:
     """TeX that is not understood is shown as it was written."""
+    as_written = f'<code class="pg-tex">{escape(tex)}</code>'
+    if MACRO in tex:
+        return as_written
     try:
-        if MACRO in tex:
-            raise ValueError(f"{MACRO} is not expanded")
         formula = Converter(display="block" if is_displayed else "inline").convert_to_element(tex)
     except Exception:  # noqa: BLE001 - the library raises whatever it runs into
-        return f'<code class="pg-tex">{escape(tex)}</code>'
+        return as_written
     for element in formula.iter():
         _keep_layout(element)
     return tostring(formula, encoding="unicode")
 
 
 def _keep_layout(element: Element) -> None:
-    """Its text has entities as they are written, which are not to be escaped once more."""
+    """Drops every attribute that does not lay out. The library writes entities into texts, which
+    would be escaped once more."""
     for name in {*element.keys()} - LAYOUT_NAMES:
         del element.attrib[name]
     element.text = element.text and unescape(element.text)

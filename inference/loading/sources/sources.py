@@ -253,8 +253,8 @@ def _source(spec: LoadSpec) -> Source | None:
 
 
 def _files_identity(path: Path) -> str:
-    """The whole folder of a file counts: shards lie side by side. It may be somebody's home or a
-    disk's root: nothing below it is looked through."""
+    """The whole folder of a file counts: shards lie side by side. That folder may be a home or a
+    disk's root, so nothing below it is looked through."""
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
     return "\n".join(

@@ -181,7 +181,7 @@ def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
 def test_nothing_below_the_folder_of_a_file_is_looked_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be a home or a disk's root; some of what stands there cannot be read."""
+    """The folder may be a home or a disk's root, where some files cannot be read."""
     (tmp_path / "below").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     scanned, scan = [], os.scandir
