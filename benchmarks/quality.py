@@ -59,13 +59,18 @@ def prompts(opened: OpenedModel) -> dict[str, list[int]]:
 
 
 @torch.inference_mode()
-def exact_log_probabilities(opened: OpenedModel, token_ids: Sequence[int]) -> list[float]:
-    """Of each token but the first, with weights that are dequantised layer by layer."""
-    ids = torch.tensor(token_ids, dtype=torch.int32)
+def exact_logits(opened: OpenedModel, ids: torch.Tensor) -> torch.Tensor:
+    """(num_tokens, vocab_size), with weights that are dequantised layer by layer."""
     factory = LinearFactory(torch.device("cpu"), torch.float32, prefill_copies=False, exact=True)
     weights = OpenedWeights(opened.files, factory, lambda _: None)
     step = StepInput.of_sequence(ids.numpy(), 1, logit_rows=ALL_ROWS)
-    return following(prompt_logits(opened.config, weights, step, lambda _: None), ids)
+    return prompt_logits(opened.config, weights, step, lambda _: None)
+
+
+def exact_log_probabilities(opened: OpenedModel, token_ids: Sequence[int]) -> list[float]:
+    """Of each token but the first."""
+    ids = torch.tensor(token_ids, dtype=torch.int32)
+    return following(exact_logits(opened, ids), ids)
 
 
 def following(logits: torch.Tensor, ids: torch.Tensor) -> list[float]:

@@ -24,7 +24,7 @@ print(key_create(actor=COMMAND, account=account, scopes=["fleet:write"]).key)
 
 
 def add_model(helexa: Serve, file: Path) -> str:
-    """A file of the default model, under a new name."""
+    """A file under a new name."""
     name = f"again-{uuid.uuid4().hex[:8]}"
     create_model(helexa, name=name, source=f"path:{file}", kv_memory_bytes=KV_BYTES)
     return name

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.live.catalogue import add_model, operate, run
+from tests.live.catalogue import add_model, operate, run, withdraw_model
 from tests.live.serving import (
     MODEL,
     QUESTION,
@@ -209,3 +210,27 @@ def test_the_second_load_knows_what_the_first_one_took(helexa: Serve, default_gg
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert f"context length is {context_tokens} tokens" in refused.json()["error"]["message"]
+
+
+def test_a_second_published_model_takes_turns_with_the_first(
+    helexa: Serve, gemma_gguf: Path
+) -> None:
+    """Gemma 3 270M is a base model without a chat template, whose file has mixed types."""
+    name = add_model(helexa, gemma_gguf)
+
+    def completed(prompt: str, model: str = name) -> str:
+        body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
+        url = f"{helexa.url}/v1/completions"
+        response = httpx.post(url, json=body, timeout=WAIT_TIMEOUT_S)
+        assert response.is_success, response.text
+        text: str = response.json()["choices"][0]["text"]
+        return text
+
+    capital = "The capital of Italy is Rome. The capital of France is"
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(completed, [capital] * 8, [MODEL, name] * 4))
+    assert all("Paris" in answer for answer in answers), answers
+    # Longer than the window of most of its layers.
+    beyond = "The code word is heron. " + "Rain fell on the roof. " * 120 + "The code word is"
+    assert completed(beyond).startswith(" heron")
+    withdraw_model(helexa, name)

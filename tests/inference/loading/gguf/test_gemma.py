@@ -16,6 +16,7 @@ from torch.nn.functional import cosine_similarity
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
+from benchmarks.quality import exact_logits, open_on_cpu
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.loading.gguf.header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel
@@ -23,7 +24,6 @@ from inference.models.families.registry import family_of
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput
-from tests.inference.loading.gguf.test_quality import exact_logits, open_on_cpu
 
 pytestmark = pytest.mark.slow
 PROMPTS = (
