@@ -52,7 +52,7 @@ class PlanForm(CheckedForm):
         }
 
     def check(self) -> None:
-        store.settings_of(self.instance)
+        store.plan_check(self.instance)
 
 
 @admin.register(BenchTarget)

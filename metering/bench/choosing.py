@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from inference.settings.gateway import API_KEY
 from metering.bench import store
 from metering.bench.bench_toml import BenchToml, read_bench_toml
 from metering.bench.errors import BenchFileError, BenchValueError
-from metering.bench.models import BenchTarget
-from metering.bench.scenarios import KINDS, SweepSettings, TargetSpec, parse_scenarios
+from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.sweep import Sweep, SweepResult
-from metering.bench.targets import open_target
+from metering.bench.targets import TargetSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,9 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="a helexa-bench.toml, instead of the database"
     )
     whom.add_argument("--endpoint", metavar="URL", help="this one alone, with --name and --kind")
-    whom.add_argument("--kind", choices=KINDS, default="openai", help="default: %(default)s")
+    whom.add_argument(
+        "--kind", choices=BenchTarget.Kind.values, default="openai", help="default: %(default)s"
+    )
     whom.add_argument("--name", help="what its results are kept under (default: the endpoint)")
     whom.add_argument("--build", default="", help="where the endpoint reports none")
     whom.add_argument(
@@ -89,13 +90,8 @@ def choice_of(options: Mapping[str, Any]) -> SweepChoice:
 
 def sweep_run(choice: SweepChoice, report: Callable[[str], object], **hooks: Any) -> SweepResult:
     """Runs a sweep into the database. ``hooks``: fields of ``Sweep``. Raises ``BenchError``."""
-    settings = settings_chosen(choice)
-    sweep = Sweep(
-        settings=settings,
-        open_target=lambda spec: open_target(spec, timeout_s=settings.request_timeout_s),
-        report=report,
-        **{"store": store.RunStore(), **hooks},
-    )
+    plan = plan_chosen(choice)
+    sweep = Sweep(plan=plan, is_beside_load=choice.is_beside_load, report=report, **hooks)
     specs = targets_chosen(choice)
     if not specs:
         raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
@@ -107,15 +103,12 @@ def sweep_run(choice: SweepChoice, report: Callable[[str], object], **hooks: Any
     return result
 
 
-def settings_chosen(choice: SweepChoice) -> SweepSettings:
-    """Raises ``BenchError``."""
+def plan_chosen(choice: SweepChoice) -> SweepPlan:
+    """The database's or the file's, with the caller's options. Raises ``BenchError``."""
     plan = store.plan_find()
-    if choice.config:
-        for name, value in _file(choice.config).plan.items():
-            setattr(plan, name, value)
-    settings = store.settings_of(plan)
+    columns = dict(_file(choice.config).plan) if choice.config else {}
     numbers: dict[str, Any] = {
-        "samples_per_build": choice.samples,
+        "samples_per_version": choice.samples,
         "max_tokens": choice.max_tokens,
         "iteration_pause_s": choice.pause_s,
         "request_timeout_s": choice.timeout_s,
@@ -124,25 +117,29 @@ def settings_chosen(choice: SweepChoice) -> SweepSettings:
         if value is not None:
             if value < 0 or (value == 0 and name != "iteration_pause_s"):
                 raise BenchValueError(name, f"{value} is too little")
-            settings = replace(settings, **{name: value})
+            columns[name] = value
     if choice.scenarios:
-        settings = replace(settings, scenarios=tuple(parse_scenarios(choice.scenarios)))
-    return replace(settings, is_beside_load=choice.is_beside_load)
+        columns["scenarios"] = list(choice.scenarios)
+    for name, value in columns.items():
+        setattr(plan, name, value)
+    store.plan_check(plan)
+    return plan
 
 
 def targets_chosen(choice: SweepChoice) -> list[TargetSpec]:
     """Raises ``BenchError``."""
-    specs = {spec.name: spec for spec in _all_targets(choice)}
+    specs = {spec.row.name: spec for spec in _all_targets(choice)}
     names = choice.targets or list(specs)
     for name in names:
         if name not in specs:
             known = ", ".join(specs) or "there is none"
             raise BenchValueError("target", f"{name!r} is no target: {known}")
     chosen = [specs[name] for name in dict.fromkeys(names)]
-    if choice.models:
-        chosen = [replace(spec, only_models=tuple(choice.models)) for spec in chosen]
-    if choice.scenarios:
-        chosen = [replace(spec, scenarios=()) for spec in chosen]
+    for spec in chosen:
+        if choice.models:
+            spec.row.only_models = list(choice.models)
+        if choice.scenarios:
+            spec.row.scenarios = []
     return chosen
 
 
@@ -154,8 +151,8 @@ def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
             endpoint=choice.endpoint,
             build=choice.build,
         )
-        key = choice.key or API_KEY.read(os.environ)
-        yield replace(store.spec_of(target, os.environ), api_key=key)
+        store.target_check(target)
+        yield TargetSpec(row=target, api_key=choice.key or API_KEY.read(os.environ))
         return
     if choice.config:
         rows = [BenchTarget(**columns) for columns in _file(choice.config).targets]
@@ -165,13 +162,15 @@ def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
         yield from _neurons(*server_and_key(choice.url, choice.key, settings.CONFIG.data_dir))
     for row in rows:
         if row.enabled:
-            yield store.spec_of(row, os.environ)
+            store.target_check(row)
+            yield TargetSpec(row=row, api_key=os.environ.get(row.api_key_env))
 
 
 def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:
     """This fleet's, through the database's views; their models answer at ``url``."""
     for neuron in Neuron.objects.exclude(status="away").order_by("name"):
-        yield TargetSpec(name=neuron.name, kind="neuron", endpoint=url, api_key=key, is_local=True)
+        row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
+        yield TargetSpec(row=row, api_key=key, is_local=True)
 
 
 def _file(path: Path) -> BenchToml:

@@ -4,37 +4,31 @@
        └────▶ cancelled
 
 Each transition is a conditional update: a caller that changes no row was too late. A running job
-has two threads:
-
-    the job's    sweep ─▶ line, counts ─▶ row
-    the beat's   every few seconds: row ─▶ shall it continue?
+has a thread in the control, whose tick reports that it runs.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.core.management.base import CommandError
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.actor import Actor
 from metering.bench.choosing import SweepChoice, sweep_run
 from metering.bench.errors import BenchError, BenchValueError, JobOpenError
-from metering.bench.models import BenchJob, BenchTarget
+from metering.bench.models import BenchJob, BenchRun, BenchTarget
 from metering.bench.scenarios import parse_scenarios
-from metering.bench.store import RunStore
-from metering.bench.sweep import Kept, SweepResult
+from metering.bench.store import run_keep
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
-BEAT_EVERY_S = 3.0
 MAX_JOB_SAMPLES = 1000
 MAX_JOB_LINES = 200
 SILENT_AFTER_S = 60.0
@@ -126,10 +120,14 @@ def bench_job_claim() -> BenchJob | None:
     return None
 
 
-def bench_job_beat(*, job_id: int) -> bool:
-    """Reports that the job is running. Returns whether to continue."""
+def bench_job_beat(*, job_id: int) -> None:
+    """Reports that the job is running."""
+    BenchJob.objects.filter(pk=job_id, status=Status.RUNNING).update(beat_at=timezone.now())
+
+
+def bench_job_is_wanted(*, job_id: int) -> bool:
+    """Whether to continue: it was neither cancelled nor given up."""
     running = BenchJob.objects.filter(pk=job_id, status=Status.RUNNING)
-    running.update(beat_at=timezone.now())
     return running.filter(is_cancel_requested=False).exists()
 
 
@@ -164,118 +162,52 @@ class _CancelledError(Exception):
     """No ``BenchError``: the sweep does not continue with the next target."""
 
 
-class JobRun:
+def bench_job_run(job: BenchJob) -> None:
     """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
-    ``run`` blocks until the job has ended, however."""
+    Blocks until the job has ended, however."""
+    try:
+        status, error = _outcome(job)
+    except _CancelledError:
+        status, error = Status.CANCELLED, ""
+    except (BenchError, CommandError) as problem:
+        status, error = Status.FAILED, str(problem)
+    except Exception:
+        logger.exception("%s broke", job)
+        status, error = Status.FAILED, "The sweep broke; the control's log has the traceback."
+    bench_job_end(job_id=job.pk, status=status, error=error)
 
-    def __init__(self, job: BenchJob, *, beat_every_s: float = BEAT_EVERY_S) -> None:
-        self._job = job
-        self._beat_every_s = beat_every_s
-        self._is_over = threading.Event()
-        self._is_cancelled = threading.Event()
 
-    def cancel(self) -> None:
-        """Ends it after its present sample. Thread-safe."""
-        self._is_cancelled.set()
+def _outcome(job: BenchJob) -> tuple[str, str]:
+    """The final status, with a reason where needed. Raises ``BenchError``."""
 
-    def run_in_thread(self) -> None:
-        """``run`` in a thread of its own, whose connections end with it."""
-        try:
-            self.run()
-        finally:
-            connections.close_all()
+    def report(line: str) -> None:
+        job.lines.append(line)
+        bench_job_progress(job=job)
 
-    def run(self) -> None:
-        beats = threading.Thread(target=self._beat, name="bench job beat", daemon=True)
-        beats.start()
-        try:
-            status, error = self._outcome()
-            bench_job_end(job_id=self._job.pk, status=status, error=error)
-        finally:
-            self._is_over.set()
-            beats.join()
+    def expect(num_samples: int) -> None:
+        job.num_planned += num_samples
+        report(f"{num_samples} samples to take")
 
-    def _outcome(self) -> tuple[str, str]:
-        """The final status, with a reason where needed."""
-        try:
-            result = self._sweep()
-        except _CancelledError:
-            return Status.CANCELLED, ""
-        except (BenchError, CommandError) as error:
-            return Status.FAILED, str(error)
-        except Exception:
-            logger.exception("%s broke", self._job)
-            return Status.FAILED, "The sweep broke; the control's log has the traceback."
-        finally:
-            self._save()
-        if result.num_ok == 0 and (result.num_failed or result.left_out):
-            return Status.FAILED, "Nothing was measured: the lines name the reasons."
-        return Status.DONE, ""
+    def keep(run: BenchRun) -> None:
+        run_keep(run)
+        job.num_ok += run.ok
+        job.num_failed += not run.ok
+        bench_job_progress(job=job)
 
-    def _sweep(self) -> SweepResult:
-        """Raises ``BenchError``."""
-        job = self._job
-        choice = SweepChoice(
-            targets=[job.target] if job.target else [],
-            models=[job.model] if job.model else [],
-            scenarios=job.scenarios,
-            samples=job.samples,
-            is_beside_load=job.is_beside_load,
-        )
-        result = sweep_run(
-            choice,
-            self._report,
-            store=_CountingStore(self._count),
-            expect=self._expect,
-            ensure_wanted=self._ensure_wanted,
-        )
-        job.num_cells_done = result.num_cells_done
-        return result
-
-    def _report(self, line: str) -> None:
-        self._job.lines.append(line)
-        self._save()
-
-    def _save(self) -> None:
-        """The sweep continues where the database does not accept its progress now."""
-        try:
-            bench_job_progress(job=self._job)
-        except DatabaseError as error:
-            logger.warning("the progress of %s is not saved: %s", self._job, error)
-
-    def _expect(self, num_samples: int) -> None:
-        self._job.num_planned += num_samples
-        self._report(f"{num_samples} samples to take")
-
-    def _count(self, kept: Kept) -> None:
-        if kept.sample is None:
-            self._job.num_failed += 1
-        else:
-            self._job.num_ok += 1
-        self._save()
-
-    def _ensure_wanted(self) -> None:
-        """Raises ``_CancelledError``."""
-        if self._is_cancelled.is_set():
+    def ensure_wanted() -> None:
+        if not bench_job_is_wanted(job_id=job.pk):
             raise _CancelledError
 
-    def _beat(self) -> None:
-        try:
-            while not self._is_over.wait(self._beat_every_s):
-                try:
-                    if not bench_job_beat(job_id=self._job.pk):
-                        self.cancel()
-                except DatabaseError as error:
-                    logger.warning("%s does not beat: %s", self._job, error)
-                    connections.close_all()
-        finally:
-            connections.close_all()
-
-
-class _CountingStore(RunStore):
-    def __init__(self, count: Callable[[Kept], None]) -> None:
-        self._count = count
-
-    def keep(self, kept: Kept) -> None:
-        super().keep(kept)
-        self._count(kept)
+    choice = SweepChoice(
+        targets=[job.target] if job.target else [],
+        models=[job.model] if job.model else [],
+        scenarios=job.scenarios,
+        samples=job.samples,
+        is_beside_load=job.is_beside_load,
+    )
+    result = sweep_run(choice, report, keep=keep, expect=expect, ensure_wanted=ensure_wanted)
+    job.num_cells_done = result.num_cells_done
+    bench_job_progress(job=job)
+    if result.has_nothing:
+        return Status.FAILED, "Nothing was measured: the lines name the reasons."
+    return Status.DONE, ""

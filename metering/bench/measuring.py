@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from inference.supervised_threads import SupervisedPool
 from metering.bench.answers import Answer
 from metering.bench.client import Asker
 from metering.bench.comparison import median, percentile
 from metering.bench.errors import SampleFailedError
+from metering.bench.models import BenchRun, SweepPlan
 from metering.bench.probing import ModelInfo
-from metering.bench.scenarios import Scenario, ScenarioKind, SweepSettings
+from metering.bench.scenarios import Scenario, ScenarioKind
 from metering.bench.targets import Target
 
 NO_THINKING = "/no_think"
@@ -48,39 +49,14 @@ def chat_prompt(num_tokens: int, salt: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One measurement, by the columns of a run."""
-
-    is_timed_by_server: bool = False
-    max_tokens: int | None = None
-    prompt_tokens_actual: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    ttft_s: float | None = None
-    decode_tps: float | None = None
-    prefill_tps: float | None = None
-    total_s: float | None = None
-    prefill_ms: float | None = None
-    decode_ms: float | None = None
-    prefill_tokens: int | None = None
-    ttft_p95_s: float | None = None
-    queue_wait_ms: float | None = None
-    rejected: int | None = None
-    swap_unload_ms: float | None = None
-    swap_load_ms: float | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """A sample's parameters; each has its own ``salt``."""
+    """One model in one scenario."""
 
     target: Target
     asker: Asker
     model: ModelInfo
     scenario: Scenario
-    settings: SweepSettings
-    salt: str
+    plan: SweepPlan
 
     @property
     def size(self) -> int:
@@ -88,27 +64,29 @@ class Measuring:
         return self.scenario.size
 
 
-def measure(measuring: Measuring) -> Sample:
-    """Raises ``SampleFailedError``."""
-    return MEASURES[measuring.scenario.kind](measuring)
+def measure(one: Measuring) -> BenchRun:
+    """The columns of one sample. Raises ``SampleFailedError``."""
+    return MEASURES[one.scenario.kind](one)
 
 
-def _chat(one: Measuring) -> Sample:
-    salt = SALT_OF_WARM if one.scenario.is_warm else one.salt
-    answer = one.asker.ask(one.model.id, chat_prompt(one.size, salt), one.settings.max_tokens)
-    return _sample(answer, one.settings.max_tokens)
+def _new_salt() -> str:
+    return secrets.token_hex(8)
 
 
-def _prefill(one: Measuring) -> Sample:
-    return _sample(one.asker.ask(one.model.id, chat_prompt(one.size, one.salt), 1), 1)
+def _chat(one: Measuring) -> BenchRun:
+    salt = SALT_OF_WARM if one.scenario.is_warm else _new_salt()
+    answer = one.asker.ask(one.model.id, chat_prompt(one.size, salt), one.plan.max_tokens)
+    return _sample(answer, one.plan.max_tokens)
 
 
-def _concurrency(one: Measuring) -> Sample:
-    max_tokens = one.settings.max_tokens
-    texts = [
-        chat_prompt(one.settings.concurrency_prompt_tokens, f"{one.salt}-{number}")
-        for number in range(one.size)
-    ]
+def _prefill(one: Measuring) -> BenchRun:
+    return _sample(one.asker.ask(one.model.id, chat_prompt(one.size, _new_salt()), 1), 1)
+
+
+def _concurrency(one: Measuring) -> BenchRun:
+    max_tokens = one.plan.max_tokens
+    num_tokens = one.plan.concurrency_prompt_tokens
+    texts = [chat_prompt(num_tokens, _new_salt()) for _ in range(one.size)]
 
     def ask(text: str) -> Answer | None:
         try:
@@ -126,7 +104,7 @@ def _concurrency(one: Measuring) -> Sample:
     ttfts = [answer.first_s for answer in served if answer.first_s is not None]
     waits = [answer.queue_wait_ms for answer in served if answer.queue_wait_ms is not None]
     tokens = sum(answer.completion_tokens or answer.num_pieces for answer in served)
-    return Sample(
+    return BenchRun(
         max_tokens=max_tokens,
         prompt_tokens_actual=served[0].prompt_tokens if served else None,
         completion_tokens=tokens,
@@ -140,13 +118,13 @@ def _concurrency(one: Measuring) -> Sample:
     )
 
 
-def _load(one: Measuring) -> Sample:
+def _load(one: Measuring) -> BenchRun:
     unload_s = one.target.unload(one.model)
     load_s = one.target.load(one.model)
-    return Sample(swap_unload_ms=unload_s * 1000, swap_load_ms=load_s * 1000)
+    return BenchRun(swap_unload_ms=unload_s * 1000, swap_load_ms=load_s * 1000)
 
 
-MEASURES: dict[ScenarioKind, Callable[[Measuring], Sample]] = {
+MEASURES: dict[ScenarioKind, Callable[[Measuring], BenchRun]] = {
     ScenarioKind.CHAT: _chat,
     ScenarioKind.PREFILL: _prefill,
     ScenarioKind.CONCURRENCY: _concurrency,
@@ -154,10 +132,10 @@ MEASURES: dict[ScenarioKind, Callable[[Measuring], Sample]] = {
 }
 
 
-def _sample(answer: Answer, max_tokens: int) -> Sample:
+def _sample(answer: Answer, max_tokens: int) -> BenchRun:
     timing = answer.timing
-    return Sample(
-        is_timed_by_server=timing is not None,
+    return BenchRun(
+        timing=BenchRun.Timing.SERVER if timing else BenchRun.Timing.CLIENT,
         max_tokens=max_tokens,
         prompt_tokens_actual=answer.prompt_tokens,
         cached_tokens=answer.cached_tokens,

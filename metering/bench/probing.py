@@ -15,13 +15,15 @@ MAX_BUILD_CHARACTERS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInfo:
+    """Like ``HostInfo`` and ``Telemetry``, columns of a run."""
+
     build: str
     """Groups cells."""
     git_sha: str = ""
     git_sha_long: str = ""
     git_dirty: bool = False
     package_version: str = ""
-    built_at: datetime | None = None
+    build_timestamp: datetime | None = None
     features: tuple[str, ...] = ()
 
 
@@ -72,7 +74,7 @@ def neuron_build(version: Mapping[str, Any]) -> BuildInfo:
         git_sha_long=_text(version, "git_sha_long")[:64],
         git_dirty=is_dirty,
         package_version=package[:100],
-        built_at=moment_of(version.get("build_timestamp")),
+        build_timestamp=moment_of(version.get("build_timestamp")),
         features=tuple(map(str, version.get("features") or ())),
     )
 

@@ -1,4 +1,4 @@
-"""Scenarios, a sweep's settings, and the remaining samples. Pure.
+"""Scenarios: what is measured. Pure.
 
 A scenario's id never changes, because results are compared by it:
 
@@ -11,8 +11,8 @@ load            the model is unloaded and loaded again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from metering.bench.errors import BenchValueError
@@ -20,8 +20,6 @@ from metering.bench.errors import BenchValueError
 MAX_SIZE = 10_000_000
 MAX_CONCURRENCY = 1024
 WARM = "warm"
-KINDS = ("neuron", "openai", "anthropic")
-"""The kinds of targets."""
 DEFAULT_SCENARIOS = ("chat:128", "chat:128:warm", "chat:4096", "chat:4096:warm")
 
 
@@ -100,82 +98,3 @@ def _size(kind: ScenarioKind, word: str, text: str) -> int:
     if not (word.isascii() and word.isdigit() and len(word) < 9 and 0 < int(word) <= most):
         raise BenchValueError("scenario", f"{text!r}: {word!r} is no number from 1 to {most}")
     return int(word)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepSettings:
-    samples_per_build: int = 5
-    iteration_pause_s: float = 2.0
-    request_timeout_s: float = 600.0
-    sweep_interval_s: float = 1800.0
-    max_tokens: int = 256
-    concurrency_prompt_tokens: int = 512
-    scenarios: tuple[Scenario, ...] = tuple(map(parse_scenario, DEFAULT_SCENARIOS))
-    yields_for_s: float = 300.0
-    """A target that stays busy for longer is left out."""
-    is_beside_load: bool = False
-    """Measures also while others use the target."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSpec:
-    name: str
-    kind: str
-    endpoint: str
-    only_models: tuple[str, ...] = ()
-    """Empty: all loaded ones."""
-    scenarios: tuple[Scenario, ...] = ()
-    """Empty: the sweep's."""
-    build: str = ""
-    """The build to record where the endpoint does not report its own."""
-    hostname: str = ""
-    gpus: tuple[str, ...] = ()
-    api_key: str | None = field(default=None, repr=False)
-    key_variable: str = ""
-    """The environment variable with the key; empty: none."""
-    is_local: bool = False
-    """A neuron of this fleet that is called in this process, not through the REST API."""
-
-
-CellKey = tuple[str, str, str, str]
-"""Target, build, model, scenario id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One model of one build of one target in one scenario."""
-
-    target: str
-    build: str
-    model: str
-    scenario: Scenario
-
-    @property
-    def key(self) -> CellKey:
-        return self.target, self.build, self.model, self.scenario.id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    cell: Cell
-    num_samples: int
-
-
-def work_left(
-    cells: Iterable[Cell], num_done: Mapping[CellKey, int], *, samples_per_build: int
-) -> list[Work]:
-    """The cells that lack samples; failed ones do not count. Model by model, so that models which
-    share memory are not swapped more than needed; scenarios that take a model offline come last."""
-    work = []
-    for cell in dict.fromkeys(cells):
-        missing = samples_per_build - num_done.get(cell.key, 0)
-        if missing > 0:
-            work.append(Work(cell=cell, num_samples=missing))
-    first_seen = {key: number for number, key in enumerate(dict.fromkeys(map(_model_of, work)))}
-    return sorted(
-        work, key=lambda one: (first_seen[_model_of(one)], one.cell.scenario.takes_offline)
-    )
-
-
-def _model_of(work: Work) -> tuple[str, str]:
-    return work.cell.target, work.cell.model

@@ -1,56 +1,33 @@
 """A sweep: every target, every incomplete cell, one sample after the other.
 
-    probe ─▶ cells ─▶ work left ─▶ for each: wait while busy ─▶ warm up ─▶ sample ─▶ keep
+    probe ─▶ cells ─▶ for each with samples missing: wait while busy ─▶ warm up ─▶ sample ─▶ keep
 
 An offline or busy target is skipped.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
 
-from metering.bench.client import Asker
+from django.utils import timezone
+
+from inference.build import this_build
+from inference.version import VERSION
+from metering.bench import store
 from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
-from metering.bench.measuring import Measuring, Sample, measure
-from metering.bench.probing import ModelInfo, Probed, Telemetry
-from metering.bench.scenarios import (
-    Cell,
-    CellKey,
-    Scenario,
-    SweepSettings,
-    TargetSpec,
-    Work,
-    why_not,
-    work_left,
-)
-from metering.bench.targets import Target
+from metering.bench.measuring import Measuring, measure
+from metering.bench.models import BenchRun, SweepPlan
+from metering.bench.probing import ModelInfo
+from metering.bench.scenarios import Scenario, parse_scenarios, why_not
+from metering.bench.targets import Target, TargetSpec, open_target
 
+YIELDS_FOR_S = 300.0
+"""A target that stays busy for longer is left out."""
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
 """A cell is abandoned after so many: a third most likely fails too."""
-
-
-class Store(Protocol):
-    def num_done(self, target: str, build: str) -> Mapping[CellKey, int]: ...
-
-    def keep(self, kept: Kept) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """One sample with its metadata; ``sample`` is ``None`` where it failed."""
-
-    spec: TargetSpec
-    probed: Probed
-    model: ModelInfo
-    scenario: Scenario
-    sample: Sample | None
-    error: str
-    telemetry: Telemetry
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,17 +39,21 @@ class SweepResult:
     left_out: list[str] = field(default_factory=list)
     """Targets and models that were not measured, with the reason."""
 
-
-class BusyError(BenchError):
-    pass
+    @property
+    def has_nothing(self) -> bool:
+        """Whether what there was to measure gave no sample."""
+        return self.num_ok == 0 and bool(self.num_failed or self.left_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    settings: SweepSettings
-    store: Store
-    open_target: Callable[[TargetSpec], Target]
+    plan: SweepPlan
     report: Callable[[str], object]
+    is_beside_load: bool = False
+    """Measures also while others use the target."""
+    open_target: Callable[[TargetSpec, float], Target] = open_target
+    samples_count: Callable[[str, str], Mapping[tuple[str, str], int]] = store.samples_count
+    keep: Callable[[BenchRun], object] = store.run_keep
     expect: Callable[[int], object] = lambda _num_samples: None
     """Called for each target with its number of samples."""
     ensure_wanted: Callable[[], object] = lambda: None
@@ -84,154 +65,159 @@ class Sweep:
     def run(self, specs: Sequence[TargetSpec]) -> SweepResult:
         result = SweepResult()
         for spec in specs:
+            target_sweep = _TargetSweep(self, spec, result)
             try:
-                _TargetSweep(self, spec, result).run()
+                target_sweep.run()
             except BenchError as error:
-                self._leave_out(result, f"{spec.name}: {error}")
+                target_sweep.leave_out(str(error))
         return result
-
-    def _leave_out(self, result: SweepResult, reason: str) -> None:
-        result.left_out.append(reason)
-        self.report(f"left out: {reason}")
 
 
 class _TargetSweep:
     def __init__(self, sweep: Sweep, spec: TargetSpec, result: SweepResult) -> None:
         self._sweep = sweep
-        self._settings = sweep.settings
+        self._plan = sweep.plan
         self._spec = spec
+        self._row = spec.row
         self._result = result
-        self._target = sweep.open_target(spec)
+
+    def leave_out(self, reason: str) -> None:
+        reason = f"{self._row.name}: {reason}"
+        self._result.left_out.append(reason)
+        self._sweep.report(f"left out: {reason}")
 
     def run(self) -> None:
         """Raises ``BenchError``."""
+        self._target = self._sweep.open_target(self._spec, self._plan.request_timeout_s)
         self._probed = self._target.probe()
-        self._models = {model.id: model for model in self._probed.models}
-        for name in self._spec.only_models:
-            if name not in self._models:
-                self._leave_out(f"{name} is not loaded")
-        cells = list(self._cells())
-        work = work_left(
-            cells,
-            self._sweep.store.num_done(self._spec.name, self._probed.build.build),
-            samples_per_build=self._settings.samples_per_build,
-        )
-        self._result.num_cells_done += len(cells) - len(work)
-        self._sweep.expect(sum(one.num_samples for one in work))
-        askers: dict[str, Asker | None] = {}
-        for one in work:
-            model = one.cell.model
-            if model not in askers:
-                askers[model] = self._asker(self._models[model])
-            if (asker := askers[model]) is not None:
-                self._work(one, asker)
+        only_models = self._row.only_models
+        models = {model.id: model for model in self._probed.models}
+        for name in only_models:
+            if name not in models:
+                self.leave_out(f"{name} is not loaded")
+        num_done = self._sweep.samples_count(self._row.name, self._probed.build.build)
+        work: list[tuple[ModelInfo, dict[Scenario, int]]] = []
+        for model in models.values():
+            if not only_models or model.id in only_models:
+                scenarios = self._scenarios(model)
+                missing = {
+                    scenario: num_samples
+                    for scenario in scenarios
+                    if (num_samples := self._missing(num_done, model, scenario)) > 0
+                }
+                self._result.num_cells_done += len(scenarios) - len(missing)
+                work.append((model, missing))
+        self._sweep.expect(sum(sum(missing.values()) for _, missing in work))
+        for model, missing in work:
+            if missing:
+                self._measure_model(model, missing)
 
-    def _leave_out(self, reason: str) -> None:
-        self._sweep._leave_out(self._result, f"{self._spec.name}: {reason}")
-
-    def _cells(self) -> list[Cell]:
-        scenarios = self._spec.scenarios or self._settings.scenarios
-        return [
-            Cell(
-                target=self._spec.name,
-                build=self._probed.build.build,
-                model=model.id,
-                scenario=scenario,
-            )
-            for model in self._models.values()
-            if not self._spec.only_models or model.id in self._spec.only_models
-            for scenario in scenarios
+    def _scenarios(self, model: ModelInfo) -> list[Scenario]:
+        """Those that fit the model; the ones that take it offline come last."""
+        fitting = [
+            scenario
+            for scenario in parse_scenarios(self._row.scenarios or self._plan.scenarios)
             if not why_not(
                 scenario,
                 capabilities=model.capabilities,
                 context_tokens=model.context_tokens,
-                max_tokens=self._settings.max_tokens,
+                max_tokens=self._plan.max_tokens,
             )
         ]
+        return sorted(fitting, key=lambda scenario: scenario.takes_offline)
 
-    def _asker(self, model: ModelInfo) -> Asker | None:
+    def _missing(
+        self, num_done: Mapping[tuple[str, str], int], model: ModelInfo, scenario: Scenario
+    ) -> int:
+        return self._plan.samples_per_version - num_done.get((model.id, scenario.id), 0)
+
+    def _measure_model(self, model: ModelInfo, missing: Mapping[Scenario, int]) -> None:
         try:
-            return self._target.asker(model)
+            asker = self._target.asker(model)
         except TargetUnreachableError as error:
-            self._leave_out(str(error))
-            return None
+            self.leave_out(str(error))
+            return
+        for scenario, num_samples in missing.items():
+            cell = Measuring(
+                target=self._target, asker=asker, model=model, scenario=scenario, plan=self._plan
+            )
+            self._measure_cell(cell, num_samples)
 
-    def _work(self, work: Work, asker: Asker) -> None:
-        if not work.cell.scenario.takes_offline and not self._warm_up(work, asker):
+    def _measure_cell(self, cell: Measuring, num_samples: int) -> None:
+        """Each sweep's first request to a cell is not measured, unless it fails: the server may
+        have restarted since the last one."""
+        if not cell.scenario.takes_offline and not (warm_up := self._take(cell)).ok:
+            self._keep(cell, warm_up)
             return
         num_ok = num_failed_in_a_row = 0
-        while num_ok < work.num_samples and num_failed_in_a_row < MAX_FAILURES_IN_A_ROW:
-            sample, error = self._take(work, asker)
-            self._keep(work, sample, error)
-            num_ok += sample is not None
-            num_failed_in_a_row = 0 if sample is not None else num_failed_in_a_row + 1
+        while num_ok < num_samples and num_failed_in_a_row < MAX_FAILURES_IN_A_ROW:
+            run = self._take(cell)
+            self._keep(cell, run)
+            num_ok += run.ok
+            num_failed_in_a_row = 0 if run.ok else num_failed_in_a_row + 1
 
-    def _warm_up(self, work: Work, asker: Asker) -> bool:
-        """Each sweep's first request to a cell is not measured: the server may have restarted since
-        the last one. A failure is recorded."""
-        sample, error = self._take(work, asker)
-        if sample is None:
-            self._keep(work, None, error)
-        return sample is not None
-
-    def _take(self, work: Work, asker: Asker) -> tuple[Sample | None, str]:
+    def _take(self, cell: Measuring) -> BenchRun:
         self._wait_while_busy()
-        measuring = Measuring(
-            target=self._target,
-            asker=asker,
-            model=self._models[work.cell.model],
-            scenario=work.cell.scenario,
-            settings=self._settings,
-            salt=secrets.token_hex(8),
-        )
         try:
-            return measure(measuring), ""
+            run = measure(cell)
         except SampleFailedError as error:
-            return None, str(error)
-        finally:
-            self._sweep.sleep(self._settings.iteration_pause_s)
+            run = BenchRun(error=str(error))
+        self._sweep.sleep(self._plan.iteration_pause_s)
+        run.ok = not run.error
+        return run
 
-    def _keep(self, work: Work, sample: Sample | None, error: str) -> None:
-        model = self._models[work.cell.model]
-        self._result.num_ok += sample is not None
-        self._result.num_failed += sample is None
-        self._sweep.report(
-            f"{' '.join(work.cell.key)}: {_values_text(sample) if sample else error}"
-        )
-        self._sweep.store.keep(
-            Kept(
-                spec=self._spec,
-                probed=self._probed,
-                model=model,
-                scenario=work.cell.scenario,
-                sample=sample,
-                error=error,
-                telemetry=self._target.telemetry(model),
-            )
-        )
+    def _keep(self, cell: Measuring, run: BenchRun) -> None:
+        self._result.num_ok += run.ok
+        self._result.num_failed += not run.ok
+        build, host, model = self._probed.build, self._probed.host, cell.model
+        words = (self._row.name, build.build, model.id, cell.scenario.id)
+        self._sweep.report(f"{' '.join(words)}: {_values_text(run) if run.ok else run.error}")
+        columns = {
+            "ts": timezone.now(),
+            "target_name": self._row.name,
+            "target_kind": self._row.kind,
+            "endpoint": self._row.endpoint,
+            **asdict(build),
+            **asdict(host),
+            "hostname": host.hostname or self._row.hostname,
+            **asdict(self._target.telemetry(model)),
+            "bench_version": VERSION,
+            "bench_sha": this_build().git_sha_long,
+            "model_id": model.id,
+            "harness": model.harness,
+            "capabilities": sorted(model.capabilities),
+            "devices": model.devices,
+            "settings": {"temperature": 0, **model.settings},
+            "scenario_id": cell.scenario.id,
+            "prompt_size_approx": cell.scenario.prompt_tokens,
+            "concurrency": cell.scenario.concurrency,
+        }
+        for name, value in columns.items():
+            setattr(run, name, value)
+        self._sweep.keep(run)
 
     def _wait_while_busy(self) -> None:
-        """Raises ``BusyError``."""
+        """Raises ``BenchError``."""
         self._sweep.ensure_wanted()
-        if self._settings.is_beside_load:
+        if self._sweep.is_beside_load:
             return
-        deadline_s = self._sweep.clock() + self._settings.yields_for_s
+        deadline_s = self._sweep.clock() + YIELDS_FOR_S
         while self._target.is_busy():
             self._sweep.ensure_wanted()
             if self._sweep.clock() >= deadline_s:
-                raise BusyError("it is busy with others' requests (--beside-load measures anyway)")
+                raise BenchError("it is busy with others' requests (--beside-load measures anyway)")
             self._sweep.sleep(BUSY_POLL_S)
 
 
-def _values_text(sample: Sample) -> str:
+def _values_text(run: BenchRun) -> str:
     parts = [
         f"{value:.4g} {unit}"
         for value, unit in (
-            (sample.ttft_s, "s to the first token,"),
-            (sample.prefill_tps, "tok/s prefill,"),
-            (sample.decode_tps, "tok/s decode,"),
-            (sample.swap_load_ms, "ms to load,"),
-            (sample.total_s, "s in all"),
+            (run.ttft_s, "s to the first token,"),
+            (run.prefill_tps, "tok/s prefill,"),
+            (run.decode_tps, "tok/s decode,"),
+            (run.swap_load_ms, "ms to load,"),
+            (run.total_s, "s in all"),
         )
         if value is not None
     ]

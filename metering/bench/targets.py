@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
@@ -19,10 +20,19 @@ from inference.settings.storage import BENCH_VARIABLES
 from metering.bench import probing
 from metering.bench.client import Asker, Http, HttpAsker, key_headers
 from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
+from metering.bench.models import BenchTarget
 from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
-from metering.bench.scenarios import TargetSpec
 
 VERSION_PATHS = ("version", "api/version", "props")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec:
+    row: BenchTarget
+    """May be unsaved."""
+    api_key: str | None = field(default=None, repr=False)
+    is_local: bool = False
+    """A neuron of this fleet that is called in this process, not through the REST API."""
 
 
 class Target(Protocol):
@@ -84,14 +94,17 @@ class LocalDoor:
 
 class NeuronTarget:
     def __init__(self, spec: TargetSpec, http: Http) -> None:
-        self._spec = spec
+        self._is_local = spec.is_local
+        self._row = spec.row
         self._http = http
-        self._door = LocalDoor(spec.name) if spec.is_local else HttpDoor(http, spec.endpoint)
+        self._door = (
+            LocalDoor(self._row.name) if spec.is_local else HttpDoor(http, self._row.endpoint)
+        )
 
     def probe(self) -> Probed:
         build = probing.neuron_build(self._object("version"))
-        if self._spec.build:
-            build = BuildInfo(build=self._spec.build, package_version=build.package_version)
+        if self._row.build:
+            build = BuildInfo(build=self._row.build, package_version=build.package_version)
         return Probed(
             build=build,
             host=probing.neuron_host(self._object("discovery")),
@@ -99,15 +112,15 @@ class NeuronTarget:
         )
 
     def asker(self, model: ModelInfo) -> Asker:
-        base_url = self._spec.endpoint
-        if not self._spec.is_local:
+        base_url = self._row.endpoint
+        if not self._is_local:
             found = self._door.get(f"models/{quote(model.id, safe='')}/endpoint")
             base_url = str(found.get("url") if isinstance(found, dict) else "")
-            base_url = _reachable(base_url, self._spec.endpoint)
+            base_url = _reachable(base_url, self._row.endpoint)
         card = None
         with contextlib.suppress(TargetUnreachableError):  # the original's neuron has no list
             card = self._http.get(f"{base_url.rstrip('/')}/v1/models/{quote(model.id, safe='')}")
-        if others := probing.other_places(card, _neuron_name(self._spec)):
+        if others := probing.other_places(card, self._neuron_name()):
             raise TargetUnreachableError(
                 f"{model.id} is also loaded on {', '.join(others)}, and the gateway chooses"
             )
@@ -133,10 +146,14 @@ class NeuronTarget:
         self._door.post(path, body)
         return time.perf_counter() - started_s
 
+    def _neuron_name(self) -> str:
+        row = self._row
+        return row.name if self._is_local else row.endpoint.rstrip("/").rpartition("/")[2]
+
     def _object(self, path: str) -> dict[str, Any]:
         found = self._door.get(path)
         if not isinstance(found, dict):
-            raise TargetUnreachableError(f"{self._spec.endpoint}/{path} is no JSON object")
+            raise TargetUnreachableError(f"{self._row.endpoint}/{path} is no JSON object")
         return found
 
 
@@ -144,24 +161,24 @@ class EndpointTarget:
     """Any server of OpenAI's or Anthropic's API. It cannot report whether it is busy."""
 
     def __init__(self, spec: TargetSpec, http: Http) -> None:
-        self._spec = spec
+        self._row = spec.row
         self._http = http
-        base = spec.endpoint.rstrip("/")
+        base = self._row.endpoint.rstrip("/")
         self._root = base.removesuffix("/v1")
 
     def probe(self) -> Probed:
-        if self._spec.only_models and self._spec.build:
-            models = tuple(ModelInfo(id=name) for name in self._spec.only_models)
+        if self._row.only_models and self._row.build:
+            models = tuple(ModelInfo(id=name) for name in self._row.only_models)
         else:
             models = probing.listed_models(self._http.get(f"{self._root}/v1/models"))
         return Probed(
             build=self._build(),
-            host=HostInfo(hostname=self._spec.hostname, gpus=self._spec.gpus),
+            host=HostInfo(hostname=self._row.hostname, gpus=tuple(self._row.gpus)),
             models=models,
         )
 
     def asker(self, model: ModelInfo) -> Asker:
-        return HttpAsker(self._http, self._spec.endpoint, self._spec.kind)
+        return HttpAsker(self._http, self._row.endpoint, self._row.kind)
 
     def is_busy(self) -> bool:
         return False
@@ -175,8 +192,8 @@ class EndpointTarget:
     unload = load
 
     def _build(self) -> BuildInfo:
-        if self._spec.build:
-            return BuildInfo(build=self._spec.build)
+        if self._row.build:
+            return BuildInfo(build=self._row.build)
         for path in VERSION_PATHS:
             try:
                 version = self._http.get(f"{self._root}/{path}")
@@ -186,24 +203,21 @@ class EndpointTarget:
                 return BuildInfo(
                     build=build,
                     package_version=build,
-                    built_at=probing.moment_of(version.get("build_timestamp")),
+                    build_timestamp=probing.moment_of(version.get("build_timestamp")),
                 )
         return BuildInfo(build=probing.EXTERNAL)
 
 
-def open_target(spec: TargetSpec, *, timeout_s: float) -> Target:
+def open_target(spec: TargetSpec, timeout_s: float) -> Target:
     """Raises ``TargetUnreachableError`` where its key is missing."""
-    if spec.key_variable and not spec.api_key:
+    variable, kind = spec.row.api_key_env, spec.row.kind
+    if variable and not spec.api_key:
         raise TargetUnreachableError(
-            f"the variable {spec.key_variable}, which is to hold its key, is not set where the "
+            f"the variable {variable}, which is to hold its key, is not set where the "
             f"sweep runs (`serve` hands the control those that {BENCH_VARIABLES.name} names)"
         )
-    http = Http(headers=key_headers(spec.kind, spec.api_key), timeout_s=timeout_s)
-    return NeuronTarget(spec, http) if spec.kind == "neuron" else EndpointTarget(spec, http)
-
-
-def _neuron_name(spec: TargetSpec) -> str:
-    return spec.name if spec.is_local else spec.endpoint.rstrip("/").rpartition("/")[2]
+    http = Http(headers=key_headers(kind, spec.api_key), timeout_s=timeout_s)
+    return NeuronTarget(spec, http) if kind == "neuron" else EndpointTarget(spec, http)
 
 
 def _reachable(url: str, endpoint: str) -> str:

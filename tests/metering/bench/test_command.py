@@ -57,7 +57,7 @@ def test_the_running_server_is_found_as_status_finds_it(
     monkeypatch.setattr(server_url, "find_running", lambda _data_dir: running)
     monkeypatch.delenv("HELEXA_URL", raising=False)
     (found,) = choosing.targets_chosen(choosing.SweepChoice())
-    assert (found.endpoint, found.api_key) == (bench.url, "hx-its-own")
+    assert (found.row.endpoint, found.api_key) == (bench.url, "hx-its-own")
 
 
 def test_run_sweeps_until_it_is_ended_and_measures_each_new_build(
@@ -178,7 +178,7 @@ def test_a_neuron_reports_its_build_its_cards_and_its_models(bench: Bench, scrip
     ("words", "reason"),
     [
         (("--scenario", "talk"), "scenario: 'talk' begins with none of"),
-        (("--samples", "0"), "samples_per_build: 0 is too little"),
+        (("--samples", "0"), "samples_per_version: 0 is too little"),
         (("--target", "nobody"), "target: 'nobody' is no target: peer"),
         (("--endpoint", "beast:13131"), "not like http"),
         (("--kind", "neuron", "--endpoint", "ftp://x"), "not like http"),

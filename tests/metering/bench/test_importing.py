@@ -66,10 +66,9 @@ def test_the_originals_configuration_is_imported_or_swept_by(
     assert "0 results and 1 targets" in bench("import", str(toml))
     target = BenchTarget.objects.get()
     assert (target.name, target.label, target.enabled) == ("peer", "the other one", True)
-    settings = store.settings_of(store.plan_find())
-    assert (settings.samples_per_build, settings.max_tokens) == (2, 64)
-    scenarios = [scenario.id for scenario in settings.scenarios]
-    assert scenarios == ["chat:128", "chat:128:warm", "concurrency:2"]
+    plan = store.plan_find()
+    assert (plan.samples_per_version, plan.max_tokens) == (2, 64)
+    assert plan.scenarios == ["chat:128", "chat:128:warm", "concurrency:2"]
     actions = set(AuditEntry.objects.values_list("action", flat=True))
     assert {"bench_plan.save", "bench_target.save"} <= actions
     bench("import", str(toml))

@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db.models.signals import post_save
 from django.test import Client
 from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.bench import jobs, tasks
 from metering.bench.errors import BenchValueError
-from metering.bench.jobs import JobRun
 from metering.bench.models import BenchJob, BenchRun, BenchTarget, SweepPlan
-from metering.bench.store import spec_of
+from metering.bench.store import target_check
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench.scripted_endpoint import MODEL, Script
-
-NO_BEAT_S = 1000.0
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def start(client: Client, status: int = 302, **words: str) -> str:
 def run_claimed() -> BenchJob:
     job = jobs.bench_job_claim()
     assert job is not None
-    JobRun(job, beat_every_s=NO_BEAT_S).run()
+    jobs.bench_job_run(job)
     job.refresh_from_db()
     return job
 
@@ -96,7 +94,7 @@ def test_a_target_is_never_sent_a_secret_of_this_server(operator: Client, name: 
     assert response.status_code == 200 and name in response.text
     assert not BenchTarget.objects.filter(name="thief").exists()
     with pytest.raises(BenchValueError, match="no name of a variable, or a secret"):
-        spec_of(BenchTarget(**words), {name: "sesame"})
+        target_check(BenchTarget(**words))
 
 
 def test_a_second_at_once_is_refused_until_the_first_has_ended(operator: Client) -> None:
@@ -171,29 +169,22 @@ def test_a_waiting_one_is_cancelled_at_once(operator: Client) -> None:
     cancel(operator, 999, 404)
 
 
-def test_a_beat_reads_a_cancel(operator: Client) -> None:
-    start(operator)
-    job = jobs.bench_job_claim()
-    assert job is not None and jobs.bench_job_beat(job_id=job.pk)
-    cancel(operator, job.pk)
-    assert "ends after the sample" in operator.get(f"/bench/jobs/{job.pk}").text
-    assert not jobs.bench_job_beat(job_id=job.pk)
-
-
-def test_a_running_one_ends_after_its_sample(operator: Client, script: Script) -> None:
+def test_a_running_one_ends_after_its_sample(operator: Client) -> None:
     start(operator, samples="1000")
     job = jobs.bench_job_claim()
-    assert job is not None
-    running = JobRun(job, beat_every_s=NO_BEAT_S)
+    assert job is not None and jobs.bench_job_is_wanted(job_id=job.pk)
 
-    class Asked(list[Any]):
-        def append(self, one: Any) -> None:
-            super().append(one)
-            if len(self) == 4:  # the warm-up, and the third sample
-                running.cancel()
+    def cancel_after_three(**_words: Any) -> None:
+        if BenchRun.objects.count() == 3:
+            cancel(operator, job.pk)
+            assert "ends after the sample" in operator.get(f"/bench/jobs/{job.pk}").text
+            assert not jobs.bench_job_is_wanted(job_id=job.pk)
 
-    script.asked = Asked()
-    running.run()
+    post_save.connect(cancel_after_three, sender=BenchRun)
+    try:
+        jobs.bench_job_run(job)
+    finally:
+        post_save.disconnect(cancel_after_three, sender=BenchRun)
     job.refresh_from_db()
     assert (job.status, job.is_open, job.num_ok) == ("cancelled", False, 3)
     assert BenchRun.objects.filter(ok=True).count() == 3
@@ -212,17 +203,34 @@ def test_a_failure_has_its_reason(operator: Client, script: Script) -> None:
     assert job.status == "failed" and "nothing to measure" in job.error
 
 
-def test_the_control_claims_what_waits(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_claims_what_waits_and_reports_while_it_runs(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[int] = []
-    monkeypatch.setattr(JobRun, "run_in_thread", lambda run: ran.append(run._job.pk))
+    may_end = threading.Event()
+
+    def run(job: BenchJob) -> None:
+        ran.append(job.pk)
+        may_end.wait(60)
+
+    monkeypatch.setattr(jobs, "bench_job_run", run)
     tasks.bench_jobs()
     start(operator)
     tasks.bench_jobs()
+    silent_since = timezone.now() - timedelta(seconds=jobs.SILENT_AFTER_S + 1)
+    BenchJob.objects.update(beat_at=silent_since)
     tasks.bench_jobs()
+    job = BenchJob.objects.get()
+    assert job.status == "running" and job.beat_at is not None and job.beat_at > silent_since
+    may_end.set()
     for thread in threading.enumerate():
-        if thread.name.startswith("job "):
+        if thread.name == str(job):
             thread.join(10)
-    assert ran == [BenchJob.objects.get().pk]
+    BenchJob.objects.update(beat_at=silent_since)
+    tasks.bench_jobs()
+    assert ran == [job.pk]
+    job.refresh_from_db()
+    assert job.status == "failed", "its thread is gone"
 
 
 def test_neurons_that_are_online_are_targets(operator: Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django.apps import apps
 
 from metering.bench.models import BenchTarget, SweepPlan
-from metering.bench.store import plan_find, settings_of, spec_of
+from metering.bench.store import plan_check, plan_find, target_check
 
 
 @pytest.mark.django_db
@@ -21,13 +21,14 @@ def test_scenarios_that_are_gone_leave_the_plan_and_the_targets() -> None:
         )
     module = import_module("metering.bench.migrations.0003_four_scenarios")
     module.keep_measured_scenarios(apps, None)
-    settings = settings_of(plan_find())
-    assert [one.id for one in settings.scenarios] == ["chat:9", "chat:512:warm"]
-    assert settings.max_tokens == 7
-    found = {
-        target.name: ([one.id for one in spec_of(target, {}).scenarios], target.enabled)
-        for target in BenchTarget.objects.all()
-    }
+    plan = plan_find()
+    plan_check(plan)
+    assert plan.scenarios == ["chat:9", "chat:512:warm"]
+    assert plan.max_tokens == 7
+    targets = list(BenchTarget.objects.all())
+    for target in targets:
+        target_check(target)
+    found = {target.name: (target.scenarios, target.enabled) for target in targets}
     assert found == {
         "a": (["chat:9", "chat:512:warm", "load"], True),
         "b": ([], False),

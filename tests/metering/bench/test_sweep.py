@@ -10,21 +10,17 @@ import pytest
 from metering.bench.answers import Answer
 from metering.bench.client import Asker
 from metering.bench.errors import BenchValueError, SampleFailedError, TargetUnreachableError
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
 from metering.bench.scenarios import (
     DEFAULT_SCENARIOS,
-    Cell,
-    CellKey,
     ScenarioKind,
-    SweepSettings,
-    TargetSpec,
     parse_scenario,
     parse_scenarios,
     why_not,
-    work_left,
 )
-from metering.bench.sweep import Kept, Sweep, SweepResult
-from metering.bench.targets import LocalDoor
+from metering.bench.sweep import Sweep, SweepResult
+from metering.bench.targets import LocalDoor, TargetSpec
 from tests.cases import each_case
 
 
@@ -70,37 +66,36 @@ class FakeTarget:
 class Kit:
     """A sweep whose clock is its own sleeping."""
 
-    kept: list[Kept] = field(default_factory=list)
-    done: dict[CellKey, int] = field(default_factory=dict)
+    kept: list[BenchRun] = field(default_factory=list)
+    done: dict[tuple[str, str], int] = field(default_factory=dict)
     slept_s: float = 0.0
 
-    def num_done(self, target: str, build: str) -> Mapping[CellKey, int]:
+    def samples_count(self, target: str, build: str) -> Mapping[tuple[str, str], int]:
+        assert (target, build) == ("t", "b") or not self.done
         return self.done
-
-    def keep(self, kept: Kept) -> None:
-        self.kept.append(kept)
 
     def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
 
-    def run(self, targets: dict[str, FakeTarget], **changes: object) -> SweepResult:
-        values: dict[str, object] = {
-            "scenarios": (parse_scenario("chat:128"),),
-            "samples_per_build": 2,
-            "yields_for_s": 10.0,
-            **changes,
-        }
-        open_target: Callable[[TargetSpec], FakeTarget] = lambda spec: targets[spec.name]  # noqa: E731
+    def run(
+        self, targets: dict[str, FakeTarget], is_beside_load: bool = False, **changes: object
+    ) -> SweepResult:
+        columns = {"scenarios": ["chat:128"], "samples_per_version": 2, **changes}
+        open_target: Callable[[TargetSpec, float], FakeTarget] = lambda spec, _timeout_s: targets[  # noqa: E731
+            spec.row.name
+        ]
         sweep = Sweep(
-            settings=SweepSettings(**values),  # type: ignore[arg-type]
-            store=self,
+            plan=SweepPlan(**columns),
+            is_beside_load=is_beside_load,
+            samples_count=self.samples_count,
+            keep=self.kept.append,
             open_target=open_target,
             report=lambda _text: None,
             sleep=self.sleep,
             clock=lambda: self.slept_s,
         )
-        specs = [TargetSpec(name=name, kind="openai", endpoint="http://x") for name in targets]
-        return sweep.run(specs)
+        rows = [BenchTarget(name=name, kind="openai", endpoint="http://x") for name in targets]
+        return sweep.run([TargetSpec(row=row) for row in rows])
 
 
 def test_a_sweep_waits_while_others_are_served_and_between_samples() -> None:
@@ -109,7 +104,7 @@ def test_a_sweep_waits_while_others_are_served_and_between_samples() -> None:
     assert (result.num_ok, target.asked) == (2, 3)
     assert kit.slept_s >= 3
     kept = kit.kept[0]
-    assert (kept.model.id, kept.probed.build.build, kept.telemetry.vram_used_mb) == ("m", "b", 3)
+    assert (kept.model_id, kept.build, kept.vram_used_mb) == ("m", "b", 3)
     paused = Kit()
     paused.run({"t": FakeTarget()}, iteration_pause_s=7.0)
     assert paused.slept_s == 21.0
@@ -128,9 +123,9 @@ def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
 
 def test_only_what_is_missing_is_measured() -> None:
     kit, target = Kit(), FakeTarget()
-    kit.done[("t", "b", "m", "chat:128")] = 1
+    kit.done[("m", "chat:128")] = 1
     assert kit.run({"t": target}).num_ok == 1
-    kit.done[("t", "b", "m", "chat:128")] = 2
+    kit.done[("m", "chat:128")] = 2
     result = kit.run({"t": target})
     assert (result.num_ok, result.num_cells_done, target.asked) == (0, 1, 2)
 
@@ -150,14 +145,14 @@ def test_one_failure_is_tried_again_and_two_or_one_of_the_warm_up_end_the_cell(
     result = kit.run({"t": target})
     assert (result.num_ok, result.num_failed, target.asked) == (num_ok, num_failed, num_asked)
     assert [kept.error for kept in kit.kept] == kept_errors
-    assert all((kept.sample is None) == bool(kept.error) for kept in kit.kept)
+    assert all(kept.ok == (not kept.error) for kept in kit.kept)
 
 
 def test_loading_is_measured_without_a_warm_up() -> None:
     kit = Kit()
-    kit.run({"t": FakeTarget()}, scenarios=(parse_scenario("load"),))
-    sample = kit.kept[0].sample
-    assert sample is not None and len(kit.kept) == 2
+    kit.run({"t": FakeTarget()}, scenarios=["load"])
+    sample = kit.kept[0]
+    assert len(kit.kept) == 2
     assert (sample.swap_unload_ms, sample.swap_load_ms) == (1000, 2000)
 
 
@@ -218,30 +213,15 @@ def test_a_model_is_measured_in_what_it_can_and_what_fits_it(
     assert (why == "") is is_measured
 
 
-def cell(scenario: str = "chat:128", build: str = "b1", model: str = "m") -> Cell:
-    return Cell(target="beast", build=build, model=model, scenario=parse_scenario(scenario))
-
-
 def test_a_cell_is_measured_until_it_has_its_samples() -> None:
-    one = cell()
-    for num_done, missing in [(0, [5]), (3, [2]), (5, []), (9, [])]:
-        work = work_left([one, cell()], {one.key: num_done}, samples_per_build=5)
-        assert [left.num_samples for left in work] == missing
-    work = work_left([one, cell(build="b2")], {one.key: 5}, samples_per_build=5)
-    assert [left.cell.build for left in work] == ["b2"], "another build is another cell"
+    for num_done, num_ok in [(0, 5), (3, 2), (5, 0), (9, 0)]:
+        kit = Kit(done={("m", "chat:128"): num_done})
+        assert kit.run({"t": FakeTarget()}, samples_per_version=5).num_ok == num_ok
 
 
 def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> None:
-    cells = [
-        cell("load", model="a"),
-        cell(model="b"),
-        cell("chat:9", model="a"),
-        cell("load", model="b"),
-    ]
-    work = work_left(cells, {}, samples_per_build=1)
-    assert [(left.cell.model, left.cell.scenario.id) for left in work] == [
-        ("a", "chat:9"),
-        ("a", "load"),
-        ("b", "chat:128"),
-        ("b", "load"),
+    kit, target = Kit(), FakeTarget(models=(ModelInfo(id="a"), ModelInfo(id="b")))
+    kit.run({"t": target}, samples_per_version=1, scenarios=["load", "chat:9", "chat:8"])
+    assert [(run.model_id, run.scenario_id) for run in kit.kept] == [
+        (model, scenario) for model in "ab" for scenario in ("chat:9", "chat:8", "load")
     ]

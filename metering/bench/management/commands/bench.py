@@ -15,7 +15,7 @@ from django.db import close_old_connections
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import report, results, summaries
-from metering.bench.choosing import add_sweep_arguments, choice_of, settings_chosen, sweep_run
+from metering.bench.choosing import add_sweep_arguments, choice_of, plan_chosen, sweep_run
 from metering.bench.comparison import METRICS, MIN_CHANGE, compare
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.importing import file_import
@@ -63,7 +63,7 @@ class Command(QuickCommand):
         result = sweep_run(choice_of(options), report)
         if options["json"]:
             self.stdout.write(json_text(asdict(result)))
-        if result.num_ok == 0 and (result.num_failed or result.left_out):
+        if result.has_nothing:
             raise CommandError("nothing was measured", returncode=ERROR_CODE)
 
     def _run(self, options: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Command(QuickCommand):
         while True:
             close_old_connections()
             sweep_run(choice, self.stdout.write)
-            time.sleep(settings_chosen(choice).sweep_interval_s)
+            time.sleep(plan_chosen(choice).sweep_interval_s)
 
     def _report(self, options: dict[str, Any]) -> None:
         filters = results.cell_filters({"target": options["target"]})
