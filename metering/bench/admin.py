@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -21,38 +22,34 @@ else:
 
 
 class CheckedForm(ModelForm):
-    def check(self) -> None:
-        """Raises ``BenchValueError``."""
-        raise NotImplementedError
+    check: Callable[[Any], None]
 
     def _post_clean(self) -> None:
         super()._post_clean()  # type: ignore[misc]
         if not self.errors:
             try:
-                self.check()
+                self.check(self.instance)
             except BenchValueError as error:
                 field = {"scenario": "scenarios"}.get(error.field, error.field)
                 self.add_error(field if field in self.fields else None, str(error))
 
 
 class TargetForm(CheckedForm):
+    check = staticmethod(store.target_check)
+
     class Meta:
         labels = {"gpus": "GPUs"}
 
-    def check(self) -> None:
-        store.target_check(self.instance)
-
 
 class PlanForm(CheckedForm):
+    check = staticmethod(store.plan_check)
+
     class Meta:
         labels = {
             "iteration_pause_s": "pause between iterations (seconds)",
             "request_timeout_s": "timeout of a request (seconds)",
             "sweep_interval_s": "time between sweeps (seconds)",
         }
-
-    def check(self) -> None:
-        store.plan_check(self.instance)
 
 
 @admin.register(BenchTarget)

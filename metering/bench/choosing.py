@@ -16,8 +16,9 @@ from fleet.models import Neuron
 from helexa_site.server_url import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
-from metering.bench.bench_toml import BenchToml, read_bench_toml
-from metering.bench.errors import BenchFileError, BenchValueError
+from metering.bench.bench_toml import read_bench_toml
+from metering.bench.errors import BenchValueError
+from metering.bench.importing import text_of
 from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.sweep import Sweep, SweepResult
 from metering.bench.targets import TargetSpec
@@ -106,7 +107,7 @@ def sweep_run(choice: SweepChoice, report: Callable[[str], object], **hooks: Any
 def plan_chosen(choice: SweepChoice) -> SweepPlan:
     """The database's or the file's, with the caller's options. Raises ``BenchError``."""
     plan = store.plan_find()
-    columns = dict(_file(choice.config).plan) if choice.config else {}
+    columns = dict(read_bench_toml(text_of(choice.config)).plan) if choice.config else {}
     numbers: dict[str, Any] = {
         "samples_per_version": choice.samples,
         "max_tokens": choice.max_tokens,
@@ -155,7 +156,9 @@ def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
         yield TargetSpec(row=target, api_key=choice.key or API_KEY.read(os.environ))
         return
     if choice.config:
-        rows = [BenchTarget(**columns) for columns in _file(choice.config).targets]
+        rows = [
+            BenchTarget(**columns) for columns in read_bench_toml(text_of(choice.config)).targets
+        ]
     else:
         rows = list(BenchTarget.objects.all())
     if choice.has_fleet:
@@ -171,10 +174,3 @@ def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:
     for neuron in Neuron.objects.exclude(status="away").order_by("name"):
         row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
         yield TargetSpec(row=row, api_key=key, is_local=True)
-
-
-def _file(path: Path) -> BenchToml:
-    try:
-        return read_bench_toml(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchFileError(f"{path} cannot be read: {error}") from error

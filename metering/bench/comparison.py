@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -191,38 +191,4 @@ def compare(
         cells=tuple(cells),
         only_before=tuple(sorted(before.keys() - after.keys())),
         only_after=tuple(sorted(after.keys() - before.keys())),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """Numbers of differences by verdict."""
-
-    num_differences: int
-    num_regressed: int
-    num_improved: int
-    num_unclear: int
-    num_too_few: int
-    num_samples: int
-    """The fewest on a side, among those with too few."""
-    samples_needed: int = MIN_SAMPLES
-
-    @property
-    def num_judged(self) -> int:
-        return self.num_differences - self.num_too_few
-
-
-def outlook_of(differences: Iterable[Difference]) -> Outlook:
-    found = list(differences)
-    verdicts = [difference.verdict for difference in found]
-    too_few = [one for one in found if one.verdict is Verdict.TOO_FEW]
-    return Outlook(
-        num_differences=len(found),
-        num_regressed=verdicts.count(Verdict.REGRESSED),
-        num_improved=verdicts.count(Verdict.IMPROVED),
-        num_unclear=verdicts.count(Verdict.UNCLEAR),
-        num_too_few=len(too_few),
-        num_samples=min(
-            (min(one.before.num_samples, one.after.num_samples) for one in too_few), default=0
-        ),
     )

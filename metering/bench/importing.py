@@ -52,10 +52,7 @@ def file_import(
 ) -> Imported:
     """``target``: the name for the results, if not the file's. ``model`` and ``build``: a file of
     ``scripts/bench`` lacks them. Raises ``BenchError``."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchFileError(f"{path} cannot be read: {error}") from error
+    text = text_of(path)
     if path.suffix == ".toml":
         return toml_apply(actor=actor, toml=read_bench_toml(text))
     remarks: list[str] = []
@@ -71,6 +68,14 @@ def file_import(
             raise BenchFileError(f"{path}: {'; '.join(error.messages)}") from error
     num_runs = store.runs_import(actor=actor, runs=runs, source=path.name)
     return Imported(num_runs=num_runs, remarks=tuple(remarks))
+
+
+def text_of(path: Path) -> str:
+    """Raises ``BenchFileError``."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchFileError(f"{path} cannot be read: {error}") from error
 
 
 def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:

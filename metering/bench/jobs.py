@@ -10,8 +10,6 @@ has a thread in the control, whose tick reports that it runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.core.management.base import CommandError
@@ -36,50 +34,34 @@ SILENT_AFTER_S = 60.0
 Status = BenchJob.Status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """A person's choice on the page; empty fields are the plan's."""
-
-    target: str = ""
-    model: str = ""
-    scenarios: Sequence[str] = ()
-    samples: int | None = None
-    is_beside_load: bool = False
-
-
 def target_names() -> list[str]:
     neurons = Neuron.objects.exclude(status="away").values_list("name", flat=True)
     targets = BenchTarget.objects.filter(enabled=True).values_list("name", flat=True)
     return sorted({*neurons, *targets})
 
 
-def bench_job_request(*, actor: Actor, requested: JobRequest) -> BenchJob:
-    scenarios = [scenario.id for scenario in parse_scenarios(list(requested.scenarios))]
-    if requested.target and requested.target not in target_names():
+def bench_job_request(*, actor: Actor, job: BenchJob) -> BenchJob:
+    """Raises ``BenchValueError`` and ``JobOpenError``."""
+    job.scenarios = [scenario.id for scenario in parse_scenarios(job.scenarios)]
+    if job.target and job.target not in target_names():
         raise BenchValueError(
-            "target", f"{requested.target!r} is neither a neuron that is online nor a target"
+            "target", f"{job.target!r} is neither a neuron that is online nor a target"
         )
-    if requested.samples is not None and not 1 <= requested.samples <= MAX_JOB_SAMPLES:
+    if job.samples is not None and not 1 <= job.samples <= MAX_JOB_SAMPLES:
         raise BenchValueError("samples", f"samples is a number from 1 to {MAX_JOB_SAMPLES}")
+    job.requested_by = str(actor)[:200]
     try:
         with transaction.atomic():
-            job = BenchJob.objects.create(
-                requested_by=str(actor)[:200],
-                target=requested.target,
-                model=requested.model,
-                scenarios=scenarios,
-                samples=requested.samples,
-                is_beside_load=requested.is_beside_load,
-            )
+            job.save(force_insert=True)
             audit_entry_create(
                 actor=actor,
                 action="bench_job.request",
                 object_id=str(job.pk),
                 detail={
-                    "target": requested.target or "all",
-                    "model": requested.model or "all",
-                    "scenarios": scenarios,
-                    "samples": requested.samples,
+                    "target": job.target or "all",
+                    "model": job.model or "all",
+                    "scenarios": job.scenarios,
+                    "samples": job.samples,
                 },
             )
     except IntegrityError as error:

@@ -31,11 +31,10 @@ from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
 from metering.bench import charts, results, summaries
-from metering.bench.comparison import MIN_CHANGE, compare, outlook_of
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict, compare
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import (
     MAX_JOB_SAMPLES,
-    JobRequest,
     bench_job_cancel,
     bench_job_request,
     target_names,
@@ -148,8 +147,28 @@ def results_page(request: HttpRequest) -> HttpResponse:
             target = request.GET.get("target") or _target_of_most_builds(cells)
             context["charts"] = charts.trend_charts(cells, target)
             context["builds"] = summaries.series_rows(cells)
-    context["outlook"] = outlook_of(differences)
+    context["outlook"] = _outlook(differences)
     return _shown(request, "bench/results.html", "bench-results", context)
+
+
+def _outlook(differences: list[Difference]) -> dict[str, int]:
+    """Numbers of differences by verdict, and the fewest samples on a side of those with too few."""
+    verdicts = Counter(one.verdict for one in differences)
+    too_few = [
+        min(one.before.num_samples, one.after.num_samples)
+        for one in differences
+        if one.verdict is Verdict.TOO_FEW
+    ]
+    return {
+        "num_differences": len(differences),
+        "num_judged": len(differences) - len(too_few),
+        "num_regressed": verdicts[Verdict.REGRESSED],
+        "num_improved": verdicts[Verdict.IMPROVED],
+        "num_unclear": verdicts[Verdict.UNCLEAR],
+        "num_too_few": len(too_few),
+        "num_samples": min(too_few, default=0),
+        "samples_needed": MIN_SAMPLES,
+    }
 
 
 @bench_page
@@ -284,7 +303,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def start(request: HttpRequest) -> HttpResponse:
     words = {name: request.POST.get(name, "").replace("\x00", "").strip() for name in JOB_FIELDS}
     try:
-        bench_job_request(actor=_actor(request), requested=_requested(words))
+        bench_job_request(actor=_actor(request), job=_requested(words))
     except BenchError as error:
         status = 400 if isinstance(error, BenchValueError) else 409
         return _jobs_page(request, {"problem": str(error), "words": words}, status=status)
@@ -308,12 +327,12 @@ def state(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "bench/job.html", {"job": job})
 
 
-def _requested(words: dict[str, str]) -> JobRequest:
+def _requested(words: dict[str, str]) -> BenchJob:
     """Raises ``BenchValueError``."""
     samples = words["samples"]
     if samples and not (samples.isascii() and samples.isdigit() and len(samples) < 6):
         raise BenchValueError("samples", f"samples is a number from 1 to {MAX_JOB_SAMPLES}")
-    return JobRequest(
+    return BenchJob(
         target=words["target"],
         model=words["model"],
         scenarios=words["scenarios"].split(),

@@ -16,26 +16,11 @@ from metering.bench.scenarios import parse_scenarios
 from metering.services.audit import audit_entry_create
 
 PLAN_ID = 1
-TARGET_FIELDS = (
-    "kind",
-    "endpoint",
-    "label",
-    "enabled",
-    "only_models",
-    "scenarios",
-    "api_key_env",
-    "build",
-    "hostname",
-    "gpus",
+TARGET_FIELDS = tuple(
+    field.name for field in BenchTarget._meta.fields if field.name not in ("id", "name")
 )
-PLAN_FIELDS = (
-    "samples_per_version",
-    "iteration_pause_s",
-    "request_timeout_s",
-    "sweep_interval_s",
-    "max_tokens",
-    "concurrency_prompt_tokens",
-    "scenarios",
+PLAN_FIELDS = tuple(
+    field.name for field in SweepPlan._meta.fields if field.name not in ("id", "probes")
 )
 
 

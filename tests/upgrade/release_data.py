@@ -34,7 +34,8 @@ from inference.quotas import Quota
 from metering.actor import user_actor
 from metering.bench.bench_toml import read_bench_toml
 from metering.bench.importing import file_import, toml_apply
-from metering.bench.jobs import JobRequest, bench_job_request
+from metering.bench.jobs import bench_job_request
+from metering.bench.models import BenchJob
 from metering.ledger import store
 from metering.playground.conversations import NEW, conversation_save, parse_state
 from metering.prices import Prices
@@ -247,7 +248,7 @@ def _bench() -> None:
         path = Path(folder) / "points.json"
         path.write_text(json.dumps([point, point | {"decode_tps": 92.5}]))
         file_import(actor=ALICE, path=path)
-    bench_job_request(actor=ALICE, requested=JobRequest(target="gpu-box"))
+    bench_job_request(actor=ALICE, job=BenchJob(target="gpu-box"))
 
 
 def _conversation() -> str:
