@@ -19,19 +19,19 @@ from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.views import CsvRenderer
+from metering.csv_files import csv_headers
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
 from metering.nouns import REQUESTS
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
-from metering.requests.shown import MAX_CSV_ROWS, all_fields, csv_text
+from metering.requests.shown import MAX_CSV_ROWS, all_fields, requests_csv
 from metering.selectors import RequestFilter
 from metering.usage.reader import reader_of_user
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-CSV_HEADERS = {"Content-Disposition": 'attachment; filename="requests.csv"'}
 CAPTURED_TEXTS = ("headers", "request", "trace", "answer")
 PARAMETERS = {
     **dict.fromkeys(FILTERS, ""),
@@ -162,7 +162,7 @@ class RequestsView(RequestView):
         if isinstance(renderer, CsvRenderer):
             limit = number_in(call, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
             found = selectors.requests_list(where=where, limit=limit, before=before)
-            return Response(csv_text(found), headers=CSV_HEADERS)
+            return Response(requests_csv(found), headers=csv_headers("requests"))
         limit = number_in(call, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         found = selectors.requests_list(where=where, limit=limit + 1, before=before)
         shown = found[:limit]

@@ -20,17 +20,18 @@ from fleet.api.access import MAX_OFFSET, Call, ObjectView, number_in
 from metering import selectors
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul
+from metering.csv_files import csv_headers
 from metering.models import Account
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup, UsageRow
-from metering.usage.rows import csv_text
+from metering.usage.rows import usage_csv
 
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000
 
 
 class CsvRenderer(BaseRenderer):
-    """Passes on the text of ``csv_text``; refusals stay JSON."""
+    """Passes on the text of a CSV; refusals stay JSON."""
 
     media_type = "text/csv"
     format = "csv"
@@ -92,7 +93,7 @@ class UsageView(APIView):
         where = _filter(caller, given.get("account"), given.get("key"))
         rows = selectors.usage_list(by=by, period=period, where=where)
         if isinstance(request.accepted_renderer, CsvRenderer):
-            return Response(csv_text(by, rows), headers=_attachment(by))
+            return Response(usage_csv(by, rows), headers=csv_headers(f"usage-by-{by.value}"))
         limit = number_in(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         offset = number_in(request, "offset", 0, 0, MAX_OFFSET)
         return Response(
@@ -197,10 +198,6 @@ def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str
 
 def _next_url(request: Request, offset: int) -> str:
     return str(replace_query_param(request.build_absolute_uri(), "offset", str(offset)))
-
-
-def _attachment(by: UsageGroup) -> dict[str, str]:
-    return {"Content-Disposition": f'attachment; filename="usage-by-{by.value}.csv"'}
 
 
 def _moment(unix_s: float | None) -> str | None:

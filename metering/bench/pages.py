@@ -5,11 +5,9 @@ Staff see them, or everybody where the operator allows it; Measure needs the per
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
@@ -41,6 +39,7 @@ from metering.bench.jobs import (
 )
 from metering.bench.models import BenchJob, BenchRun
 from metering.bench.store import plan_find
+from metering.csv_files import csv_response, csv_text
 
 View = Callable[..., HttpResponseBase]
 TABS = (("bench-results", "Results"), ("bench-runs", "Runs"))
@@ -217,11 +216,9 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 @bench_page
 def runs_as_csv(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(
-        _csv(results.runs_filtered(_filters(request))[:MAX_CSV]),
-        content_type="text/csv; charset=utf-8",
-        headers={"Content-Disposition": 'attachment; filename="bench-runs.csv"'},
-    )
+    found = results.runs_filtered(_filters(request))[:MAX_CSV]
+    rows = (results.run_row(run).values() for run in found)
+    return csv_response("bench-runs", csv_text(list(results.run_row(BenchRun())), rows))
 
 
 @bench_page
@@ -272,24 +269,6 @@ def _values(column: str) -> list[str]:
 
 def _scenarios() -> list[str]:
     return sorted(_values("scenario_id"), key=results.scenario_key)
-
-
-def _csv(runs: Iterable[BenchRun]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(results.run_row(BenchRun())), lineterminator="\n")
-    writer.writeheader()
-    for run in runs:
-        writer.writerow({name: _csv_cell(value) for name, value in results.run_row(run).items()})
-    return text.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    """A cell that a spreadsheet would evaluate begins with an apostrophe."""
-    if isinstance(value, dict | list):
-        return json.dumps(value)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
-        return f"'{value}"
-    return value
 
 
 @for_starters

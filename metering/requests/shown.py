@@ -3,8 +3,6 @@ day's errors."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,6 +13,7 @@ from django.utils import timezone
 from fleet.dashboard.links import model_url, neuron_url
 from helexa_site.web.moments import moment_text
 from metering import selectors
+from metering.csv_files import csv_text
 from metering.ledger.entries import ERRORS, Outcome
 from metering.links import account_url, key_url, request_url, requests_url
 from metering.models import CapturedRequest, RequestRecord
@@ -28,7 +27,6 @@ TONES = {
 }
 NUM_SHOWN_ID_DIGITS = 12
 """An id's milliseconds: see ``inference.request_ids``."""
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +42,12 @@ class Homes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
+    record: RequestRecord
     url: str
     id: str
     shown_id: str
-    at: datetime
-    account: str
     key: str
-    model: str
-    endpoint: str
-    neuron: str
-    status: str
-    outcome: str
     tone: str
-    code: str
-    message: str
     total: str
     tokens: str
     cost: str
@@ -74,21 +64,13 @@ def request_rows(
     """``is_operator``: names lead to pages of the admin."""
     return [
         RequestRow(
+            record=record,
             homes=_homes(record) if is_operator else Homes(),
             url=request_url(record.request_id.hex),
             id=record.request_id.hex,
             shown_id=shown_id(record.request_id.hex),
-            at=record.at,
-            account=record.account or UNKNOWN,
             key=_key(record, key_names.get(record.key, "")),
-            model=record.model or record.model_asked,
-            endpoint=record.endpoint,
-            neuron=record.neuron,
-            status=str(record.status or ""),
-            outcome=record.outcome,
             tone=TONES[record.outcome],
-            code=record.code or "",
-            message=record.message,
             total=duration_text(record.duration_ms),
             tokens=_tokens(record),
             cost=cost_text(record.cost_micro_usd) if record.cost_micro_usd else "",
@@ -218,7 +200,6 @@ COLUMNS = (
     *("cost_micro_usd", "is_usage_estimated", "targets_tried", "unit", "num_units"),
 )
 MAX_CSV_ROWS = 10_000
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def fields_of(record: RequestRecord, key_names: Mapping[str, str]) -> dict[str, Any]:
@@ -235,19 +216,8 @@ def all_fields(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
     return [fields_of(record, names) for record in records]
 
 
-def csv_text(records: Sequence[RequestRecord]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for fields in all_fields(records):
-        writer.writerow([_cell(value) for value in fields.values()])
-    return text.getvalue()
-
-
-def _cell(value: object) -> object:
-    """A client's text must be no formula in a spreadsheet."""
-    is_formula = isinstance(value, str) and value.startswith(FORMULA_SIGNS)
-    return f"'{value}" if is_formula else value
+def requests_csv(records: Sequence[RequestRecord]) -> str:
+    return csv_text(COLUMNS, (fields.values() for fields in all_fields(records)))
 
 
 ERRORS_FOR = timedelta(days=1)

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from helexa_site.web.pages import render_page
 from metering import selectors, services
+from metering.csv_files import csv_response
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.models import RequestRecord
 from metering.requests.filters import FILTERS, OUTCOMES, filter_of
@@ -21,9 +22,9 @@ from metering.requests.shown import (
     MAX_CSV_ROWS,
     TONES,
     bodies,
-    csv_text,
     details,
     request_rows,
+    requests_csv,
     shown_id,
 )
 from metering.selectors import RequestFilter
@@ -132,11 +133,8 @@ def _fields(request: HttpRequest, titles: dict[str, str]) -> list[dict[str, str]
 
 
 def _csv(where: RequestFilter) -> HttpResponse:
-    return HttpResponse(
-        csv_text(selectors.requests_list(where=where, limit=MAX_CSV_ROWS)),
-        content_type="text/csv; charset=utf-8",
-        headers={"Content-Disposition": 'attachment; filename="requests.csv"'},
-    )
+    found = selectors.requests_list(where=where, limit=MAX_CSV_ROWS)
+    return csv_response("requests", requests_csv(found))
 
 
 def _visible(reader: Reader) -> RequestFilter:

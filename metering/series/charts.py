@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -74,8 +74,8 @@ class Chart:
 class Layout:
     id: str
     title: str
-    unit: str
-    is_count: bool
+    unit: str = ""
+    is_count: bool = False
     lines: Mapping[str, str]
     """Label and field of ``point_fields``."""
 
@@ -84,7 +84,6 @@ LAYOUTS = (
     Layout(
         id="requests",
         title="Requests",
-        unit="",
         is_count=True,
         lines={outcome: outcome for outcome in OUTCOMES},
     ),
@@ -92,27 +91,22 @@ LAYOUTS = (
         id="first-token",
         title="Until the first token",
         unit="ms",
-        is_count=False,
         lines={"p50": "first_token_p50_ms", "p95": "first_token_p95_ms"},
     ),
     Layout(
         id="total",
         title="Until the end",
         unit="ms",
-        is_count=False,
         lines={"p50": "total_p50_ms", "p95": "total_p95_ms"},
     ),
     Layout(
         id="tokens",
         title="Tokens a second",
-        unit="",
-        is_count=False,
         lines={"prompt": "prompt_tokens_per_s", "answer": "completion_tokens_per_s"},
     ),
     Layout(
         id="queue",
         title="Waiting requests",
-        unit="",
         is_count=True,
         lines={"mean": "queue_depth", "most": "queue_depth_max"},
     ),
@@ -142,14 +136,8 @@ def device_charts(devices: Mapping[str, Sequence[SeriesPoint]], step_s: int) -> 
     }
     labels = labels_of(next(iter(devices.values()), ()))
     layouts = (
-        Layout(id="busy", title="Busy", unit="%", is_count=False, lines={"": "busy_percent"}),
-        Layout(
-            id="memory",
-            title="Memory used",
-            unit="bytes",
-            is_count=False,
-            lines={"": "memory_used_bytes"},
-        ),
+        Layout(id="busy", title="Busy", unit="%", lines={"": "busy_percent"}),
+        Layout(id="memory", title="Memory used", unit="bytes", lines={"": "memory_used_bytes"}),
     )
     charts = []
     for layout in layouts:
@@ -198,13 +186,12 @@ def _errors(points: Sequence[SeriesPoint], labels: list[str]) -> list[Chart]:
     }
     if rest := most[MAX_CODES:]:
         lines[OTHERS] = [sum(errors.get(code, 0) for code in rest) for errors in by_point]
-    layout = Layout(id="errors", title="Errors by code", unit="", is_count=True, lines={})
+    layout = Layout(id="errors", title="Errors by code", is_count=True, lines={})
     return [chart_of("errors", layout, lines, labels)]
 
 
 def _has_numbers(lines: Lines) -> bool:
-    has: Callable[[list[Number]], bool] = any
-    return any(has(numbers) for numbers in lines.values())
+    return any(any(numbers) for numbers in lines.values())
 
 
 @for_members

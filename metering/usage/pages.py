@@ -20,6 +20,7 @@ from fleet.dashboard.links import model_url
 from fleet.models import CatalogueModel
 from helexa_site.web.pages import render_page
 from metering import selectors
+from metering.csv_files import csv_response
 from metering.errors import MeteringValueError
 from metering.links import account_url, key_url
 from metering.models import Account
@@ -30,10 +31,10 @@ from metering.usage.rows import (
     SumsRow,
     budget_rows,
     chart_of,
-    csv_text,
     price_text,
     refusal_rows,
     sums_row,
+    usage_csv,
 )
 
 MAX_DAYS = 400
@@ -53,12 +54,7 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     where = UsageFilter(accounts=_accounts(reader, account))
     rows = selectors.usage_list(by=by, period=period, where=where)
     if request.GET.get("format") == "csv":
-        disposition = f'attachment; filename="usage-by-{by.value}.csv"'
-        return HttpResponse(
-            csv_text(by, rows),
-            content_type="text/csv; charset=utf-8",
-            headers={"Content-Disposition": disposition},
-        )
+        return csv_response(f"usage-by-{by.value}", usage_csv(by, rows))
     key_names = selectors.names_of_keys(row.name for row in rows if by is UsageGroup.KEY)
     chosen = {"by": by.value, "from": period.first, "to": period.last, "account": account or ""}
     context: dict[str, Any] = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
 import redis
@@ -14,6 +12,7 @@ from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.live import reading as live
 from fleet.live.refusals import read_refusals
 from helexa_site.web.moments import moment_text
+from metering.csv_files import csv_text
 from metering.links import account_url, requests_url
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text, usd_text
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
@@ -124,13 +123,8 @@ def _window(budget: BudgetStatus) -> str:
     return f"begins anew {moment_text(ends)}"
 
 
-def csv_text(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([by.value, *SUMS])
-    for row in rows:
-        writer.writerow([row.name, *(getattr(row.sums, name) for name in SUMS)])
-    return text.getvalue()
+def usage_csv(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
+    return csv_text((by.value, *SUMS), ((row.name, *asdict(row.sums).values()) for row in rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
 from metering.selectors import UsageFilter, UsageGroup, UsageRow, UsageSums
 from metering.selectors.usage import SUMS
-from metering.usage.rows import csv_text
+from metering.usage.rows import usage_csv
 
 
 class Command(QuickCommand):
@@ -42,7 +42,7 @@ class Command(QuickCommand):
             if account is not None and not rows:
                 selectors.account_find(account)
         if options["csv"]:
-            self.stdout.write(csv_text(by, rows), ending="")
+            self.stdout.write(usage_csv(by, rows), ending="")
         elif options["json"]:
             self.stdout.write(
                 json_text(
