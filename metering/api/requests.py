@@ -26,7 +26,7 @@ from metering.models import RequestRecord
 from metering.nouns import REQUESTS
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
-from metering.requests.shown import MAX_CSV_ROWS, all_fields, requests_csv
+from metering.requests.shown import COLUMNS, MAX_CSV_ROWS, all_fields, requests_csv
 from metering.selectors import RequestFilter
 from metering.usage.reader import reader_of_user
 
@@ -45,43 +45,24 @@ PARAMETERS = {
 }
 
 
-class RequestShape(serializers.Serializer[Any]):
+class RequestShape(serializers.ModelSerializer[Any]):
     """``code`` is null where the request was answered; times count from its first header."""
 
     id = serializers.CharField(help_text="The x-request-id of its response.")
-    at = serializers.DateTimeField(help_text="When it ended.")
-    account = serializers.CharField(help_text="Empty where the caller is not known.")
-    key = serializers.CharField(help_text="The key's public prefix.")
     key_name = serializers.CharField()
-    end_user = serializers.CharField(allow_null=True)
-    model_asked = serializers.CharField()
-    model = serializers.CharField(help_text="The catalogue's name; empty: none was found.")
-    neuron = serializers.CharField()
-    endpoint = serializers.CharField()
-    client = serializers.CharField()
-    status = serializers.IntegerField(help_text="0: no response was sent.")
-    outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome])
-    code = serializers.CharField(allow_null=True)
-    message = serializers.CharField()
-    queue_ms = serializers.IntegerField(allow_null=True)
-    time_to_first_token_ms = serializers.IntegerField(allow_null=True)
-    duration_ms = serializers.IntegerField()
-    prompt_tokens = serializers.IntegerField()
-    cached_tokens = serializers.IntegerField()
-    completion_tokens = serializers.IntegerField()
-    reasoning_tokens = serializers.IntegerField()
-    cost_micro_usd = serializers.IntegerField()
-    is_usage_estimated = serializers.BooleanField(
-        help_text="An upstream did not report the tokens: they are estimated."
-    )
-    targets_tried = serializers.CharField(
-        help_text="The model's targets that it left, each with its error's code."
-    )
-    unit = serializers.CharField(
-        help_text="What a request without tokens is metered by: request, second, character or "
-        "image; empty: it has tokens."
-    )
-    num_units = serializers.IntegerField()
+
+    class Meta:
+        model = RequestRecord
+        fields = read_only_fields = COLUMNS
+        extra_kwargs = {
+            "account": {"help_text": "Empty where the caller is not known."},
+            "key": {"help_text": "The key's public prefix."},
+            "model": {"help_text": "The catalogue's name; empty: none was found."},
+            "unit": {
+                "help_text": "What a request without tokens is metered by: request, second, "
+                "character or image; empty: it has tokens."
+            },
+        }
 
 
 class CaptureShape(serializers.Serializer[Any]):
