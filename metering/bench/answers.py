@@ -110,23 +110,24 @@ def _note_anthropic_usage(answer: Answer, usage: dict[str, Any]) -> None:
         answer.completion_tokens = tokens
 
 
+OURS = ("prefill_ms", "decode_ms", "prefill_tokens")
+LLAMA_CPP = ("prompt_ms", "predicted_ms", "prompt_n")
+
+
 def timing_of(event: dict[str, Any]) -> ServerTiming | None:
-    """``helexa_timing`` of the original system, or llama.cpp's ``timings``."""
-    usage = event.get("usage") if isinstance(event.get("usage"), dict) else {}
-    ours = event.get("helexa_timing") or (usage or {}).get("helexa_timing")
-    if isinstance(ours, dict):
-        return ServerTiming(
-            prefill_ms=_number(ours.get("prefill_ms")),
-            decode_ms=_number(ours.get("decode_ms")),
-            prefill_tokens=_whole(ours.get("prefill_tokens")),
-        )
-    theirs = event.get("timings")
-    if isinstance(theirs, dict):
-        return ServerTiming(
-            prefill_ms=_number(theirs.get("prompt_ms")),
-            decode_ms=_number(theirs.get("predicted_ms")),
-            prefill_tokens=_whole(theirs.get("prompt_n")),
-        )
+    """``helexa_timing`` of helexa and the original system, or llama.cpp's ``timings``."""
+    usage = event.get("usage")
+    within = usage.get("helexa_timing") if isinstance(usage, dict) else None
+    for found, (prefill_ms, decode_ms, prefill_tokens) in (
+        (event.get("helexa_timing") or within, OURS),
+        (event.get("timings"), LLAMA_CPP),
+    ):
+        if isinstance(found, dict):
+            return ServerTiming(
+                prefill_ms=_number(found.get(prefill_ms)),
+                decode_ms=_number(found.get(decode_ms)),
+                prefill_tokens=_whole(found.get(prefill_tokens)),
+            )
     return None
 
 

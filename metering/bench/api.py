@@ -13,19 +13,18 @@ from django.contrib.auth.models import AnonymousUser
 from django.urls import path, re_path
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import READING, Call, FleetView
+from fleet.api.access import READING, Call, ObjectView, number_in
 from fleet.api.documents import AnonymousScheme
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
 from metering.bench import results, summaries
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS, compare
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchRun
 from metering.bench.results import CELL_FILTERS, RUN_FILTERS, Cell, Row
@@ -54,13 +53,9 @@ def _parameters(*names: str, answers: Any = ROWS) -> Callable[[Get], Get]:
 
 
 @extend_schema(responses={200: OpenApiTypes.OBJECT})
-class BenchView(FleetView):
-    """``parameters``: those of the query; others are refused."""
-
-    pagination_class = None
+class BenchView(ObjectView):
     filter_backends = ()
-    serializer_class = serializers.Serializer
-    parameters: tuple[str, ...] = ()
+    page_parameters: tuple[str, ...] = ()
 
     def get_authenticators(self) -> list[Any]:
         if settings.CONFIG.has_public_bench:
@@ -77,27 +72,11 @@ class BenchView(FleetView):
             exc = ProblemError(400, "invalid_value", str(exc), param=field)
         return super().handle_exception(exc)
 
-    def ensure_known_parameters(self, call: Call) -> None:
-        for name in call.query_params:
-            if name not in {*self.parameters, "account", "format"}:
-                detail = f"There is no parameter {name!r} here."
-                raise ProblemError(400, "unknown_parameter", detail, param=name)
-
     def word(self, name: str, *, is_needed: bool = False) -> str:
         word: str = self.request.query_params.get(name, "")
-        if "\x00" in word or (is_needed and not word):
+        if is_needed and not word:
             raise ProblemError(400, "invalid_value", f"{name} is needed.", param=name)
         return word
-
-    def number(self, name: str, default: int, *, most: int) -> int:
-        word = self.word(name)
-        if not word:
-            return default
-        if not (word.isascii() and word.isdigit() and len(word) < 10 and 0 < int(word) <= most):
-            raise ProblemError(
-                400, "invalid_value", f"{name} is a number from 1 to {most}.", param=name
-            )
-        return int(word)
 
     def cell_filters(self) -> dict[str, str]:
         return results.cell_filters({name: self.word(name) for name in CELL_FILTERS})
@@ -127,14 +106,7 @@ class DimensionsView(BenchView):
                 "models": sorted(model_gpus),
                 "scenarios": sorted({scenario for _, _, scenario, _ in rows}),
                 "targets": sorted({target for target, _ in found}),
-                "builds": [
-                    {
-                        "git_sha": sha,
-                        "build_timestamp": one.built_at.isoformat() if one.built_at else None,
-                        "package_version": one.package_version,
-                    }
-                    for sha, one in builds.items()
-                ],
+                "builds": [summaries.commit_fields(one) for one in builds.values()],
                 "host_gpus": {name: sorted(gpus) for name, gpus in host_gpus.items()},
                 "model_gpus": {name: sorted(gpus) for name, gpus in model_gpus.items()},
             }
@@ -144,7 +116,7 @@ class DimensionsView(BenchView):
 class CellsView(BenchView):
     """A table of cells, filtered."""
 
-    parameters = tuple(CELL_FILTERS)
+    page_parameters = tuple(CELL_FILTERS)
 
     @_parameters(*CELL_FILTERS)
     def get(self, call: Call) -> Response:
@@ -191,11 +163,11 @@ class SwapView(CellsView):
 class RunsView(BenchView):
     """Single samples, the newest first."""
 
-    parameters = (*RUN_FILTERS, "limit")
+    page_parameters = (*RUN_FILTERS, "limit")
 
-    @_parameters(*parameters)
+    @_parameters(*page_parameters)
     def get(self, call: Call) -> Response:
-        limit = self.number("limit", DEFAULT_RUNS, most=MAX_RUNS)
+        limit = number_in(call, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
         runs = results.runs_filtered({name: self.word(name) for name in RUN_FILTERS})
         return Response([results.run_row(run) for run in runs[:limit]])
 
@@ -203,17 +175,13 @@ class RunsView(BenchView):
 class CompareView(BenchView):
     """``?before=TARGET@BUILD&after=TARGET@BUILD``, as ``manage.py bench compare``."""
 
-    parameters = ("before", "after", "model", "scenario")
+    page_parameters = ("before", "after", "model", "scenario")
 
-    @_parameters(*parameters, answers=OpenApiTypes.OBJECT)
+    @_parameters(*page_parameters, answers=OpenApiTypes.OBJECT)
     def get(self, call: Call) -> Response:
         before, after = results.sides_of(self.word("before", is_needed=True), self.word("after"))
-        filters = results.cell_filters(
-            {"model": self.word("model"), "scenario": self.word("scenario")}
-        )
-        comparison = compare(
-            results.samples_of(before, **filters), results.samples_of(after, **filters)
-        )
+        filters = {name: self.word(name) for name in ("model", "scenario")}
+        comparison = results.compared(before, after, filters)
         if not comparison.cells:
             raise ProblemError(404, "unknown_url", f"{before} and {after} have no cell in common.")
         return Response(

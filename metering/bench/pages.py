@@ -29,7 +29,7 @@ from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
 from metering.bench import charts, results, summaries
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict, compare
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import (
     MAX_JOB_SAMPLES,
@@ -128,15 +128,14 @@ def results_page(request: HttpRequest) -> HttpResponse:
         _choice(request, "after", "After", sides, "the latest build"),
     ]
     model, scenario, before, after = (choice.chosen for choice in choices)
-    filters = results.cell_filters({"model": model, "scenario": scenario})
+    words = {"model": model, "scenario": scenario}
     context: dict[str, Any] = {"choices": choices, "min_change": MIN_CHANGE}
     if before and after:
-        compared = [results.samples_of(side, **filters) for side in results.sides_of(before, after)]
-        comparison = compare(*compared)
+        comparison = results.compared(*results.sides_of(before, after), words)
         differences = [one for cell in comparison.cells for one in cell.differences]
         context |= {"before": before, "after": after, "comparison": comparison}
     else:
-        cells = results.cells_list(**filters)
+        cells = results.cells_list(**results.cell_filters(words))
         standings = summaries.standings_of(cells)
         differences = [
             one.previous for group in standings.values() for one in group if one.previous

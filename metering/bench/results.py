@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Max, Min, Q, QuerySet
 
-from metering.bench.comparison import METRICS, CellSamples, median
+from metering.bench.comparison import METRICS, CellSamples, Comparison, compare, median
 from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchRun
 
@@ -231,6 +231,12 @@ def sides_of(before: str, after: str) -> tuple[Build, Build]:
     return side_of(before, default=-1 if after else -2), side_of(after or before)
 
 
-def samples_of(side: Build, **filters: str) -> CellSamples:
+def compared(before: Build, after: Build, words: Mapping[str, Any], **options: Any) -> Comparison:
+    """``words``: of ``CELL_FILTERS``. ``options``: those of ``compare``."""
+    filters = cell_filters(words)
+    return compare(_samples_of(before, **filters), _samples_of(after, **filters), **options)
+
+
+def _samples_of(side: Build, **filters: str) -> CellSamples:
     cells = cells_list(target_name=side.target, build=side.build, **filters)
     return {(cell.model, cell.scenario): cell.values for cell in cells}

@@ -22,6 +22,11 @@ TARGET_FIELDS = tuple(
 PLAN_FIELDS = tuple(
     field.name for field in SweepPlan._meta.fields if field.name not in ("id", "probes")
 )
+IDENTITY = (
+    *("origin", "ts", "target_name", "build", "model_id", "scenario_id", "ok"),
+    *("ttft_s", "decode_tps", "prefill_tps", "total_s", "swap_load_ms"),
+)
+"""Columns by which an imported row is known."""
 
 
 def samples_count(target: str, build: str) -> dict[tuple[str, str], int]:
@@ -43,15 +48,11 @@ def runs_import(*, actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
     """Adds the rows of a file and returns how many were new. A row with the moment, cell and
     numbers of an existing one is skipped."""
     with transaction.atomic():
-        known = set(
-            map(
-                _identity,
-                BenchRun.objects.filter(
-                    origin__in={run.origin for run in runs},
-                    target_name__in={run.target_name for run in runs},
-                ),
-            )
+        stored = BenchRun.objects.filter(
+            origin__in={run.origin for run in runs},
+            target_name__in={run.target_name for run in runs},
         )
+        known = set(stored.values_list(*IDENTITY))
         fresh = [run for run in runs if _identity(run) not in known]
         BenchRun.objects.bulk_create(fresh, batch_size=200)
         audit_entry_create(
@@ -129,17 +130,4 @@ def _ensure_texts(name: str, value: Any) -> None:
 
 
 def _identity(run: BenchRun) -> tuple[Any, ...]:
-    return (
-        run.origin,
-        run.ts,
-        run.target_name,
-        run.build,
-        run.model_id,
-        run.scenario_id,
-        run.ttft_s,
-        run.decode_tps,
-        run.prefill_tps,
-        run.total_s,
-        run.swap_load_ms,
-        run.ok,
-    )
+    return tuple(getattr(run, name) for name in IDENTITY)

@@ -104,8 +104,11 @@ def _standing(metric: Metric, builds: Sequence[Cell]) -> Standing:
 
 
 def build_fields(build: Build) -> Row:
+    return {"build": build.build, **commit_fields(build)}
+
+
+def commit_fields(build: Build) -> Row:
     return {
-        "build": build.build,
         "git_sha": build.git_sha or build.build,
         "build_timestamp": build.built_at.isoformat() if build.built_at else None,
         "package_version": build.package_version,

@@ -16,7 +16,7 @@ from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import report, results, summaries
 from metering.bench.choosing import add_sweep_arguments, choice_of, plan_chosen, sweep_run
-from metering.bench.comparison import METRICS, MIN_CHANGE, compare
+from metering.bench.comparison import METRICS, MIN_CHANGE
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.importing import file_import
 from metering.management.output import errors_on_one_line, json_text
@@ -87,10 +87,10 @@ class Command(QuickCommand):
 
     def _compare(self, options: dict[str, Any]) -> None:
         before, after = results.sides_of(options["before"], options["after"] or "")
-        filters = results.cell_filters(options)
-        comparison = compare(
-            results.samples_of(before, **filters),
-            results.samples_of(after, **filters),
+        comparison = results.compared(
+            before,
+            after,
+            {name: options[name] for name in ("model", "scenario")},
             only_metrics=frozenset(options["metric"] or METRICS),
             min_change=options["min_change"],
         )
