@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin, display
+from fleet.admin.unfold_types import CheckedForm, UnfoldAdmin, display
 from metering.bench import store
-from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchTarget, SweepPlan
-
-if TYPE_CHECKING:
-    ModelForm = forms.ModelForm[Any]
-else:
-    ModelForm = forms.ModelForm
-
-
-class CheckedForm(ModelForm):
-    check: Callable[[Any], None]
-
-    def _post_clean(self) -> None:
-        super()._post_clean()  # type: ignore[misc]
-        if not self.errors:
-            try:
-                self.check(self.instance)
-            except BenchValueError as error:
-                field = {"scenario": "scenarios"}.get(error.field, error.field)
-                self.add_error(field if field in self.fields else None, str(error))
 
 
 class TargetForm(CheckedForm):
-    check = staticmethod(store.target_check)
-
     class Meta:
         labels = {"gpus": "GPUs"}
 
+    def check_row(self) -> None:
+        store.target_check(self.instance)
+
 
 class PlanForm(CheckedForm):
-    check = staticmethod(store.plan_check)
-
     class Meta:
         labels = {
             "iteration_pause_s": "pause between iterations (seconds)",
             "request_timeout_s": "timeout of a request (seconds)",
             "sweep_interval_s": "time between sweeps (seconds)",
         }
+
+    def check_row(self) -> None:
+        store.plan_check(self.instance)
 
 
 @admin.register(BenchTarget)

@@ -25,7 +25,6 @@ from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
 from metering.bench import results, summaries
 from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS
-from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchRun
 from metering.bench.results import CELL_FILTERS, RUN_FILTERS, Cell, Row
 
@@ -65,12 +64,6 @@ class BenchView(ObjectView):
     def ensure_may(self, call: Call) -> None:
         if not (settings.CONFIG.has_public_bench and call.method in READING):
             super().ensure_may(call)
-
-    def handle_exception(self, exc: Exception) -> Response:
-        if isinstance(exc, BenchError):
-            field = exc.field if isinstance(exc, BenchValueError) else None
-            exc = ProblemError(400, "invalid_value", str(exc), param=field)
-        return super().handle_exception(exc)
 
     def word(self, name: str, *, is_needed: bool = False) -> str:
         word: str = self.request.query_params.get(name, "")

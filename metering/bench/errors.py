@@ -7,14 +7,16 @@
     ├── BenchValueError          a scenario, target or selection that there cannot be
     └── JobOpenError             another job of the page has not ended
 
-Messages are written for people. Imports nothing.
+Messages are written for people.
 """
 
 from __future__ import annotations
 
+from metering.errors import MeteringError, MeteringValueError
 
-class BenchError(Exception):
-    """``str`` of it may be shown to the caller."""
+
+class BenchError(MeteringError):
+    pass
 
 
 class TargetUnreachableError(BenchError):
@@ -36,10 +38,8 @@ class BenchFileError(BenchError):
     pass
 
 
-class BenchValueError(BenchError):
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+class BenchValueError(BenchError, MeteringValueError):
+    pass
 
 
 class JobOpenError(BenchError):

@@ -28,7 +28,7 @@ from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
-from metering.bench import charts, results, summaries
+from metering.bench import results, summaries
 from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import (
@@ -143,7 +143,7 @@ def results_page(request: HttpRequest) -> HttpResponse:
         context |= {"standings": standings, **_concurrency(cells)}
         if model and scenario:
             target = request.GET.get("target") or _target_of_most_builds(cells)
-            context["charts"] = charts.trend_charts(cells, target)
+            context["charts"] = summaries.trend_charts(cells, target)
             context["builds"] = summaries.series_rows(cells)
     context["outlook"] = _outlook(differences)
     return _shown(request, "bench/results.html", "bench-results", context)
@@ -180,7 +180,7 @@ def _concurrency(cells: list[results.Cell]) -> dict[str, Any]:
         [cell for cell in cells if cell.scenario.startswith("concurrency:")]
     )
     return {
-        "knee_chart": charts.concurrency_chart(latest),
+        "knee_chart": summaries.concurrency_chart(latest),
         "concurrency": summaries.concurrency_rows(latest),
         "knee_latency": summaries.KNEE_LATENCY,
     }

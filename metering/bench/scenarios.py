@@ -63,14 +63,14 @@ def parse_scenario(text: str) -> Scenario:
         kind = ScenarioKind(word)
     except ValueError:
         known = ", ".join(ScenarioKind)
-        raise BenchValueError("scenario", f"{text!r} begins with none of {known}") from None
+        raise BenchValueError("scenarios", f"{text!r} begins with none of {known}") from None
     if kind is ScenarioKind.LOAD:
         if rest:
-            raise BenchValueError("scenario", f"{text!r}: {kind} has no size")
+            raise BenchValueError("scenarios", f"{text!r}: {kind} has no size")
         return Scenario(kind=kind)
     is_warm = kind is ScenarioKind.CHAT and len(rest) == 2 and rest[1] == WARM
     if len(rest) != (2 if is_warm else 1):
-        raise BenchValueError("scenario", f"{text!r} is not like {kind}:128")
+        raise BenchValueError("scenarios", f"{text!r} is not like {kind}:128")
     return Scenario(kind=kind, size=_size(kind, rest[0], text), is_warm=is_warm)
 
 
@@ -96,5 +96,5 @@ def why_not(
 def _size(kind: ScenarioKind, word: str, text: str) -> int:
     most = MAX_CONCURRENCY if kind is ScenarioKind.CONCURRENCY else MAX_SIZE
     if not (word.isascii() and word.isdigit() and len(word) < 9 and 0 < int(word) <= most):
-        raise BenchValueError("scenario", f"{text!r}: {word!r} is no number from 1 to {most}")
+        raise BenchValueError("scenarios", f"{text!r}: {word!r} is no number from 1 to {most}")
     return int(word)

@@ -177,7 +177,7 @@ def test_a_neuron_reports_its_build_its_cards_and_its_models(bench: Bench, scrip
 @each_case(
     ("words", "reason"),
     [
-        (("--scenario", "talk"), "scenario: 'talk' begins with none of"),
+        (("--scenario", "talk"), "scenarios: 'talk' begins with none of"),
         (("--samples", "0"), "samples_per_version: 0 is too little"),
         (("--target", "nobody"), "target: 'nobody' is no target: peer"),
         (("--endpoint", "beast:13131"), "not like http"),

@@ -185,7 +185,7 @@ def test_an_id_is_read_as_it_is_written() -> None:
 def test_what_is_no_scenario_is_refused(text: str) -> None:
     with pytest.raises(BenchValueError) as caught:
         parse_scenario(text)
-    assert caught.value.field == "scenario"
+    assert caught.value.field == "scenarios"
 
 
 @each_case(

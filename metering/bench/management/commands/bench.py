@@ -17,7 +17,7 @@ from metering.actor import COMMAND
 from metering.bench import report, results, summaries
 from metering.bench.choosing import add_sweep_arguments, choice_of, plan_chosen, sweep_run
 from metering.bench.comparison import METRICS, MIN_CHANGE
-from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.errors import BenchValueError
 from metering.bench.importing import file_import
 from metering.management.output import errors_on_one_line, json_text
 
@@ -50,10 +50,6 @@ class Command(QuickCommand):
         try:
             with errors_on_one_line():
                 getattr(self, f"_{options['command']}")(options)
-        except BenchValueError as error:
-            raise CommandError(f"{error.field}: {error}", returncode=ERROR_CODE) from error
-        except BenchError as error:
-            raise CommandError(str(error), returncode=ERROR_CODE) from error
         except CommandError as error:
             error.returncode = ERROR_CODE
             raise
