@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -159,18 +158,6 @@ MAX_MODELS = 8
 MAX_NEWEST = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRow:
-    url: str
-    prefix: str
-    name: str
-    status: str
-    requests: str
-    cost: str
-    left: str
-    last_used: str
-
-
 def page_of_account(account: Account) -> dict[str, Any]:
     """The context of ``metering/account_page.html``. Makes the same number of queries however much
     the account has."""
@@ -213,7 +200,9 @@ def _sums_by_key(account: str, period: UsagePeriod) -> dict[str, UsageSums]:
     return {row.name: row.sums for row in rows}
 
 
-def _key_rows(account: Account, used: Mapping[str, UsageSums], now_unix_s: float) -> list[KeyRow]:
+def _key_rows(
+    account: Account, used: Mapping[str, UsageSums], now_unix_s: float
+) -> list[dict[str, str]]:
     """The last used first, then unused ones; revoked ones come last."""
     keys = account.keys.order_by(
         F("revoked_at").asc(nulls_first=True),
@@ -223,16 +212,16 @@ def _key_rows(account: Account, used: Mapping[str, UsageSums], now_unix_s: float
     prefixes = [key.prefix for key in keys]
     budgets = selectors.budgets_by_key(keys=prefixes, now_unix_s=now_unix_s)
     return [
-        KeyRow(
-            url=key_url(key.prefix),
-            prefix=key.prefix,
-            name=key.name,
-            status=key_status(key),
-            requests=f"{used.get(key.prefix, UsageSums()).requests:,}",
-            cost=cost_text(used.get(key.prefix, UsageSums()).cost_micro_usd),
-            left=selectors.left_words(budgets.get(key.prefix, ())),
-            last_used=moment_text(key.last_used_at) or "never",
-        )
+        {
+            "url": key_url(key.prefix),
+            "prefix": key.prefix,
+            "name": key.name,
+            "status": key_status(key),
+            "requests": f"{used.get(key.prefix, UsageSums()).requests:,}",
+            "cost": cost_text(used.get(key.prefix, UsageSums()).cost_micro_usd),
+            "left": selectors.left_words(budgets.get(key.prefix, ())),
+            "last_used": moment_text(key.last_used_at) or "never",
+        }
         for key in keys
     ]
 

@@ -92,14 +92,12 @@ def bench_job_claim() -> BenchJob | None:
     """Claims the waiting job for the caller; ``None``: there is none."""
     now = timezone.now()
     waiting = BenchJob.objects.filter(status=Status.PENDING)
-    for job in waiting:
-        claimed = waiting.filter(pk=job.pk).update(
-            status=Status.RUNNING, started_at=now, beat_at=now
-        )
-        if claimed:
-            job.refresh_from_db()
-            return job
-    return None
+    job = waiting.first()
+    columns = {"status": Status.RUNNING, "started_at": now, "beat_at": now}
+    if job is None or not waiting.filter(pk=job.pk).update(**columns):
+        return None
+    job.refresh_from_db()
+    return job
 
 
 def bench_job_beat(*, job_id: int) -> None:

@@ -148,13 +148,9 @@ def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
 def other_places(card: Any, neuron: str) -> list[str]:
     """The other neurons that serve the model, as the gateway reports in either of its shapes."""
     places = (card.get("locations") if isinstance(card, dict) else None) or ()
-    places = [place for place in places if not isinstance(place, dict) or _is_loaded(place)]
-    names = [place.get("node", "") if isinstance(place, dict) else str(place) for place in places]
-    return sorted({name for name in names if name and name != neuron})
-
-
-def _is_loaded(place: dict[str, Any]) -> bool:
-    return bool(place.get("status", "loaded") == "loaded")
+    objects = [place if isinstance(place, dict) else {"node": str(place)} for place in places]
+    names = {one.get("node", "") for one in objects if one.get("status", "loaded") == "loaded"}
+    return sorted(names - {"", neuron})
 
 
 def moment_of(value: Any) -> datetime | None:

@@ -53,7 +53,7 @@ def runs_import(*, actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
             target_name__in={run.target_name for run in runs},
         )
         known = set(stored.values_list(*IDENTITY))
-        fresh = [run for run in runs if _identity(run) not in known]
+        fresh = [run for run in runs if tuple(getattr(run, name) for name in IDENTITY) not in known]
         BenchRun.objects.bulk_create(fresh, batch_size=200)
         audit_entry_create(
             actor=actor,
@@ -127,7 +127,3 @@ def plan_check(plan: SweepPlan) -> None:
 def _ensure_texts(name: str, value: Any) -> None:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise BenchValueError(name, f"{name} is to be a list of texts")
-
-
-def _identity(run: BenchRun) -> tuple[Any, ...]:
-    return tuple(getattr(run, name) for name in IDENTITY)

@@ -114,10 +114,6 @@ def parse_state(body: bytes) -> ConversationState:
         raise InvalidConversationError(f"This is no conversation: {error}.") from error
 
 
-def state_text(state: ConversationState) -> str:
-    return msgspec.json.encode(state).decode()
-
-
 def state_values(text: str) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.json.decode(text)
     return values
@@ -172,12 +168,12 @@ def conversation_save(
 ) -> Conversation:
     """Saves a new conversation, or the next revision of one. ``revision`` is the one that ``state``
     continues, or ``NEW``. Returns the row. Raises ``ConversationError``."""
-    text = state_text(state)
-    num_bytes = len(text.encode())
+    content = msgspec.json.encode(state)
+    num_bytes = len(content)
     ensure_size(num_bytes)
     values = {
         "title": title_of(state),
-        "state": text,
+        "state": content.decode(),
         "search_text": search_text_of(state),
         "num_bytes": num_bytes,
         "updated_at": timezone.now(),

@@ -120,20 +120,15 @@ def details(record: RequestRecord, key_name: str, *, is_operator: bool) -> list[
     return [detail for detail in found if detail.value]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    name: str
-    text: str
-
-
-def bodies(captured: CapturedRequest) -> list[Body]:
-    found = [
-        Body(name="Headers", text=captured.headers),
-        Body(name="Request", text=captured.request),
-        Body(name="Prompt and parsers", text=captured.trace),
-        Body(name="Answer", text=captured.answer),
-    ]
-    return [body for body in found if body.text]
+def bodies(captured: CapturedRequest) -> dict[str, str]:
+    """The captured texts by their titles."""
+    found = {
+        "Headers": captured.headers,
+        "Request": captured.request,
+        "Prompt and parsers": captured.trace,
+        "Answer": captured.answer,
+    }
+    return {title: text for title, text in found.items() if text}
 
 
 def duration_text(milliseconds: int | None) -> str:

@@ -54,7 +54,8 @@ def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         where = filter_of(request.GET.dict(), visible=visible, now=timezone.now())
         before = _before(request.GET.get("before", ""), visible)
         if request.GET.get("format") == "csv":
-            return _csv(where)
+            newest = selectors.requests_list(where=where, limit=MAX_CSV_ROWS)
+            return csv_response("requests", requests_csv(newest))
         found = selectors.requests_list(where=where, limit=ROWS + 1, before=before)
     except MeteringValueError as error:
         problem, found = str(error), []
@@ -83,7 +84,7 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
     context = {
         "trail": [("requests", "Requests")],
         "may_read": may_read,
-        "bodies": () if captured is None else bodies(captured),
+        "bodies": {} if captured is None else bodies(captured),
         "record": record,
         "id": record.request_id.hex,
         "tone": TONES[record.outcome],
@@ -130,11 +131,6 @@ def _fields(request: HttpRequest, titles: dict[str, str]) -> list[dict[str, str]
         }
         for name, title in titles.items()
     ]
-
-
-def _csv(where: RequestFilter) -> HttpResponse:
-    found = selectors.requests_list(where=where, limit=MAX_CSV_ROWS)
-    return csv_response("requests", requests_csv(found))
 
 
 def _visible(reader: Reader) -> RequestFilter:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -155,13 +154,6 @@ def _accounts(reader: Reader, account: str | None) -> frozenset[str] | None:
     return None if reader.is_operator else reader.accounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCost:
-    sums: SumsRow
-    price: str
-    per_million: str
-
-
 @for_operators
 @require_GET
 def accounts_page(request: HttpRequest, _reader: Reader) -> HttpResponse:
@@ -193,15 +185,15 @@ def _sums_rows(
     ]
 
 
-def _model_costs(rows: list[UsageRow]) -> list[ModelCost]:
+def _model_costs(rows: list[UsageRow]) -> list[dict[str, Any]]:
     settings = {model.name: model.settings() for model in CatalogueModel.objects.all()}
     offered = fleet_selectors.catalogue_by_name()
     return [
-        ModelCost(
-            sums=sums_row(row.name, row.sums),
-            price=price_text(settings.get(row.name), offered.get(row.name)),
-            per_million=_per_million(row),
-        )
+        {
+            "sums": sums_row(row.name, row.sums),
+            "price": price_text(settings.get(row.name), offered.get(row.name)),
+            "per_million": _per_million(row),
+        }
         for row in rows[:MAX_ROWS]
     ]
 
