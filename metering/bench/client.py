@@ -26,33 +26,37 @@ TIMING_HEADER = {"x-helexa-timing": "true"}
 
 
 class Http:
-    """An HTTP client of one endpoint, which sends ``headers`` with everything. Thread-safe."""
+    """An HTTP client of one server, which sends ``headers`` with everything. Thread-safe."""
 
-    def __init__(self, *, headers: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(self, url: str, *, headers: Mapping[str, str], timeout_s: float) -> None:
+        self._url = url.rstrip("/")
         self._headers = {"content-type": "application/json", **headers}
         self._timeout_s = timeout_s
 
-    def get(self, url: str) -> Any:
+    def at(self, url: str) -> Http:
+        return Http(url, headers=self._headers, timeout_s=self._timeout_s)
+
+    def get(self, path: str) -> Any:
         """Raises ``TargetUnreachableError``."""
         try:
-            with self._open("GET", url, None, PROBE_TIMEOUT_S) as response:
+            with self._open("GET", path, None, PROBE_TIMEOUT_S) as response:
                 return json.load(response)
         except (SampleFailedError, ValueError) as error:
-            raise TargetUnreachableError(f"{url}: {error}") from error
+            raise TargetUnreachableError(f"{self._url}/{path}: {error}") from error
 
-    def post(self, url: str, body: Any) -> Any:
+    def post(self, path: str, body: Any) -> Any:
         """Raises ``SampleFailedError``."""
-        with self._open("POST", url, body, self._timeout_s) as response:
+        with self._open("POST", path, body, self._timeout_s) as response:
             try:
                 return json.load(response)
             except (OSError, http.client.HTTPException, ValueError) as error:
-                raise SampleFailedError(f"{url}: {error}") from error
+                raise SampleFailedError(f"{self._url}/{path}: {error}") from error
 
-    def stream(self, url: str, body: Any) -> Iterator[tuple[dict[str, Any], float]]:
+    def stream(self, path: str, body: Any) -> Iterator[tuple[dict[str, Any], float]]:
         """Each event, and its time in seconds since the request was sent. Raises
         ``SampleFailedError``."""
         started_s = time.perf_counter()
-        with self._open("POST", url, body, self._timeout_s) as response:
+        with self._open("POST", path, body, self._timeout_s) as response:
             try:
                 for line in response:
                     at_s = time.perf_counter() - started_s
@@ -64,7 +68,8 @@ class Http:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise SampleFailedError(f"the stream broke off: {error}") from error
 
-    def _open(self, method: str, url: str, body: Any, timeout_s: float) -> Any:
+    def _open(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
+        url = f"{self._url}/{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, headers=self._headers, method=method)
         try:
@@ -100,10 +105,8 @@ class Asker(Protocol):
 class HttpAsker:
     """Sends requests at a temperature of 0: the same answer each time, as far as possible."""
 
-    def __init__(self, http: Http, base_url: str, kind: str = "openai") -> None:
-        base = base_url.rstrip("/")
+    def __init__(self, http: Http, kind: str = "openai") -> None:
         self._http = http
-        self._v1_url = base if base.endswith("/v1") else f"{base}/v1"
         self._is_anthropic = kind == ANTHROPIC
 
     def ask(self, model: str, prompt: str, max_tokens: int) -> Answer:
@@ -119,7 +122,7 @@ class HttpAsker:
         }
         answer = Answer()
         started_s = time.perf_counter()
-        for event, at_s in self._http.stream(f"{self._v1_url}/{path}", body):
+        for event, at_s in self._http.stream(f"v1/{path}", body):
             feed(answer, event, at_s)
         answer.total_s = time.perf_counter() - started_s
         if answer.num_pieces == 0:

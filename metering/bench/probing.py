@@ -103,8 +103,7 @@ def listed_models(json_value: Any) -> tuple[ModelInfo, ...]:
 
 def _is_alias(entry: Mapping[str, Any]) -> bool:
     """Helexa before 0.3.0 listed an alias among its own aliases."""
-    aliases = entry.get("aliases")
-    return "alias_of" in entry or (isinstance(aliases, list) and entry.get("id") in aliases)
+    return "alias_of" in entry or entry.get("id") in _list(entry.get("aliases"))
 
 
 def build_of_version(version: Any) -> str:
@@ -176,29 +175,23 @@ KNOWN = frozenset(
 
 
 def _model(entry: Mapping[str, Any]) -> ModelInfo:
-    devices = entry.get("devices")
     return ModelInfo(
         id=str(entry.get("id", ""))[:200],
         harness=_text(entry, "harness")[:40],
-        capabilities=_capabilities(entry.get("capabilities")),
+        capabilities=frozenset(map(str, _list(entry.get("capabilities")))),
         context_tokens=_context(entry),
-        devices=tuple(one for one in devices if type(one) is int)
-        if isinstance(devices, list)
-        else (),
+        devices=tuple(one for one in _list(entry.get("devices")) if type(one) is int),
         settings={name: value for name, value in entry.items() if name not in KNOWN},
     )
 
 
 def _objects(json_value: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list. Any other value counts as an empty list."""
-    return (
-        [one for one in json_value if isinstance(one, dict)] if isinstance(json_value, list) else []
-    )
+    return [one for one in _list(json_value) if isinstance(one, dict)]
 
 
-def _capabilities(json_value: Any) -> frozenset[str]:
-    """A list of words here; others have objects or nothing."""
-    return frozenset(map(str, json_value)) if isinstance(json_value, list) else frozenset()
+def _list(json_value: Any) -> list[Any]:
+    """Any other value counts as an empty list."""
+    return json_value if isinstance(json_value, list) else []
 
 
 def _context(entry: Mapping[str, Any]) -> int | None:

@@ -57,20 +57,6 @@ class Target(Protocol):
         ...
 
 
-class HttpDoor:
-    """A neuron's paths over HTTP."""
-
-    def __init__(self, http: Http, endpoint: str) -> None:
-        self._http = http
-        self._endpoint = endpoint.rstrip("/")
-
-    def get(self, path: str) -> Any:
-        return self._http.get(f"{self._endpoint}/{path}")
-
-    def post(self, path: str, body: Any) -> Any:
-        return self._http.post(f"{self._endpoint}/{path}", body)
-
-
 class LocalDoor:
     """The REST API's views in this process, as ``manage.py neurons`` calls them: no key is needed,
     because the caller has the database."""
@@ -97,9 +83,7 @@ class NeuronTarget:
         self._is_local = spec.is_local
         self._row = spec.row
         self._http = http
-        self._door = (
-            LocalDoor(self._row.name) if spec.is_local else HttpDoor(http, self._row.endpoint)
-        )
+        self._door = LocalDoor(self._row.name) if spec.is_local else http
 
     def probe(self) -> Probed:
         build = probing.neuron_build(self._object("version"))
@@ -117,14 +101,15 @@ class NeuronTarget:
             found = self._door.get(f"models/{quote(model.id, safe='')}/endpoint")
             base_url = str(found.get("url") if isinstance(found, dict) else "")
             base_url = _reachable(base_url, self._row.endpoint)
+        server = self._http.at(_root(base_url))
         card = None
         with contextlib.suppress(TargetUnreachableError):  # the original's neuron has no list
-            card = self._http.get(f"{base_url.rstrip('/')}/v1/models/{quote(model.id, safe='')}")
+            card = server.get(f"v1/models/{quote(model.id, safe='')}")
         if others := probing.other_places(card, self._neuron_name()):
             raise TargetUnreachableError(
                 f"{model.id} is also loaded on {', '.join(others)}, and the gateway chooses"
             )
-        return HttpAsker(self._http, base_url)
+        return HttpAsker(server)
 
     def is_busy(self) -> bool:
         return probing.is_busy(self._object("health"))
@@ -162,15 +147,13 @@ class EndpointTarget:
 
     def __init__(self, spec: TargetSpec, http: Http) -> None:
         self._row = spec.row
-        self._http = http
-        base = self._row.endpoint.rstrip("/")
-        self._root = base.removesuffix("/v1")
+        self._http = http.at(_root(self._row.endpoint))
 
     def probe(self) -> Probed:
         if self._row.only_models and self._row.build:
             models = tuple(ModelInfo(id=name) for name in self._row.only_models)
         else:
-            models = probing.listed_models(self._http.get(f"{self._root}/v1/models"))
+            models = probing.listed_models(self._http.get("v1/models"))
         return Probed(
             build=self._build(),
             host=HostInfo(hostname=self._row.hostname, gpus=tuple(self._row.gpus)),
@@ -178,7 +161,7 @@ class EndpointTarget:
         )
 
     def asker(self, model: ModelInfo) -> Asker:
-        return HttpAsker(self._http, self._row.endpoint, self._row.kind)
+        return HttpAsker(self._http, self._row.kind)
 
     def is_busy(self) -> bool:
         return False
@@ -196,7 +179,7 @@ class EndpointTarget:
             return BuildInfo(build=self._row.build)
         for path in VERSION_PATHS:
             try:
-                version = self._http.get(f"{self._root}/{path}")
+                version = self._http.get(path)
             except TargetUnreachableError:
                 continue
             if build := probing.build_of_version(version):
@@ -216,8 +199,12 @@ def open_target(spec: TargetSpec, timeout_s: float) -> Target:
             f"the variable {variable}, which is to hold its key, is not set where the "
             f"sweep runs (`serve` hands the control those that {BENCH_VARIABLES.name} names)"
         )
-    http = Http(headers=key_headers(kind, spec.api_key), timeout_s=timeout_s)
+    http = Http(spec.row.endpoint, headers=key_headers(kind, spec.api_key), timeout_s=timeout_s)
     return NeuronTarget(spec, http) if kind == "neuron" else EndpointTarget(spec, http)
+
+
+def _root(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _reachable(url: str, endpoint: str) -> str:
