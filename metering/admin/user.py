@@ -6,7 +6,6 @@ The admin's own forms, in unfold's looks; entries of its history go into the aud
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from django import forms
 from django.conf import settings
@@ -111,10 +110,6 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
         return [] if obj is None else [AccountInline]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._changes: WeakKeyDictionary[HttpRequest, dict[str, Any]] = WeakKeyDictionary()
-
     def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
         memberships_save(actor_of(request), formset)
 
@@ -143,7 +138,7 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         before = User.objects.filter(pk=obj.pk).first()
         super().save_model(request, obj, form, change)
         if before is not None:
-            self._changes[request] = changes_of(before, obj, AUDITED)
+            obj.audited_changes = changes_of(before, obj, AUDITED)
         elif account := form.cleaned_data.get("account"):
             role = form.cleaned_data["role"] or Membership.Role.MEMBER
             services.membership_set(actor=actor_of(request), account=account, user=obj, role=role)
@@ -153,7 +148,7 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        changes: dict[str, Any] = self._changes.pop(request, {})
+        changes: dict[str, Any] = getattr(obj, "audited_changes", {})
         if named := _changed(message):
             changes = {**changes, CHANGED_FIELDS: named}
         if changes:

@@ -22,7 +22,6 @@ from metering.bench.choosing import SweepChoice, sweep_run
 from metering.bench.errors import BenchError, BenchValueError, JobOpenError
 from metering.bench.models import BenchJob, BenchRun, BenchTarget
 from metering.bench.scenarios import parse_scenarios
-from metering.bench.store import run_keep
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
@@ -169,7 +168,7 @@ def _outcome(job: BenchJob) -> tuple[str, str]:
         report(f"{num_samples} samples to take")
 
     def keep(run: BenchRun) -> None:
-        run_keep(run)
+        run.save()
         job.num_ok += run.ok
         job.num_failed += not run.ok
         bench_job_progress(job=job)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -60,17 +59,6 @@ WORDS = {
 }
 """The words of a run's columns that people would write otherwise."""
 JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A filter of a form."""
-
-    name: str
-    label: str
-    values: list[str]
-    chosen: str
-    any_label: str = "all"
 
 
 def bench_page(view: View) -> View:
@@ -127,7 +115,7 @@ def results_page(request: HttpRequest) -> HttpResponse:
         _choice(request, "before", "Before", sides, "the build before"),
         _choice(request, "after", "After", sides, "the latest build"),
     ]
-    model, scenario, before, after = (choice.chosen for choice in choices)
+    model, scenario, before, after = (choice["chosen"] for choice in choices)
     words = {"model": model, "scenario": scenario}
     context: dict[str, Any] = {"choices": choices, "min_change": MIN_CHANGE}
     if before and after:
@@ -253,9 +241,17 @@ def _words(value: Any) -> str:
 
 def _choice(
     request: HttpRequest, name: str, label: str, values: list[str], any_label: str = "all"
-) -> Choice:
+) -> dict[str, Any]:
+    """A filter of a form."""
     word = request.GET.get(name, "")
-    return Choice(name, label, values, word if word in values else "", any_label)
+    chosen = word if word in values else ""
+    return {
+        "name": name,
+        "label": label,
+        "values": values,
+        "chosen": chosen,
+        "any_label": any_label,
+    }
 
 
 def _filters(request: HttpRequest) -> dict[str, str]:

@@ -40,10 +40,6 @@ def samples_count(target: str, build: str) -> dict[tuple[str, str], int]:
     return {(model, scenario): num for model, scenario, num in rows}
 
 
-def run_keep(run: BenchRun) -> None:
-    run.save(force_insert=True)
-
-
 def runs_import(*, actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
     """Adds the rows of a file and returns how many were new. A row with the moment, cell and
     numbers of an existing one is skipped."""

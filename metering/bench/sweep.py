@@ -53,7 +53,7 @@ class Sweep:
     """Measures also while others use the target."""
     open_target: Callable[[TargetSpec, float], Target] = open_target
     samples_count: Callable[[str, str], Mapping[tuple[str, str], int]] = store.samples_count
-    keep: Callable[[BenchRun], object] = store.run_keep
+    keep: Callable[[BenchRun], object] = BenchRun.save
     expect: Callable[[int], object] = lambda _num_samples: None
     """Called for each target with its number of samples."""
     ensure_wanted: Callable[[], object] = lambda: None
