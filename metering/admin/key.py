@@ -132,18 +132,8 @@ class ApiKeyAdmin(UnfoldAdmin):
             services.key_update(actor=actor_of(request), key=obj, changed_fields=form.changed_data)
             return
         values = form.cleaned_data
-        created = services.key_create(
-            actor=actor_of(request),
-            account=values["account"],
-            name=values["name"],
-            scopes=values["scopes"],
-            model_names=values["model_names"],
-            names_end_user=values["names_end_user"],
-            may_leave_network=values["may_leave_network"],
-            expires_at=values["expires_at"],
-            capture_until=values["capture_until"],
-            limits=RateLimits.of(values),
-        )
+        own = {name: value for name, value in values.items() if name not in LIMIT_FIELDS}
+        created = services.key_create(actor=actor_of(request), limits=RateLimits.of(values), **own)
         obj.pk = created.row.pk
         obj.shown_once = created.key
 

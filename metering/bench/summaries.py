@@ -132,26 +132,25 @@ def _medians(cell: Cell, *names: str) -> Row:
 
 
 def summary_rows(cells: Iterable[Cell]) -> list[Row]:
-    return [_summary_row(cell) for cell in cells]
-
-
-def _summary_row(cell: Cell) -> Row:
-    return {
-        **_head(cell),
-        "scenario_id": cell.scenario,
-        "prompt_tokens": cell.whole("prompt_tokens_actual"),
-        **_medians(cell, "ttft_s", "decode_tps", "prefill_tps", "total_s", "queue_wait_ms"),
-        "ttft_s_p95": percentile(cell.of("ttft_s"), 95),
-        "ttft_s_p99": percentile(cell.of("ttft_s"), 99),
-        "total_s_p95": percentile(cell.of("total_s"), 95),
-        "total_s_p99": percentile(cell.of("total_s"), 99),
-        "quality_score_mean": _mean(cell.of("quality_score")),
-        "vram_used_mb": cell.whole("vram_used_mb"),
-        "concurrency": cell.whole("concurrency"),
-        "rejected": cell.total("rejected"),
-        "timing": cell.timing,
-        "n": cell.num_samples,
-    }
+    return [
+        {
+            **_head(cell),
+            "scenario_id": cell.scenario,
+            "prompt_tokens": cell.whole("prompt_tokens_actual"),
+            **_medians(cell, "ttft_s", "decode_tps", "prefill_tps", "total_s", "queue_wait_ms"),
+            "ttft_s_p95": percentile(cell.of("ttft_s"), 95),
+            "ttft_s_p99": percentile(cell.of("ttft_s"), 99),
+            "total_s_p95": percentile(cell.of("total_s"), 95),
+            "total_s_p99": percentile(cell.of("total_s"), 99),
+            "quality_score_mean": _mean(cell.of("quality_score")),
+            "vram_used_mb": cell.whole("vram_used_mb"),
+            "concurrency": cell.whole("concurrency"),
+            "rejected": cell.total("rejected"),
+            "timing": cell.timing,
+            "n": cell.num_samples,
+        }
+        for cell in cells
+    ]
 
 
 def series_rows(cells: Iterable[Cell]) -> list[Row]:
