@@ -8,9 +8,9 @@ Called by the writer's thread. At most ``MAX_ROWS`` are kept: an insert deletes 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from django.db.models import Max
 
@@ -19,31 +19,16 @@ from inference.logs.redaction import HIDDEN, Redactor, secrets_of
 from metering.ledger.entries import Settle
 from metering.models import CapturedRequest
 
+if TYPE_CHECKING:
+    from inference.gateway.request.outcome import Capture
+
 MAX_CHARS = 256 * 1024
 MAX_ROWS = 1_000
 SECRET_HEADERS = ("auth", "key", "token", "secret", "cookie", "password")
 """Parts of the names of headers whose values are not stored."""
 
 
-class Captured(Protocol):
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
-    @property
-    def request(self) -> bytes: ...
-    @property
-    def num_request_bytes(self) -> int: ...
-    @property
-    def answer(self) -> bytearray: ...
-    @property
-    def num_answer_bytes(self) -> int: ...
-    @property
-    def trace(self) -> str: ...
-    @property
-    def num_bytes(self) -> int: ...
-    def drop(self) -> None: ...
-
-
-def insert(captured: Iterable[tuple[Settle, Captured]], *, using: str) -> None:
+def insert(captured: Iterable[tuple[Settle, Capture]], *, using: str) -> None:
     """A request that is stored already stays unchanged. Raises the database's error."""
     redact = Redactor(secrets_of(os.environ))
     rows = [_row(settle, one, redact) for settle, one in captured]
@@ -53,7 +38,7 @@ def insert(captured: Iterable[tuple[Settle, Captured]], *, using: str) -> None:
     stored.filter(pk__lte=newest - MAX_ROWS).delete()
 
 
-def _row(settle: Settle, captured: Captured, redact: Redactor) -> CapturedRequest:
+def _row(settle: Settle, captured: Capture, redact: Redactor) -> CapturedRequest:
     return CapturedRequest(
         request_id=settle.request_id,
         at=datetime.fromtimestamp(settle.ended_unix_s, UTC),

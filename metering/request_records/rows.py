@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db import connections, transaction
 
-from metering.ledger.entries import FINISHED, Outcome, RecordFields, Settle
+from metering.ledger.entries import FINISHED, RecordFields, Settle
 from metering.models import RequestRecord
 from metering.request_records import captures
-from metering.request_records.captures import Captured
 from metering.series.figures import changes_of
 from metering.series.store import figures_add
 from metering.sql import Row, bounded, insert_rows, stored_moment, stored_text
+
+if TYPE_CHECKING:
+    from inference.gateway.request.outcome import RequestOutcome
 
 UNKNOWN_MODEL = "-"
 TABLE = RequestRecord._meta.db_table
@@ -31,51 +33,12 @@ MAX_CHARS: dict[str, int] = {
 }
 
 
-class Facts(Protocol):
-    """Fields of a record beside its ``Settle``'s."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def kind(self) -> Outcome: ...
-    @property
-    def error_message(self) -> str: ...
-    @property
-    def model_asked(self) -> str: ...
-    @property
-    def end_user(self) -> str: ...
-    @property
-    def queue_ms(self) -> int | None: ...
-    @property
-    def is_usage_estimated(self) -> bool: ...
-    @property
-    def targets_tried(self) -> tuple[str, ...]: ...
-
-
-class EndedRequest(Facts, Protocol):
-    """The recorded part of the gateway's ``RequestOutcome``."""
-
-    @property
-    def settle(self) -> Settle: ...
-    @property
-    def is_billed(self) -> bool:
-        """The ledger writes its record with its entry."""
-        ...
-
-    @property
-    def captured(self) -> Captured | None: ...
-
-
 class Record(NamedTuple):
     settle: Settle
-    facts: Facts
-
-    @property
-    def kind(self) -> Outcome:
-        return self.facts.kind
+    facts: RecordFields | RequestOutcome
 
 
-def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
+def insert(ended: Sequence[RequestOutcome], *, using: str = "default") -> None:
     """Records all of them or none, with their captured bodies. Of billed ones only the bodies.
     Raises the database's error."""
     with transaction.atomic(using=using):
@@ -95,10 +58,10 @@ def insert_records(records: Iterable[Record], *, using: str) -> None:
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         insert_rows(cursor, TABLE, COLUMNS, rows, ONCE)
         new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
-        figures_add(changes_of(new), using=using)
+        figures_add(changes_of([(one.settle, one.facts.kind) for one in new]), using=using)
 
 
-def record_fields(facts: Facts) -> RecordFields:
+def record_fields(facts: RequestOutcome) -> RecordFields:
     """A copy with texts that both databases can hold."""
     return RecordFields(
         status=facts.status,
@@ -112,7 +75,7 @@ def record_fields(facts: Facts) -> RecordFields:
     )
 
 
-def row_of(settle: Settle, facts: Facts) -> Row:
+def row_of(settle: Settle, facts: RecordFields | RequestOutcome) -> Row:
     is_answered = settle.outcome == FINISHED
     return (
         settle.request_id,

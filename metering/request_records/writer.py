@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from django.db import DataError, Error, IntegrityError, connections
 
@@ -24,8 +25,9 @@ from inference.backoff import Backoff
 from inference.logs.throttled import ThrottledLog
 from inference.supervised_threads import SupervisedThread, contained
 from metering.request_records import rows
-from metering.request_records.captures import Captured
-from metering.request_records.rows import EndedRequest
+
+if TYPE_CHECKING:
+    from inference.gateway.request.outcome import Capture, RequestOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class RequestRecordWriter:
         self._max_queued = max_queued
         self._insert = insert
         self._interval_s = interval_s
-        self._queue: deque[EndedRequest] = deque()
+        self._queue: deque[RequestOutcome] = deque()
         self._captured_bytes_added = 0
         self._captured_bytes_written = 0
         self._num_dropped = 0
@@ -79,7 +81,7 @@ class RequestRecordWriter:
         if self._queue:
             logger.error("%d requests are not recorded: the gateway stops", len(self._queue))
 
-    def add(self, ended: EndedRequest) -> None:
+    def add(self, ended: RequestOutcome) -> None:
         if ended.is_billed and ended.captured is None:
             return
         if len(self._queue) >= self._max_queued:
@@ -89,7 +91,7 @@ class RequestRecordWriter:
             self._make_room(ended.captured)
         self._queue.append(ended)
 
-    def _make_room(self, captured: Captured) -> None:
+    def _make_room(self, captured: Capture) -> None:
         queued_bytes = self._captured_bytes_added - self._captured_bytes_written
         if queued_bytes + captured.num_bytes > MAX_CAPTURED_BYTES:
             captured.drop()
@@ -131,7 +133,7 @@ class RequestRecordWriter:
                     self._captured_bytes_written += one.captured.num_bytes
         return True
 
-    def _write(self, batch: Sequence[EndedRequest]) -> None:
+    def _write(self, batch: Sequence[RequestOutcome]) -> None:
         try:
             contained(self._insert, batch, using=self._using)
         except Exception as error:

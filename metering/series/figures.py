@@ -20,7 +20,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from metering.ledger.entries import FINISHED, TOKENS, Outcome, Settle
 from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
@@ -157,18 +157,11 @@ MAX_CODE_CHARS = 64
 SUMS = (*TOKENS, "cost_micro_usd")
 
 
-class EndedRequest(Protocol):
-    @property
-    def settle(self) -> Settle: ...
-    @property
-    def kind(self) -> Outcome: ...
-
-
-def changes_of(ended: Iterable[EndedRequest]) -> dict[SeriesKey, Figures]:
+def changes_of(ended: Iterable[tuple[Settle, Outcome]]) -> dict[SeriesKey, Figures]:
     counted: dict[tuple[int, Kind, str], tuple[list[str], list[int]]] = {}
-    for one in ended:
-        names, sums = _counts_of(one), _sums_of(one.settle)
-        for subject in _subjects_of(one.settle):
+    for settle, kind in ended:
+        names, sums = _counts_of(settle, kind), _sums_of(settle)
+        for subject in _subjects_of(settle):
             known = counted.get(subject)
             if known is None:
                 counted[subject] = ([*names], [*sums])
@@ -184,10 +177,9 @@ def changes_of(ended: Iterable[EndedRequest]) -> dict[SeriesKey, Figures]:
     }
 
 
-def _counts_of(ended: EndedRequest) -> list[str]:
+def _counts_of(settle: Settle, kind: Outcome) -> list[str]:
     """Times are of answered requests alone: a refusal's would be those of no model."""
-    settle = ended.settle
-    names = ["requests", ended.kind.value]
+    names = ["requests", kind.value]
     if settle.outcome != FINISHED:
         names.append(ERROR + settle.outcome[:MAX_CODE_CHARS].replace("\0", ""))
         return names

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 import pytest
 from django.db import DataError, OperationalError
 
+from inference.gateway.request.outcome import RequestOutcome
 from metering.models import RequestRecord
 from metering.request_records import rows
-from metering.request_records.rows import EndedRequest
 from metering.request_records.writer import RequestRecordWriter
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended
@@ -32,7 +32,7 @@ class Database:
         self.answers.set()
         self.num_calls = 0
 
-    def insert(self, batch: Sequence[EndedRequest], *, using: str) -> None:
+    def insert(self, batch: Sequence[RequestOutcome], *, using: str) -> None:
         self.num_calls += 1
         self.answers.wait(LONG_S)
         if self.is_away:
