@@ -20,7 +20,6 @@ from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.views import CsvRenderer
 from metering.csv_files import csv_headers
-from metering.errors import MeteringValueError, UnknownRequestError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
 from metering.nouns import REQUESTS
@@ -138,7 +137,7 @@ class RequestsView(RequestView):
         visible = _visible(call.auth)
         words = {name: str(value) for name, value in call.query_params.items()}
         where = filter_of(words, visible=visible, now=timezone.now())
-        before = _before(words.get("before", ""), visible)
+        before = selectors.request_before(words.get("before", ""), where=visible)
         renderer = getattr(call, "accepted_renderer", None)
         if isinstance(renderer, CsvRenderer):
             limit = number_in(call, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
@@ -171,15 +170,6 @@ def _may_read_bodies(call: Call, caller: Caller, record: RequestRecord) -> bool:
     if caller.username is not None:
         return reader_of_user(call.user).may_read_bodies(record)
     return caller.has(Scope.ACCOUNTS_WRITE)
-
-
-def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
-    if not request_id:
-        return None
-    try:
-        return selectors.request_find(request_id, where=visible)
-    except (UnknownRequestError, MeteringValueError) as error:
-        raise ProblemError(400, "invalid_value", f"{error}.", param="before") from error
 
 
 def _next_url(call: Call, last: RequestRecord) -> str | None:

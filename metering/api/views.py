@@ -23,8 +23,8 @@ from metering.api.problems import ProblemError, ensure_no_nul
 from metering.csv_files import csv_headers
 from metering.models import Account
 from metering.principal import Principal, Scope
-from metering.selectors import BudgetStatus, UsageFilter, UsageGroup, UsageRow
-from metering.usage.rows import usage_csv
+from metering.selectors import BudgetStatus, UsageFilter, UsageGroup
+from metering.usage.rows import usage_csv, usage_fields
 
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000
@@ -96,15 +96,13 @@ class UsageView(APIView):
             return Response(usage_csv(by, rows), headers=csv_headers(f"usage-by-{by.value}"))
         limit = number_in(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         offset = number_in(request, "offset", 0, 0, MAX_OFFSET)
+        end = offset + limit
+        total = selectors.usage_total(period=period, where=where)
         return Response(
             {
-                "by": by.value,
-                "from": str(period.first),
-                "to": str(period.last),
-                "data": [_row(by, row) for row in rows[offset : offset + limit]],
-                "total": asdict(selectors.usage_total(period=period, where=where)),
+                **usage_fields(by, period, rows[offset:end], total),
                 "num_rows": len(rows),
-                "next": _next_url(request, offset + limit) if offset + limit < len(rows) else None,
+                "next": _next_url(request, end) if end < len(rows) else None,
             }
         )
 
@@ -150,10 +148,6 @@ def _described(principal: Principal) -> dict[str, Any]:
 def _budget(budget: BudgetStatus) -> dict[str, Any]:
     values = asdict(budget)
     return values | {"window_ends_at": _moment(values.pop("window_ends_unix_s"))}
-
-
-def _row(by: UsageGroup, row: UsageRow) -> dict[str, Any]:
-    return {by.value: row.name} | asdict(row.sums)
 
 
 def _filter(caller: Caller, account: str | None, key: str | None) -> UsageFilter:

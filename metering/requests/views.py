@@ -52,7 +52,7 @@ def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     visible, problem = _visible(reader), ""
     try:
         where = filter_of(request.GET.dict(), visible=visible, now=timezone.now())
-        before = _before(request.GET.get("before", ""), visible)
+        before = selectors.request_before(request.GET.get("before", ""), where=visible)
         if request.GET.get("format") == "csv":
             newest = selectors.requests_list(where=where, limit=MAX_CSV_ROWS)
             return csv_response("requests", requests_csv(newest))
@@ -135,12 +135,3 @@ def _fields(request: HttpRequest, titles: dict[str, str]) -> list[dict[str, str]
 
 def _visible(reader: Reader) -> RequestFilter:
     return RequestFilter(accounts=None if reader.is_operator else reader.accounts)
-
-
-def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
-    if not request_id:
-        return None
-    try:
-        return selectors.request_find(request_id, where=visible)
-    except (UnknownRequestError, MeteringValueError) as error:
-        raise MeteringValueError("before", str(error)) from error

@@ -76,6 +76,15 @@ def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
             )
 
 
+def request_before(request_id: str, *, where: RequestFilter) -> RequestRecord | None:
+    """The last request of the page before; ``None`` without an id. Raises
+    ``MeteringValueError``."""
+    try:
+        return request_find(request_id, where=where) if request_id else None
+    except (UnknownRequestError, MeteringValueError) as error:
+        raise MeteringValueError("before", str(error)) from error
+
+
 def request_is_captured(record: RequestRecord) -> bool:
     return CapturedRequest.objects.filter(request_id=record.request_id).exists()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import redis
 
@@ -121,6 +122,19 @@ def _window(budget: BudgetStatus) -> str:
         return f"{budget.window_s:,} s from the next request"
     ends = datetime.fromtimestamp(budget.window_ends_unix_s, UTC)
     return f"begins anew {moment_text(ends)}"
+
+
+def usage_fields(
+    by: UsageGroup, period: UsagePeriod, rows: Iterable[UsageRow], total: UsageSums
+) -> dict[str, Any]:
+    """JSON of the REST API and of the command."""
+    return {
+        "by": by.value,
+        "from": str(period.first),
+        "to": str(period.last),
+        "data": [{by.value: row.name} | asdict(row.sums) for row in rows],
+        "total": asdict(total),
+    }
 
 
 def usage_csv(by: UsageGroup, rows: Iterable[UsageRow]) -> str:

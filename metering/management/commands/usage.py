@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from dataclasses import asdict
 from typing import Any
 
 from django.utils import timezone
@@ -14,7 +13,7 @@ from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
 from metering.selectors import UsageFilter, UsageGroup, UsageRow, UsageSums
 from metering.selectors.usage import SUMS
-from metering.usage.rows import usage_csv
+from metering.usage.rows import usage_csv, usage_fields
 
 
 class Command(QuickCommand):
@@ -44,17 +43,7 @@ class Command(QuickCommand):
         if options["csv"]:
             self.stdout.write(usage_csv(by, rows), ending="")
         elif options["json"]:
-            self.stdout.write(
-                json_text(
-                    {
-                        "by": by.value,
-                        "from": str(period.first),
-                        "to": str(period.last),
-                        "data": [{by.value: row.name} | asdict(row.sums) for row in rows],
-                        "total": asdict(total),
-                    }
-                )
-            )
+            self.stdout.write(json_text(usage_fields(by, period, rows, total)))
         else:
             self.stdout.write(f"From {period.first} to {period.last} (UTC)\n")
             self.stdout.write(_table(by, rows, total))
