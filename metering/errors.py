@@ -13,12 +13,6 @@
     │   └── DisabledAccountError    its account is switched off
     ├── NoAccountError              a person who belongs to no account
     ├── UnknownNameError            an operator named an object that does not exist
-    │   ├── UnknownAccountError
-    │   ├── UnknownKeyError
-    │   ├── UnknownUserError
-    │   ├── UnknownMemberError      a person who is not in that account
-    │   ├── UnknownBudgetError
-    │   └── UnknownRequestError
     ├── ScopeNotHeldError           a key would grant more than it may do itself
     └── MeteringValueError          a field cannot hold its value
 
@@ -129,31 +123,12 @@ class NoAccountError(MeteringError):
 
 
 class UnknownNameError(MeteringError):
-    pass
+    """``noun``: account, key, user, member (a person who is not in that account), budget or
+    request."""
 
-
-class UnknownAccountError(UnknownNameError):
-    pass
-
-
-class UnknownKeyError(UnknownNameError):
-    pass
-
-
-class UnknownUserError(UnknownNameError):
-    pass
-
-
-class UnknownMemberError(UnknownNameError):
-    pass
-
-
-class UnknownBudgetError(UnknownNameError):
-    pass
-
-
-class UnknownRequestError(UnknownNameError):
-    pass
+    def __init__(self, noun: str, message: str) -> None:
+        super().__init__(message)
+        self.noun = noun
 
 
 class ScopeNotHeldError(MeteringError):

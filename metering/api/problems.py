@@ -29,15 +29,9 @@ from inference.gateway.request.identify import REFUSED, NotedRefusal
 from metering.errors import (
     DirectoryUnavailableError,
     KeyRefusedError,
-    MeteringError,
     MeteringValueError,
     ScopeNotHeldError,
-    UnknownAccountError,
-    UnknownBudgetError,
-    UnknownKeyError,
-    UnknownMemberError,
-    UnknownRequestError,
-    UnknownUserError,
+    UnknownNameError,
 )
 
 logger = logging.getLogger(__name__)
@@ -87,15 +81,6 @@ CODES = {
     exceptions.UnsupportedMediaType: "unsupported_media_type",
 }
 """The codes of REST framework's own exceptions."""
-NOT_FOUND: dict[type[MeteringError], str] = {
-    UnknownAccountError: "account",
-    UnknownBudgetError: "budget",
-    UnknownKeyError: "key",
-    UnknownMemberError: "member",
-    UnknownRequestError: "request",
-    UnknownUserError: "user",
-}
-"""The noun that each of these could not find."""
 
 
 def problem_response(error: Exception, context: dict[str, Any]) -> Response:
@@ -152,9 +137,8 @@ def _problem(error: Exception) -> ProblemError:
             return ProblemError(503, "database_unavailable", detail)
         case MeteringValueError():
             return ProblemError(400, "invalid_value", str(error), param=error.field)
-        case MeteringError() if type(error) in NOT_FOUND:
-            noun = NOT_FOUND[type(error)]
-            return ProblemError(404, f"{noun}_not_found", str(error), param=noun)
+        case UnknownNameError():
+            return ProblemError(404, f"{error.noun}_not_found", str(error), param=error.noun)
         case ScopeNotHeldError():
             return ProblemError(403, "insufficient_scope", str(error), param="scopes")
         case Http404():

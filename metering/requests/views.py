@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from helexa_site.web.pages import render_page
 from metering import selectors, services
 from metering.csv_files import csv_response
-from metering.errors import MeteringValueError, UnknownRequestError
+from metering.errors import MeteringValueError, UnknownNameError
 from metering.models import RequestRecord
 from metering.requests.filters import FILTERS, OUTCOMES, filter_of
 from metering.requests.shown import (
@@ -72,7 +72,7 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
     request of another account."""
     try:
         record = selectors.request_find(request_id, where=_visible(reader))
-    except (UnknownRequestError, MeteringValueError) as error:
+    except (UnknownNameError, MeteringValueError) as error:
         raise Http404 from error
     names = selectors.key_names([record])
     may_read = selectors.request_is_captured(record) and reader.may_read_bodies(record)

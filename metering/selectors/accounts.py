@@ -12,13 +12,7 @@ from django.contrib.auth.models import User
 from django.db.models import F, Q
 
 from helexa_site.program import program
-from metering.errors import (
-    UnknownAccountError,
-    UnknownBudgetError,
-    UnknownKeyError,
-    UnknownMemberError,
-    UnknownUserError,
-)
+from metering.errors import UnknownNameError
 from metering.keys.api_key import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.ledger.book import Window, calendar_end_s
 from metering.models import Account, ApiKey, Budget, Membership, Reservation
@@ -26,49 +20,52 @@ from metering.money import amount_text, amount_words
 
 
 def account_find(name: str) -> Account:
-    """Raises ``UnknownAccountError``."""
+    """Raises ``UnknownNameError``."""
     account = Account.objects.filter(name=name).first()
     if account is None:
-        raise UnknownAccountError(
-            f"There is no account named {name!r}. Make one: {program()} accounts create NAME"
+        raise UnknownNameError(
+            "account",
+            f"There is no account named {name!r}. Make one: {program()} accounts create NAME",
         )
     return account
 
 
 def key_find(prefix: str) -> ApiKey:
     """Finds a key by its prefix, or by the whole key, of which only the prefix is used. Raises
-    ``UnknownKeyError``, whose message never holds a whole key."""
+    ``UnknownNameError``, whose message never holds a whole key."""
     wanted = prefix_of(prefix) or prefix
     key = ApiKey.objects.select_related("account").filter(prefix=wanted).first()
     if key is None:
         is_prefix = wanted.startswith((PREFIX_MARK, IMPORTED_MARK))
         name = f"the prefix {wanted[:16]!r}" if is_prefix else "that prefix"
-        raise UnknownKeyError(f"There is no API key with {name}")
+        raise UnknownNameError("key", f"There is no API key with {name}")
     return key
 
 
 def user_find(name: str) -> User:
-    """Raises ``UnknownUserError``."""
+    """Raises ``UnknownNameError``."""
     user = User.objects.filter(username=name).first()
     if user is None:
-        raise UnknownUserError(f"Nobody logs in as {name!r}: the admin's Users page adds people")
+        raise UnknownNameError(
+            "user", f"Nobody logs in as {name!r}: the admin's Users page adds people"
+        )
     return user
 
 
 def member_find(account: str, user: str) -> Membership:
-    """Raises ``UnknownMemberError``."""
+    """Raises ``UnknownNameError``."""
     members = Membership.objects.select_related("user", "account")
     member = members.filter(account=account, user__username=user).first()
     if member is None:
-        raise UnknownMemberError(f"{user!r} is not in the account {account!r}")
+        raise UnknownNameError("member", f"{user!r} is not in the account {account!r}")
     return member
 
 
 def budget_find(pk: int) -> Budget:
-    """Raises ``UnknownBudgetError``."""
+    """Raises ``UnknownNameError``."""
     budget = Budget.objects.filter(pk=pk).first()
     if budget is None:
-        raise UnknownBudgetError(f"There is no budget {pk}")
+        raise UnknownNameError("budget", f"There is no budget {pk}")
     return budget
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.db.models import Q, QuerySet
 
-from metering.errors import MeteringValueError, UnknownRequestError
+from metering.errors import MeteringValueError, UnknownNameError
 from metering.ledger.entries import FIRST_ERROR, Outcome
 from metering.models import ApiKey, CapturedRequest, RequestRecord
 
@@ -58,8 +58,8 @@ def requests_list(
 
 def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
     """The request whose id begins so, among those that ``where`` allows. Raises
-    ``UnknownRequestError``, ``MeteringValueError`` where several do."""
-    unknown = UnknownRequestError(f"There is no record of a request {request_id[:64]!r}")
+    ``UnknownNameError``, ``MeteringValueError`` where several do."""
+    unknown = UnknownNameError("request", f"There is no record of a request {request_id[:64]!r}")
     try:
         first, last = id_range(request_id)
     except MeteringValueError as error:
@@ -81,7 +81,7 @@ def request_before(request_id: str, *, where: RequestFilter) -> RequestRecord | 
     ``MeteringValueError``."""
     try:
         return request_find(request_id, where=where) if request_id else None
-    except (UnknownRequestError, MeteringValueError) as error:
+    except (UnknownNameError, MeteringValueError) as error:
         raise MeteringValueError("before", str(error)) from error
 
 
