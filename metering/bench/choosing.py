@@ -162,15 +162,12 @@ def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
     else:
         rows = list(BenchTarget.objects.all())
     if choice.has_fleet:
-        yield from _neurons(*server_and_key(choice.url, choice.key, settings.CONFIG.data_dir))
+        # Through the database's views; their models answer at ``url``.
+        url, key = server_and_key(choice.url, choice.key, settings.CONFIG.data_dir)
+        for neuron in Neuron.objects.exclude(status="away").order_by("name"):
+            row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
+            yield TargetSpec(row=row, api_key=key, is_local=True)
     for row in rows:
         if row.enabled:
             store.target_check(row)
             yield TargetSpec(row=row, api_key=os.environ.get(row.api_key_env))
-
-
-def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:
-    """This fleet's, through the database's views; their models answer at ``url``."""
-    for neuron in Neuron.objects.exclude(status="away").order_by("name"):
-        row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
-        yield TargetSpec(row=row, api_key=key, is_local=True)

@@ -29,15 +29,7 @@ NUM_SHOWN_ID_DIGITS = 12
 """An id's milliseconds: see ``inference.request_ids``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Homes:
-    """Addresses of the pages of a record's names; empty: it has none, or the page is not for the
-    reader."""
-
-    account: str = ""
-    key: str = ""
-    model: str = ""
-    neuron: str = ""
+PAGES = {"account": account_url, "key": key_url, "model": model_url, "neuron": neuron_url}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +43,8 @@ class RequestRow:
     total: str
     tokens: str
     cost: str
-    homes: Homes
+    homes: dict[str, str]
+    """Addresses of the pages of its names; empty where they are not for the reader."""
 
 
 def shown_id(request_id: str) -> str:
@@ -65,7 +58,7 @@ def request_rows(
     return [
         RequestRow(
             record=record,
-            homes=_homes(record) if is_operator else Homes(),
+            homes=_homes(record) if is_operator else {},
             url=request_url(record.request_id.hex),
             id=record.request_id.hex,
             shown_id=shown_id(record.request_id.hex),
@@ -92,12 +85,12 @@ def details(record: RequestRecord, key_name: str, *, is_operator: bool) -> list[
     homes = _homes(record) if is_operator else _requests_of(record)
     found = [
         Detail(name="Ended", value=moment_text(record.at)),
-        Detail(name="Account", value=record.account, url=homes.account),
-        Detail(name="Key", value=_key(record, key_name), url=homes.key),
+        Detail(name="Account", value=record.account, url=homes.get("account", "")),
+        Detail(name="Key", value=_key(record, key_name), url=homes.get("key", "")),
         _linked("End user", "end_user", record.end_user or ""),
         Detail(name="Model asked for", value=record.model_asked),
-        Detail(name="Model", value=record.model, url=homes.model),
-        Detail(name="Neuron", value=record.neuron, url=homes.neuron),
+        Detail(name="Model", value=record.model, url=homes.get("model", "")),
+        Detail(name="Neuron", value=record.neuron, url=homes.get("neuron", "")),
         Detail(name="Targets tried before", value=record.targets_tried),
         Detail(name="Endpoint", value=record.endpoint),
         Detail(name="Client", value=record.client),
@@ -137,23 +130,23 @@ def duration_text(milliseconds: int | None) -> str:
     return f"{milliseconds:,} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
 
 
-def _homes(record: RequestRecord) -> Homes:
-    model = record.model or record.model_asked
-    return Homes(
-        account=account_url(record.account) if record.account else "",
-        key=key_url(record.key) if record.key else "",
-        model=model_url(model) if model else "",
-        neuron=neuron_url(record.neuron) if record.neuron else "",
-    )
+def _names(record: RequestRecord) -> dict[str, str]:
+    return {
+        "account": record.account,
+        "key": record.key,
+        "model": record.model or record.model_asked,
+        "neuron": record.neuron,
+    }
 
 
-def _requests_of(record: RequestRecord) -> Homes:
-    return Homes(
-        account=requests_url(account=record.account),
-        key=requests_url(key=record.key),
-        model=requests_url(model=record.model),
-        neuron=requests_url(neuron=record.neuron),
-    )
+def _homes(record: RequestRecord) -> dict[str, str]:
+    """Addresses of the pages of its names, without missing ones."""
+    return {name: PAGES[name](value) for name, value in _names(record).items() if value}
+
+
+def _requests_of(record: RequestRecord) -> dict[str, str]:
+    names = _names(record) | {"model": record.model}
+    return {name: requests_url(**{name: value}) for name, value in names.items()}
 
 
 def _linked(name: str, parameter: str, value: str) -> Detail:
