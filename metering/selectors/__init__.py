@@ -26,9 +26,7 @@ from metering.selectors.requests import (
 )
 from metering.selectors.series import (
     MinuteSums,
-    SeriesPoint,
     series_devices,
-    series_names,
     series_points,
     traffic,
 )
@@ -47,7 +45,6 @@ __all__ = [
     "BudgetStatus",
     "MinuteSums",
     "RequestFilter",
-    "SeriesPoint",
     "UsageFilter",
     "UsageGroup",
     "UsagePeriod",
@@ -72,7 +69,6 @@ __all__ = [
     "requests_list",
     "reservations_open",
     "series_devices",
-    "series_names",
     "series_points",
     "traffic",
     "usage_list",

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from django.db.models import Sum
-
 from metering.models import SeriesRow
 from metering.series.figures import Figures, add
 from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, floor_s, moment, points_of
@@ -36,15 +34,6 @@ def series_points(
     for at, figures in rows.order_by("at").values_list("at", "figures"):
         add(sums[floor_s(at.timestamp(), step_s)], figures)
     return [SeriesPoint(at_unix_s=at, figures=figures) for at, figures in sums.items()]
-
-
-def series_names(*, kind: Kind, since_unix_s: float, until_unix_s: float, limit: int) -> list[str]:
-    """Those with the most requests, the busiest first."""
-    rows = SeriesRow.objects.filter(
-        kind=kind, at__gte=moment(int(since_unix_s)), at__lte=moment(int(until_unix_s))
-    )
-    by_name = rows.values("name").annotate(num=Sum("requests")).filter(num__gt=0)
-    return [row["name"] for row in by_name.order_by("-num", "name")[:limit]]
 
 
 def series_devices(*, neuron: str, since_unix_s: float) -> list[str]:

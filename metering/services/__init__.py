@@ -6,13 +6,10 @@ from metering.services.accounts import (
     account_create,
     account_delete,
     account_update,
-    capture_check,
     captured_request_read,
-    limits_check,
     membership_remove,
     membership_set,
 )
-from metering.services.audit import audit_entry_create, revision_bump
 from metering.services.budgets import (
     Cap,
     budget_check,
@@ -37,19 +34,15 @@ __all__ = [
     "account_create",
     "account_delete",
     "account_update",
-    "audit_entry_create",
     "budget_check",
     "budget_create",
     "budget_remove",
     "budget_update",
-    "capture_check",
     "captured_request_read",
     "key_check",
     "key_create",
     "key_revoke",
     "key_update",
-    "limits_check",
     "membership_remove",
     "membership_set",
-    "revision_bump",
 ]
