@@ -160,10 +160,10 @@ class _TargetSweep:
         self._wait_while_busy()
         try:
             run = measure(cell)
+            run.ok = True
         except SampleFailedError as error:
-            run = BenchRun(error=str(error))
+            run = BenchRun(ok=False, error=str(error))
         self._sweep.sleep(self._plan.iteration_pause_s)
-        run.ok = not run.error
         return run
 
     def _keep(self, cell: Measuring, run: BenchRun) -> None:
