@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import Count, F, QuerySet
@@ -17,7 +17,7 @@ from fleet.dashboard.links import model_url
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor
-from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
+from metering.admin.budget import BudgetInline, TabularInline, budgets_save, caps_left_words
 from metering.keys.store import key_status
 from metering.links import key_url, requests_url
 from metering.models import Account, Budget, Membership
@@ -32,11 +32,6 @@ from metering.selectors import (
     UsageSums,
 )
 from metering.usage.rows import SumsRow, budget_rows, refusal_rows, sums_row
-
-if TYPE_CHECKING:
-    TabularInline = admin.TabularInline[Any, Any]
-else:
-    from unfold.admin import TabularInline
 
 
 class AccountForm(CheckedForm):

@@ -25,18 +25,16 @@ from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, asking_first
 from helexa_site.web.pages import SHOWN_ONCE, render_page
 from metering import services
 from metering.admin.account import memberships_save
+from metering.admin.budget import TabularInline
 from metering.models import Account, Membership
 from metering.people import S_PER_DAY, invitation_path
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
 
 if TYPE_CHECKING:
-    TabularInline = admin.TabularInline[Any, Any]
     BaseUserAdmin = DjangoUserAdmin[User]
     UserForm = forms.ModelForm[User]
 else:
-    from unfold.admin import TabularInline
-
     BaseUserAdmin = DjangoUserAdmin
     UserForm = forms.ModelForm
 

@@ -100,19 +100,15 @@ def budget_rows(budgets: Iterable[BudgetStatus]) -> list[BudgetRow]:
         BudgetRow(
             owner=f"{budget.on} {budget.owner}",
             url=requests_url(**{budget.on: budget.owner}),
-            cap=_amount(budget, budget.cap),
-            spent=_amount(budget, budget.spent),
-            reserved=_amount(budget, budget.reserved),
-            left=_amount(budget, budget.left),
+            cap=amount_words(budget.unit, budget.cap),
+            spent=amount_words(budget.unit, budget.spent),
+            reserved=amount_words(budget.unit, budget.reserved),
+            left=amount_words(budget.unit, budget.left),
             left_percent=100 * budget.left // budget.cap,
             window=_window(budget),
         )
         for budget in budgets
     ]
-
-
-def _amount(budget: BudgetStatus, amount: int) -> str:
-    return amount_words(budget.unit, amount)
 
 
 def _window(budget: BudgetStatus) -> str:
