@@ -5,8 +5,8 @@ Readers are callers who may read the fleet, or everybody with ``HELEXA_BENCH_PUB
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
@@ -28,7 +28,6 @@ from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS
 from metering.bench.models import BenchRun
 from metering.bench.results import CELL_FILTERS, RUN_FILTERS, Cell, Row
 
-Get = TypeVar("Get", bound=Callable[..., Response])
 DEFAULT_RUNS = 500
 MAX_RUNS = 5000
 
@@ -44,11 +43,8 @@ class PublicScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
     target_class = "metering.bench.api.PublicAuthentication"
 
 
-def _parameters(*names: str, answers: Any = ROWS) -> Callable[[Get], Get]:
-    decorate: Callable[[Get], Get] = extend_schema(
-        parameters=[OpenApiParameter(name, str) for name in names], responses={200: answers}
-    )
-    return decorate
+def _parameters(names: Iterable[str]) -> list[OpenApiParameter]:
+    return [OpenApiParameter(name, str) for name in names]
 
 
 @extend_schema(responses={200: OpenApiTypes.OBJECT})
@@ -111,7 +107,7 @@ class CellsView(BenchView):
 
     page_parameters = tuple(CELL_FILTERS)
 
-    @_parameters(*CELL_FILTERS)
+    @extend_schema(parameters=_parameters(CELL_FILTERS), responses={200: ROWS})
     def get(self, call: Call) -> Response:
         return Response(self.rows(results.cells_list(**self.cell_filters())))
 
@@ -158,7 +154,7 @@ class RunsView(BenchView):
 
     page_parameters = (*RUN_FILTERS, "limit")
 
-    @_parameters(*page_parameters)
+    @extend_schema(parameters=_parameters(page_parameters), responses={200: ROWS})
     def get(self, call: Call) -> Response:
         limit = number_in(call, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
         runs = results.runs_filtered({name: self.word(name) for name in RUN_FILTERS})
@@ -170,7 +166,7 @@ class CompareView(BenchView):
 
     page_parameters = ("before", "after", "model", "scenario")
 
-    @_parameters(*page_parameters, answers=OpenApiTypes.OBJECT)
+    @extend_schema(parameters=_parameters(page_parameters))
     def get(self, call: Call) -> Response:
         before, after = results.sides_of(self.word("before", is_needed=True), self.word("after"))
         filters = {name: self.word(name) for name in ("model", "scenario")}

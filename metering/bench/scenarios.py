@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from metering.bench.errors import BenchValueError
+from metering.bench.probing import ModelInfo
 
 MAX_SIZE = 10_000_000
 MAX_CONCURRENCY = 1024
@@ -79,18 +80,16 @@ def parse_scenarios(texts: Iterable[str]) -> list[Scenario]:
     return list(dict.fromkeys(map(parse_scenario, texts)))
 
 
-def why_not(
-    scenario: Scenario, *, capabilities: frozenset[str], context_tokens: int | None, max_tokens: int
-) -> str:
-    """Why a model cannot be measured in it; empty: it can. A property that the model does not
-    report is no reason."""
-    is_load = scenario.kind is ScenarioKind.LOAD
-    if capabilities & {"embeddings", "embedding"} and not capabilities & {"chat", "completions"}:
-        return "" if is_load else "it embeds"
-    tokens = scenario.prompt_tokens
-    if tokens is not None and context_tokens is not None and tokens + max_tokens > context_tokens:
-        return f"its context is {context_tokens} tokens"
-    return ""
+def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
+    """Whether the model can be measured in it. A property that it does not report is no reason
+    against."""
+    if scenario.kind is ScenarioKind.LOAD:
+        return True
+    chats = model.capabilities & {"chat", "completions"}
+    if model.capabilities & {"embeddings", "embedding"} and not chats:
+        return False
+    tokens, most = scenario.prompt_tokens, model.context_tokens
+    return tokens is None or most is None or tokens + max_tokens <= most
 
 
 def _size(kind: ScenarioKind, word: str, text: str) -> int:

@@ -20,7 +20,7 @@ from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachab
 from metering.bench.measuring import Measuring, measure
 from metering.bench.models import BenchRun, SweepPlan
 from metering.bench.probing import ModelInfo
-from metering.bench.scenarios import Scenario, parse_scenarios, why_not
+from metering.bench.scenarios import Scenario, fits, parse_scenarios
 from metering.bench.targets import Target, TargetSpec, open_target
 
 YIELDS_FOR_S = 300.0
@@ -117,12 +117,7 @@ class _TargetSweep:
         fitting = [
             scenario
             for scenario in parse_scenarios(self._row.scenarios or self._plan.scenarios)
-            if not why_not(
-                scenario,
-                capabilities=model.capabilities,
-                context_tokens=model.context_tokens,
-                max_tokens=self._plan.max_tokens,
-            )
+            if fits(scenario, model, max_tokens=self._plan.max_tokens)
         ]
         return sorted(fitting, key=lambda scenario: scenario.takes_offline)
 
