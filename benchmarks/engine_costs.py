@@ -13,14 +13,12 @@ import msgspec
 from llguidance import LLTokenizer
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.emission import Sampled
 from inference.engine.engine import Engine
 from inference.engine.faults.kinds import StepFault
-from inference.engine.schedule import Schedule
-from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
+from inference.engine.step import Sampled, Schedule
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams
 

@@ -128,7 +128,7 @@ BOUNDARIES = (
     Boundary("inference/engine/scheduling", ("torch", "numpy")),
     *(
         Boundary(f"inference/engine/{name}.py", ("torch", "numpy"))
-        for name in ("cache/kv_cache", "emission", "engine")
+        for name in ("cache/kv_cache", "engine", "step")
     ),
     *(
         Boundary(

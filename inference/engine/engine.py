@@ -12,7 +12,6 @@ from typing import Protocol
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache.prefix_disk import PrefixDisk
-from inference.engine.emission import PendingOutputs, Sampled, emit_step
 from inference.engine.faults.bisection import (
     NumericalWatch,
     Outcome,
@@ -20,14 +19,14 @@ from inference.engine.faults.bisection import (
     isolate_faults,
 )
 from inference.engine.faults.kinds import StepFault
+from inference.engine.prompt_images import prompt_images
 from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
-from inference.engine.schedule import Schedule
-from inference.engine.scheduling.admission import EngineLimits, command_problem, prompt_images
 from inference.engine.scheduling.pace import PrefillAverage, StepTimes
 from inference.engine.scheduling.run_ahead import StepsAhead
-from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler, command_problem
 from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.engine.sequence import Sequence
+from inference.engine.step import PendingOutputs, Sampled, Schedule, emit_step
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
@@ -148,7 +147,7 @@ class Engine:
             self._outputs.fail(command.sequence_id, *problem)
             return
         self._num_submitted += 1
-        now_s = self._clock()
+        now_s, vision = self._clock(), self._limits.vision
         sequence = Sequence(
             command.sequence_id,
             command.token_ids,
@@ -162,7 +161,7 @@ class Engine:
             weight=command.weight,
             is_anonymous=command.is_anonymous,
             cache_salt=command.cache_salt,
-            images=prompt_images(command, self._limits),
+            images=prompt_images(command, vision) if vision and command.images else None,
             prediction=command.prediction,
             is_traced=command.is_traced,
         )

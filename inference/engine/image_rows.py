@@ -12,7 +12,7 @@ import torch
 
 from inference.engine.faults.kinds import InvalidImageFault
 from inference.engine.prompt_images import PromptImages
-from inference.engine.schedule import PrefillChunk, Schedule
+from inference.engine.step import PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings, Ints, StepImages
 from inference.models.to_device import on_device

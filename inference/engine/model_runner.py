@@ -17,15 +17,14 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.emission import Sampled
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
 from inference.engine.image_rows import ImageRows, last_seen, step_images
 from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sampling.verifying import sample_drafted
-from inference.engine.schedule import PrefillChunk, Schedule
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_runner import PredictorRunner
+from inference.engine.step import PrefillChunk, Sampled, Schedule
 from inference.models.backend import AnyModel, KVStorage
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
 from inference.models.to_device import on_device

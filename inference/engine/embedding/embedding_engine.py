@@ -18,11 +18,11 @@ from inference.engine.embedding.embedding_queue import (
     EmbeddingQueue,
     Row,
 )
-from inference.engine.emission import Output, PendingOutputs
 from inference.engine.faults.bisection import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.faults.kinds import NumericalFault, StepFault
 from inference.engine.scheduling.pace import StepPacer, TokenRates
 from inference.engine.scheduling.waiting_queue import LongWaits
+from inference.engine.step import Output, PendingOutputs
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,

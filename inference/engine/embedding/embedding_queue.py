@@ -87,7 +87,7 @@ class EmbeddingQueue:
         self._num_tokens = 0
         self._now = 0
         self._given: dict[str, int] = {}
-        """The virtual time until which each account has been served: see ``fair_queue``."""
+        """The virtual time until which each account has been served: see ``FairQueue``."""
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from inference.engine.faults.kinds import DeviceFault, OutOfMemoryFault, StepFault
-from inference.engine.schedule import SMALLEST_CHUNK, PrefillChunk, Schedule
+from inference.engine.step import SMALLEST_CHUNK, PrefillChunk, Schedule
 from inference.supervised_threads import contained
 
 log = logging.getLogger(__name__)

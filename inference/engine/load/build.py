@@ -29,10 +29,9 @@ from inference.engine.model_runner import ModelRunner, TensorExecutor
 from inference.engine.sampling.drawing import Drawer, choose_drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead, StepGroups, StepsAhead
-from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.draft_runner import DraftRunner, PredictorRunner

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inference.engine.emission import Sampled
 from inference.engine.sampling.drawing import TOP_CANDIDATES, Draw, Drawer, TorchDrawer, row_pieces
 from inference.engine.sampling.logits_processors import (
     MaskedRows,
@@ -32,8 +31,8 @@ from inference.engine.sampling.logits_processors import (
     is_refused,
     needs_sampler,
 )
-from inference.engine.schedule import PrefillChunk
 from inference.engine.sequence import Sequence
+from inference.engine.step import PrefillChunk, Sampled
 from inference.models.to_device import HostCopy, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 

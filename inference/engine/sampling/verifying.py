@@ -18,11 +18,10 @@ from itertools import accumulate
 
 import torch
 
-from inference.engine.emission import AcceptedDrafts, Sampled
 from inference.engine.sampling.logits_processors import needs_sampler
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.schedule import Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.step import AcceptedDrafts, Sampled, Schedule
 from inference.models.to_device import rows_of
 
 log = logging.getLogger(__name__)

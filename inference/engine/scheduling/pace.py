@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
-from inference.engine.schedule import SMALLEST_CHUNK, Schedule
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.step import SMALLEST_CHUNK, Schedule
 from inference.engine.step_time import SHORTEST_S, Spread, StepTimeModel
 from inference.protocol.load import PrefillSpeed
 

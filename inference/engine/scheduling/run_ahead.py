@@ -11,12 +11,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
-from inference.engine.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import Pace
 from inference.engine.sequence import Sequence
+from inference.engine.step import Sampled, Schedule
 from inference.supervised_threads import contained
 
 log = logging.getLogger(__name__)

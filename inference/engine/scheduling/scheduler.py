@@ -1,5 +1,5 @@
-"""Schedules the next step. Plain Python over ints: no tensors, no clock (times are arguments), no
-knowledge of models.
+"""Checks new sequences, and schedules the next step. Plain Python over ints: no tensors, no clock
+(times are arguments).
 
 One step's rows: every decoding sequence (one token each), and prompt chunks up to a token budget,
 oldest sequence first. New sequences are admitted up to the running limit (of the step's ``Pace``)
@@ -18,16 +18,88 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 
+from inference.engine.adapters import Adapters
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.emission import AcceptedDrafts
 from inference.engine.errors import IntegrityError
-from inference.engine.schedule import PrefillChunk, Schedule, end_of_chunk
+from inference.engine.prompt_images import image_problem
 from inference.engine.scheduling.waiting_queue import Pace, SchedulerLimits, WaitingQueue
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.speculation.speculator import Speculator
+from inference.engine.step import AcceptedDrafts, PrefillChunk, Schedule, end_of_chunk
+from inference.models.vision_config import VisionConfig
+from inference.protocol.engine import SubmitSequence
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    context_tokens: int
+    vocab_size: int
+    vision: VisionConfig | None = None
+    """``None`` for models that read text alone."""
+
+
+def command_problem(
+    command: SubmitSequence, limits: EngineLimits, scheduler: Scheduler, adapters: Adapters
+) -> tuple[str, str] | None:
+    """Returns code and message for the client where the sequence is refused."""
+    problem = _prompt_problem(command.token_ids, limits)
+    problem = problem or _token_id_problem(command, limits.vocab_size)
+    if problem is None and command.images:
+        problem = image_problem(command.images, command.token_ids, limits.vision)
+    if problem is not None:
+        return problem
+    if command.adapter is not None and (reason := adapters.problem()) is not None:
+        return "model_load_failed", reason
+    if scheduler.is_full:
+        return "queue_full", f"{len(scheduler.waiting)} sequences are waiting, as many as may"
+    if scheduler.is_full_for(command.account):
+        queue = scheduler.limits
+        return "rate_limit_exceeded", (
+            f"{scheduler.waiting.num_of(command.account)} sequences of this account are waiting; "
+            f"one account may have {queue.max_queue_depth_per_account} of the "
+            f"{queue.max_queue_depth} places"
+        )
+    return None
+
+
+def _prompt_problem(token_ids: list[int], limits: EngineLimits) -> tuple[str, str] | None:
+    if not token_ids:
+        return "bad_token_id", "the prompt has no tokens"
+    # Two passes in C: a long prompt must not hold up the step.
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < limits.vocab_size:
+            outside = f"token id {token_id} is outside the vocabulary of {limits.vocab_size}"
+            return "bad_token_id", outside
+    if len(token_ids) + 1 > limits.context_tokens:
+        return "context_length_exceeded", (
+            f"the prompt has {len(token_ids)} tokens and at least one is to be generated, "
+            f"but the context holds {limits.context_tokens} tokens"
+        )
+    return None
+
+
+def _token_id_problem(command: SubmitSequence, vocab_size: int) -> tuple[str, str] | None:
+    """Checks the token ids beside the prompt's: one out of range would index another row of scores,
+    or beyond the embedding table."""
+    params = command.params
+    thinking = params.thinking_limit
+    by_field = {
+        "logit_bias": params.logit_bias,
+        "stop_token_ids": params.stop_token_ids,
+        "prediction": command.prediction,
+        "thinking_limit": [] if thinking is None else [thinking.end_token_id],
+    }
+    for field, token_ids in by_field.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                outside = f"token id {token_id} is outside the vocabulary of {vocab_size}"
+                return "bad_token_id", f"{field}: {outside}"
+    return None
+
 
 SCORED_TOKENS_PER_STEP = 128
 """Each needs a row of logits, which other prompt tokens do not."""

@@ -22,8 +22,8 @@ import psutil
 import torch
 
 from inference.channel import Channel, ChannelClosedError, ChannelError
-from inference.engine.emission import Output
 from inference.engine.faults.kinds import EngineExit
+from inference.engine.step import Output
 from inference.logs.formatters import phases
 from inference.protocol.engine import (
     EngineCommand,

@@ -14,9 +14,9 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from inference.engine.schedule import Schedule
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
+from inference.engine.step import Schedule
 from inference.models.backend import AnyModel, AnyPredictor, KVStorage
 from inference.models.step_input import Ints, StepInput, block_table_of
 from inference.models.to_device import all_on_device, read_back

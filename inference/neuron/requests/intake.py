@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inference.engine.scheduling.fair_queue import FairQueue
+from inference.engine.scheduling.waiting_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
 from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.starter import Starter

@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 import torch
 
-from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
 from inference.engine.model_runner import LaunchedStep, TensorExecutor
-from inference.engine.schedule import Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.step import Sampled, Schedule
 
 
 class Kind(IntEnum):

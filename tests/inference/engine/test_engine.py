@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.engine_costs import bookkeeping_ms_per_step
-from inference.engine.emission import Sampled
-from inference.engine.schedule import Schedule
+from inference.engine.step import Sampled, Schedule
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,

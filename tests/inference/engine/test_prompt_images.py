@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from inference.engine.image_rows import last_seen, step_images
-from inference.engine.prompt_images import PromptImages
-from inference.engine.schedule import PrefillChunk, Schedule
-from inference.engine.scheduling.admission import image_problem
+from inference.engine.prompt_images import PromptImages, image_problem
 from inference.engine.sequence import Sequence
+from inference.engine.step import PrefillChunk, Schedule
 from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun

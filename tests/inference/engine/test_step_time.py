@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.schedule import SMALLEST_CHUNK
 from inference.engine.scheduling.pace import StepPacer
+from inference.engine.step import SMALLEST_CHUNK
 from inference.engine.step_time import StepTimeModel
 from tests.cases import each_case
 

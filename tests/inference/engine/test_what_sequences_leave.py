@@ -15,8 +15,7 @@ from inference.engine.engine import Engine
 from inference.engine.faults import bisection
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
-from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.protocol.engine import CancelSequence, SubmitSequence

@@ -13,10 +13,10 @@ from hypothesis.stateful import invariant, rule
 from inference.engine.cache.kv_cache import NEW_TURN_TOKENS, KVCache
 from inference.engine.cache.state_slots import EMPTY_SLOT, StateSlots
 from inference.engine.errors import IntegrityError
-from inference.engine.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
+from inference.engine.step import Schedule
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.scheduling.test_scheduler import (
     BLOCK_TOKENS,

@@ -19,8 +19,8 @@ from inference.engine.model_runner import ModelRunner
 from inference.engine.ranks import follower
 from inference.engine.ranks.messages import LeaderMessage, StepFailed, decode_leader_message, encode
 from inference.engine.ranks.ranked_model import RankedModel
-from inference.engine.schedule import PrefillChunk, Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.step import PrefillChunk, Schedule
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.registry import build_model

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from inference.engine.emission import Sampled
 from inference.engine.sampling.drawing import TorchDrawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sequence import Sequence
+from inference.engine.step import Sampled
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
 from tests.cases import each_case
 

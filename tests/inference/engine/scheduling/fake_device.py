@@ -10,11 +10,10 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inference.engine.emission import Sampled
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.schedule import Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.step import Sampled, Schedule
 
 VOCAB_SIZE = 50
 BLOCK_TOKENS = 4

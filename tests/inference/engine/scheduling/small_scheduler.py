@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
+from inference.engine.step import Schedule
 from inference.protocol.sampling import Grammar, SamplingParams
 from tests.inference.engine.scheduling.test_scheduler import FixedPace
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.engine.scheduling.fair_queue import FairQueue
+from inference.engine.scheduling.waiting_queue import FairQueue
 
 MAX_COST = 50
 

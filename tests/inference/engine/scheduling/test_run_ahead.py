@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.schedule import Schedule
-from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.run_ahead import RunAhead, StepsAhead
-from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.step import Schedule
 from inference.protocol.engine import (
     CancelSequence,
     SequenceFailed,

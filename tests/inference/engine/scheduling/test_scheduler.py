@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
-from inference.engine.schedule import CHUNK_MULTIPLE, Schedule, end_of_chunk
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence, SequenceState
+from inference.engine.step import CHUNK_MULTIPLE, Schedule, end_of_chunk
 from inference.protocol.sampling import Grammar, SamplingParams
 from tests.cases import each_case
 

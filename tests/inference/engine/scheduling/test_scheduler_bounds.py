@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.errors import IntegrityError
-from inference.engine.schedule import PrefillChunk
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence, SequenceState
+from inference.engine.step import PrefillChunk
 from tests.cases import each_case
 from tests.inference.engine.scheduling.small_scheduler import (
     BLOCK_TOKENS,

@@ -9,9 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.emission import Sampled
-from inference.engine.schedule import Schedule
 from inference.engine.scheduling.run_ahead import StepGroups
+from inference.engine.step import Sampled, Schedule
 from tests.cases import each_case
 from tests.inference.engine.scheduling.fake_device import FakeDevice, FakeStep
 from tests.inference.engine.scheduling.test_run_ahead import ACTIONS, Client, never_stops

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 
-from inference.engine.schedule import SMALLEST_CHUNK
 from inference.engine.scheduling.pace import (
     AVERAGED_TOKENS,
     MEMORY_STEPS,
@@ -16,6 +15,7 @@ from inference.engine.scheduling.pace import (
     PrefillAverage,
     StepPacer,
 )
+from inference.engine.step import SMALLEST_CHUNK
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
 

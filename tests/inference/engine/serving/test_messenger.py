@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.serving.messenger import (
     SEND_WITHIN_S,

@@ -6,8 +6,8 @@ import torch
 
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.verifying import sample_drafted
-from inference.engine.schedule import Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.step import Schedule
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 
