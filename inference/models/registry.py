@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import math
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -12,17 +14,18 @@ import torch
 from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import kv_format_on
-from inference.models.config import ModelConfig
+from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnregisteredArchitectureError
-from inference.models.families.registry import MODELS_PAGE, find_family
+from inference.models.families.registry import MODELS_PAGE, family_of, find_family
 from inference.models.native.build import (
     NativeUnavailableError,
     load_library,
 )
+from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.model import NativeModel, NativePredictor
-from inference.models.native.support import unsupported_reason
+from inference.models.native.packing import LANES
 from inference.models.predictor import TorchPredictor
 from inference.models.weights.weight_source import WeightSource
 
@@ -110,3 +113,89 @@ def native_problem(
 
 def _kv_format(wanted: KVFormat | None, weights: WeightSource, is_native: bool) -> KVFormat:
     return kv_format_on(weights.device, wanted, weights.activation_dtype, is_native=is_native)
+
+
+MOST_QUERY_GROUPS = 24
+"""``kTileQueries`` of attention.h."""
+STATE_LANES = 32
+"""``kStateLanes`` of recurrent.h."""
+MOST_CONV_ROWS = 4
+"""``kMostConvRows`` of convolution.h."""
+
+
+def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
+    """Why this model cannot run natively, or ``None``."""
+    return next(_reasons(config, library), None)
+
+
+def _reasons(config: ModelConfig, library: ctypes.CDLL) -> Iterator[str]:
+    for words, is_declared in _unbuilt_variations(config).items():
+        if is_declared:
+            yield f"the native decoder has no {words}"
+    if config.latent is not None:
+        for name in ("kv_rank", "rotary_dim", "value_dim"):
+            if (size := getattr(config.latent, name)) % LANES:
+                yield f"latent attention's {name} {size} is not a multiple of {LANES}"
+    elif config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
+        yield f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
+    elif config.num_query_groups > MOST_QUERY_GROUPS:
+        yield f"{config.num_query_groups} query heads per KV head are more than a native tile"
+    for size in _intermediate_sizes(config):
+        if size % LANES:
+            yield f"intermediate_size {size} is not a multiple of {LANES}"
+    yield from _state_reasons(config)
+
+
+def _state_reasons(config: ModelConfig) -> Iterator[str]:
+    """Reasons against layers that keep a state."""
+    delta, conv, mamba = config.delta, config.short_conv, config.mamba
+    kernel = None
+    if mamba is not None:
+        kernel = mamba.conv_kernel
+        if mamba.head_dim % STATE_LANES or mamba.state_size % LANES:
+            dims = f"{mamba.head_dim} and {mamba.state_size}"
+            yield f"Mamba-2 heads of {dims} are not multiples of {STATE_LANES} and {LANES}"
+        if mamba.step_limit != (0.0, math.inf):
+            yield "steps of Mamba-2 layers within limits are not built natively"
+    elif conv is not None:
+        kernel = conv.kernel
+        if conv.channels % LANES:
+            yield f"{conv.channels} channels of a convolution are not a multiple of {LANES}"
+    elif delta is not None:
+        kernel = delta.conv_kernel
+        if delta.key_head_dim % LANES or delta.value_head_dim % STATE_LANES:
+            dims = f"{delta.key_head_dim} and {delta.value_head_dim}"
+            yield f"DeltaNet heads of {dims} are not multiples of {LANES} and {STATE_LANES}"
+    if kernel is not None and not 2 <= kernel <= MOST_CONV_ROWS:
+        yield f"a convolution over {kernel} rows is not built natively"
+
+
+def _intermediate_sizes(config: ModelConfig) -> list[int]:
+    sizes = [config.intermediate_size] if "dense" in config.mlp_kinds else []
+    if config.experts is not None:
+        sizes += [config.experts.intermediate_size, config.experts.shared_intermediate_size or 0]
+    return sizes
+
+
+def _has_other_mrope_layout(config: ModelConfig) -> bool:
+    """Whether the model's images need a layout that no family has: several kinds of attention,
+    interleaved heads, or deepstack rows behind the last layer."""
+    if config.vision is None or config.vision.mrope_section is None:
+        return False
+    kinds = set(config.mixer_kinds) & ATTENTION_KINDS
+    is_deep = len(config.vision.deepstack_layers) >= config.num_layers
+    return kinds != {"attention"} or config.is_rope_interleaved or is_deep
+
+
+def _unbuilt_variations(config: ModelConfig) -> dict[str, object]:
+    """Variations that the native layers do not compute, and whether the model declares them."""
+    is_sparse = "sparse" in config.mlp_kinds
+    return {
+        "rotation by an image's rows and columns in this layout": _has_other_mrope_layout(config),
+        "sinks of attention": config.has_sinks,
+        "biased experts": config.experts is not None and config.experts.has_bias,
+        f"{config.activation} MLPs": config.activation not in ACTIVATIONS,
+        "experts beside a mixer": is_sparse and config.is_parallel,
+        "experts of this activation": is_sparse and config.activation != "silu",
+        "norms after experts": is_sparse and family_of(config).layer_names.mlp_added_norm,
+    }

@@ -23,7 +23,6 @@ from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES
 from inference.models.layers.linear import LinearFactory, StackedLinear
-from inference.models.weights.grouped_product import GroupedProduct, StackedProduct
 from inference.models.weights.lazy import LazyWeight, bias_or_zeros, lazy, stack_lazy
 from inference.models.weights.stored import (
     CodebookWeight,
@@ -35,7 +34,13 @@ from inference.models.weights.stored import (
     stack,
     stack_fp8,
 )
-from inference.models.weights.weight_source import Embedding, Linear, WeightSource
+from inference.models.weights.weight_source import (
+    Embedding,
+    GroupedProduct,
+    Linear,
+    StackedProduct,
+    WeightSource,
+)
 from inference.protocol.load_progress import LoadProgress, LoadStage
 
 OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})

@@ -8,9 +8,9 @@ import triton.language as tl
 from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
-from inference.models.layers.rope import RopeTable
-from inference.models.layers.rotation import (
+from inference.models.layers.rope import (
     AttentionWeights,
+    RopeTable,
     RotatedHeads,
     Rotation,
     torch_rotation,

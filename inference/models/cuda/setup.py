@@ -21,7 +21,7 @@ from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.norms import Pointwise, TorchPointwise
-from inference.models.layers.rotation import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.layers.rope import AttentionWeights, RotationFactory, torch_rotation
 from inference.models.step_input import DeviceStep, StepInput
 
 if TYPE_CHECKING:

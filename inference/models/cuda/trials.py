@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.models.cuda.card import captured_ms
-from inference.models.weights.grouped_product import GroupedProduct
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
@@ -21,7 +20,7 @@ from inference.models.weights.stored import (
     with_tensors,
     written_out,
 )
-from inference.models.weights.weight_source import Linear
+from inference.models.weights.weight_source import GroupedProduct, Linear
 
 if TYPE_CHECKING:
     from inference.models.cuda.packed import PackedLinear

@@ -39,7 +39,6 @@ from inference.models.layers.kernels import (
     kernel_bits,
     pack_int4,
 )
-from inference.models.weights.grouped_product import GroupedProduct, dense_product
 from inference.models.weights.stored import (
     DenseWeight,
     ExpertWeight,
@@ -49,7 +48,7 @@ from inference.models.weights.stored import (
     with_tensors,
     written_out,
 )
-from inference.models.weights.weight_source import Linear
+from inference.models.weights.weight_source import GroupedProduct, Linear, dense_product
 
 
 class DenseLinear:

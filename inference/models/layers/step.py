@@ -16,11 +16,13 @@ from inference.models.layers.attention import Attend, Attention, TorchAttention
 from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.latent_attention import LatentAttend, LatentAttention
 from inference.models.layers.norms import Pointwise, TorchPointwise
-from inference.models.layers.rope import RopeTable, growth_table, rope_table
-from inference.models.layers.rotation import (
+from inference.models.layers.rope import (
     AttentionWeights,
+    RopeTable,
     Rotation,
     RotationFactory,
+    growth_table,
+    rope_table,
     torch_rotation,
 )
 from inference.models.step_input import DeviceStep

@@ -28,8 +28,13 @@ from inference.models.families.predictor import (
 )
 from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
-from inference.models.native.batch import NativeImages, NativeKV, States, native_images
-from inference.models.native.decoder import NativeDecoder
+from inference.models.native.decoder import (
+    NativeDecoder,
+    NativeImages,
+    NativeKV,
+    States,
+    native_images,
+)
 from inference.models.native.layers import NativeJoin
 from inference.models.native.load_layer import (
     in_order_of_layers,

@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import embedding
 
 from inference.models.layers.linear import DenseLinear
-from inference.models.weights.grouped_product import DenseProduct
 from inference.models.weights.lazy import LazyWeight, lazy, stack_lazy
 from inference.models.weights.stored import DenseWeight
+from inference.models.weights.weight_source import DenseProduct
 
 
 class DenseEmbedding:

@@ -14,13 +14,13 @@ from inference.models.cuda.experts import (
 )
 from inference.models.cuda.packed import TILES
 from inference.models.cuda.packed_layout import pack_scales
-from inference.models.weights.grouped_product import DenseProduct
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,
     ExpertWeight,
     GroupedWeight,
 )
+from inference.models.weights.weight_source import DenseProduct
 from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import (
     IN_FEATURES,

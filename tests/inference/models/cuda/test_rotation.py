@@ -14,8 +14,7 @@ from inference.models.cache.paged_kv import new_layer
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.linear import DenseLinear
-from inference.models.layers.rope import rope_table
-from inference.models.layers.rotation import torch_rotation
+from inference.models.layers.rope import rope_table, torch_rotation
 from inference.models.step_input import DeviceStep, StepInput
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from inference.loading.config.hub_config import parse_config
 from inference.models.cache.kv_format import KVFormat, kv_bytes_of_layer, kv_bytes_per_token
 from inference.models.native.model import NativeModel
-from inference.models.native.support import unsupported_reason
-from inference.models.registry import build_model
+from inference.models.registry import build_model, unsupported_reason
 from inference.models.step_input import StepInput
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case

@@ -19,8 +19,7 @@ from inference.loading.safetensors.stacked_experts import MXFP4, cut_interleaved
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.registry import find_family
 from inference.models.layers.attention import attend_with_sinks
-from inference.models.native.support import unsupported_reason
-from inference.models.registry import build_model
+from inference.models.registry import build_model, unsupported_reason
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.config.hub_config import parse_config
 from inference.models.native.model import NativeModel
-from inference.models.native.support import unsupported_reason
+from inference.models.registry import unsupported_reason
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.models.families import parity

@@ -14,8 +14,7 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
 from inference.models.native.model import NativeModel
-from inference.models.native.support import unsupported_reason
-from inference.models.registry import build_model
+from inference.models.registry import build_model, unsupported_reason
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.greedy import check_greedy

@@ -24,8 +24,7 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
-from inference.models.native.support import unsupported_reason
-from inference.models.registry import build_model
+from inference.models.registry import build_model, unsupported_reason
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.images import SequenceImage

@@ -11,8 +11,7 @@ import torch
 
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.native.batch import NativeKV
-from inference.models.native.decoder import NativeDecoder
+from inference.models.native.decoder import NativeDecoder, NativeKV
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import (
     CODEBOOK_FORMATS,

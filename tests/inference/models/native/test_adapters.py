@@ -9,7 +9,7 @@ import torch
 
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
-from inference.models.native.batch import NativeKV
+from inference.models.native.decoder import NativeKV
 from inference.models.native.packing import Format
 from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (

@@ -20,7 +20,7 @@ from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packer import CHUNK_WEIGHTS, packing
 from inference.models.native.packing import Format, PackedLinear, pack, unwritten
-from inference.models.native.support import unsupported_reason
+from inference.models.registry import unsupported_reason
 from inference.models.weights.lazy import LazyWeight, RowReader, Rows, lazy, stack_lazy
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,

@@ -17,9 +17,16 @@ from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.stages.build import BuiltStage, StageWeights, as_first_stage
+from inference.models.stages.build import (
+    AnyFirstStage,
+    BuiltStage,
+    Stage,
+    StageWeights,
+    adapter_of_stage,
+    as_first_stage,
+    step_of_stage,
+)
 from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
-from inference.models.stages.stage import AnyFirstStage, Stage, adapter_of_stage, step_of_stage
 from inference.models.step_input import StepImages, StepInput
 from tests.inference.models.parallel.ranks import weights_of
 from tests.inference.models.steps import step_of

@@ -12,7 +12,7 @@ import torch
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError, UnsupportedAdapterError
-from inference.models.native.support import unsupported_reason
+from inference.models.registry import unsupported_reason
 from inference.models.stages.layer_range import LayerRange, check_ranges
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
