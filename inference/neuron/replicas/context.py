@@ -13,8 +13,8 @@ from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.live_request import AddressedEvent
-from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.starter import PreparingMarks
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import PackedCosts
 from inference.sandbox.pool import WorkerPool

@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 
 from inference.engine.scheduling.waiting_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
-from inference.neuron.requests.preparing_marks import PreparingMarks
-from inference.neuron.requests.starter import Starter
+from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.protocol.events import Failure
 from inference.protocol.generation import EmbeddingRequest, ScoreRequest, Submit
 from inference.protocol.held import blame, broke_worker

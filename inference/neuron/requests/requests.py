@@ -28,10 +28,9 @@ from inference.neuron.errors import RequestRefusedError, neuron_stopping
 from inference.neuron.process.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.intake import Intake
-from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import RequestTable
-from inference.neuron.requests.starter import Starter
+from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame

@@ -21,9 +21,8 @@ from inference.neuron.requests.intake import (
     IntakeLimits,
 )
 from inference.neuron.requests.live_request import AddressedEvent
-from inference.neuron.requests.preparing_marks import PreparingMarks
 from inference.neuron.requests.request_table import RequestTable
-from inference.neuron.requests.starter import Starter
+from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.events import Accepted, Cancelled, Event, Failed

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import redis
 
 from inference.neuron.process.redis_client import connect
-from inference.neuron.requests.preparing_marks import EARLIER_KEPT_S, PreparingMarks
+from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.held import MARKS_EXPIRY_S
 from inference.protocol.keys import preparing_key
 from tests.servers.private_redis import MortalRedis
@@ -20,7 +20,7 @@ from tests.servers.private_redis import MortalRedis
 WaitUntil = Callable[[Callable[[], object]], None]
 DIES = """
 import os, signal, sys
-from inference.neuron.requests.preparing_marks import PreparingMarks
+from inference.neuron.requests.starter import PreparingMarks
 from inference.neuron.process.redis_client import connect
 marks = PreparingMarks(connect(sys.argv[1]), neuron="n1", epoch="e1")
 marks.keep(0.0)
