@@ -28,7 +28,7 @@ from inference.neuron.loads.watch import SilenceTimer
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.text_loading import load_text
 from inference.protocol.engine import (
     Awake,
     EngineFaulted,
@@ -253,7 +253,7 @@ class EngineRun:
         mark = load_mark(self._spec.model)
         self._context.marks.begin(mark)
         try:
-            text = ModelText.load(self._spec, report, self._context.workers)
+            text = load_text(self._spec, report, self._context.workers)
         except TextError as error:
             self._load_failure = LoadFailure(code="bad_file", message=str(error))
             return

@@ -1,32 +1,253 @@
-"""The text side of one loaded model: its tokenizer and template, and the capabilities they show."""
+"""The text side of one loaded model: its tokenizer and template, the capabilities they show, and a
+request's jobs for the sandbox, with its client's answer where one has no result.
+
+Schemas, grammars and chat templates are compiled and rendered in workers, never in this process
+(``inference.sandbox``). What a grammar came to is kept for the next request that has the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+import json
+import logging
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
-from inference.neuron.errors import RequestRefusedError
-from inference.neuron.text.text_jobs import SHORT_CHAT, TextJobs
-from inference.protocol.generation import ChatInput
+from inference.neuron.errors import (
+    RequestRefusedError,
+    cancelled,
+    internal_error,
+    invalid_grammar,
+    invalid_schema,
+    no_worker,
+    template_failed,
+    template_limit_exceeded,
+)
+from inference.protocol.generation import (
+    ChatInput,
+    OutputFormat,
+)
 from inference.protocol.heartbeat import Capability
-from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
-from inference.sandbox.errors import WorkerLostError
+from inference.recent_results import RecentResults
+from inference.sandbox.errors import NotWantedError, NoWorkerError, WorkerLostError
+from inference.sandbox.jobs import (
+    Checked,
+    CheckGrammar,
+    CheckSchema,
+    CheckText,
+    Job,
+    Refused,
+    RenderChat,
+    Rendered,
+    RenderRefused,
+    Result,
+    TokenizerFacts,
+)
 from inference.sandbox.pool import Caller, WorkerPool
 from inference.text.answers.parts import ToolFormat
-from inference.text.answers.phrases import PhraseMarkers, find_phrases
-from inference.text.answers.reasoning import ReasoningMarkers, find_markers
-from inference.text.errors import TemplateRenderError
-from inference.text.templates.template_sources import TemplateSources, find_templates
+from inference.text.answers.phrases import PhraseMarkers
+from inference.text.answers.reasoning import ReasoningMarkers
+from inference.text.errors import (
+    NoPlaceForToolsError,
+    SchemaError,
+    TemplateRenderError,
+    path_of,
+)
+from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.json_formats import PlainFormat
-from inference.text.tool_calls.registry import find_tool_format
-from inference.version import VERSION
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 512 * 1024
+"""The most that checked schemas and grammars take that are kept, for each model."""
+MAX_LOGGED = 16
+LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
+ANYBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcedSchema:
+    schema: Any
+    left_out: list[str]
+    """The places in the client's body that are not enforced."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _OfModel:
+    pool: WorkerPool
+    model: str
+    sources: TemplateSources
+    special_tokens: dict[str, str]
+    tokenizer: str
+    """Its digest; empty where answers cannot be held to a grammar."""
+    results: RecentResults[Result]
+    logged: set[str] = field(default_factory=set)
+    why_no_chats: str = ""
+    """Why its template can render no conversation; empty: it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextJobs:
+    """The text jobs of one model, for one caller. Any thread may call; every method blocks."""
+
+    _of_model: _OfModel
+    _caller: Caller = ANYBODY
+
+    @classmethod
+    def load(
+        cls,
+        pool: WorkerPool,
+        *,
+        model: str,
+        sources: TemplateSources,
+        tokenizer: Tokenizer,
+        report: LoadReport,
+    ) -> TextJobs:
+        """Workers keep the model's tokens for as long as what this returns is referred to."""
+        facts = tokenizer_facts(tokenizer, report)
+        of_model = _OfModel(
+            pool=pool,
+            model=model,
+            sources=sources,
+            special_tokens=tokenizer.special_tokens,
+            tokenizer="" if facts is None else facts.digest,
+            results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
+        )
+        if facts is not None:
+            pool.keep_tokenizer(facts)
+            weakref.finalize(of_model, pool.release_tokenizer, facts.digest)
+        return cls(of_model)
+
+    def of(self, caller: Caller) -> TextJobs:
+        return replace(self, _caller=caller)
+
+    def refuse_chats(self, reason: str) -> None:
+        """Refuses every conversation from now on."""
+        self._of_model.why_no_chats = reason
+        self._log_once(f"its chat template {reason} for a short conversation: chats are refused")
+
+    def render(self, chat: ChatInput) -> str:
+        """Raises ``RequestRefusedError``."""
+        if self._of_model.why_no_chats:
+            raise RequestRefusedError(template_limit_exceeded(self._of_model.why_no_chats, "any"))
+        try:
+            rendered = self.rendering(chat)
+        except TemplateRenderError as error:
+            raise RequestRefusedError(template_failed(error)) from None
+        except WorkerLostError as lost:
+            self._log_once(f"its chat template {lost.reason} for a conversation")
+            raise RequestRefusedError(template_limit_exceeded(str(lost.reason), "this")) from None
+        if rendered.loses_system_turns:
+            self._log_once(LOSES_SYSTEM_TURNS)
+        return rendered.text
+
+    def rendering(self, chat: ChatInput) -> Rendered:
+        """Raises ``TemplateRenderError``, ``WorkerLostError``, ``RequestRefusedError``."""
+        of_model = self._of_model
+        job = RenderChat(
+            default_template=of_model.sources.default,
+            tool_template=of_model.sources.tool_use,
+            special_tokens=of_model.special_tokens,
+            chat=chat,
+        )
+        match self._run(job):
+            case Rendered() as rendered:
+                return rendered
+            case RenderRefused(message=message, has_no_place_for_tools=has_no_place):
+                raise NoPlaceForToolsError if has_no_place else TemplateRenderError(message)
+        raise RequestRefusedError(internal_error())
+
+    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> EnforcedSchema:
+        """The schema stood at ``path``. Raises ``RequestRefusedError`` naming the place in it."""
+        try:
+            text = json.dumps(schema)
+        except RecursionError:
+            raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
+        job = CheckSchema(schema=text, tokenizer=self._of_model.tokenizer, is_lenient=is_lenient)
+        match self._checked(job, path):
+            case Checked(text=enforced, left_out=left_out):
+                return EnforcedSchema(
+                    schema=json.loads(enforced) if enforced else schema,
+                    left_out=[path_of(path, steps) for steps in left_out],
+                )
+            case Refused() as refused:
+                error = SchemaError(tuple(refused.steps), refused.message)
+                raise RequestRefusedError(invalid_schema(str(error), error.path(path)))
+        raise RequestRefusedError(internal_error())
+
+    def lark_text(self, output_format: OutputFormat) -> str:
+        """An expression, choices or a client's grammar as lark text. Raises
+        ``RequestRefusedError``."""
+        path = output_format.path
+        job = CheckText(
+            output_format=msgspec.structs.replace(output_format, path=""),
+            tokenizer=self._of_model.tokenizer,
+        )
+        match self._checked(job, path):
+            case Checked(text=lark):
+                return lark
+            case Refused(message=message):
+                raise RequestRefusedError(invalid_grammar(message, path))
+        raise RequestRefusedError(internal_error())
+
+    def check_grammar(self, text: str, path: str | None) -> None:
+        """Checks the grammar of a whole answer. ``path``: the field it came from, where that is one
+        field. Raises ``RequestRefusedError``."""
+        job = CheckGrammar(text=text, tokenizer=self._of_model.tokenizer)
+        match self._checked(job, path):
+            case Refused(message=message):
+                raise RequestRefusedError(invalid_grammar(message, path))
+
+    def _checked(self, job: CheckSchema | CheckText | CheckGrammar, path: str | None) -> Result:
+        key = msgspec.json.encode(job).decode()
+        try:
+            return self._of_model.results.get(key, lambda _: self._run(job))
+        except WorkerLostError as lost:
+            log.warning("a grammar for %s %s: refused", self._of_model.model, lost.reason)
+            message = f"it cannot be compiled: the compiler {lost.reason}"
+            path = None if path is None else SchemaError(lost.steps, message).path(path)
+            raise RequestRefusedError(invalid_grammar(message, path)) from None
+
+    def _run(self, job: Job) -> Result:
+        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
+        try:
+            return self._of_model.pool.run(job, self._caller)
+        except NoWorkerError as error:
+            raise RequestRefusedError(no_worker(str(error))) from None
+        except NotWantedError:
+            raise RequestRefusedError(cancelled()) from None
+
+    def _log_once(self, what: str) -> None:
+        logged = self._of_model.logged
+        if what not in logged and len(logged) < MAX_LOGGED:
+            logged.add(what)
+            log.warning("%s: %s", self._of_model.model, what)
+
+
+def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
+    """``None`` where no answer of the model can be held to a grammar."""
+    if report.kind != "generation" or report.grammar_problem is not None:
+        return None
+    tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
+    special = sorted(one for one in tokenizer.special_token_ids if one < report.vocab_size)
+    facts = TokenizerFacts(
+        digest="", tokens=tokens, special_token_ids=special, end_token_ids=report.eos_token_ids
+    )
+    digest = hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
+    return msgspec.structs.replace(facts, digest=digest)
+
+
+def _kept_bytes(key: str, result: Result) -> int:
+    match result:
+        case Checked(text=text) | Refused(message=text):
+            return len(text)
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,32 +269,6 @@ class ModelText:
     max_output_tokens: int | None = None
     fingerprint: str = ""
     """A digest of its files, settings and device, and of this release."""
-
-    @classmethod
-    def load(cls, spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText:
-        """Reads the report's tokenizer directory. Raises ``TextError``."""
-        directory = Path(report.tokenizer_dir)
-        tokenizer = Tokenizer.load(directory, is_decoded=report.kind == "generation")
-        templates = find_templates(directory, spec.chat_template)
-        markers = find_markers(tokenizer, templates.default)
-        jobs = TextJobs.load(
-            pool, model=spec.model, sources=templates, tokenizer=tokenizer, report=report
-        )
-        if report.kind == "generation":
-            report = msgspec.structs.replace(report, template_problem=jobs.try_template())
-            if markers is None or markers.channels is None:
-                report = with_turn_end(report, jobs, tokenizer)
-        return cls(
-            tokenizer=tokenizer,
-            templates=templates,
-            jobs=jobs,
-            report=report,
-            markers=markers,
-            phrases=find_phrases(templates.default) if markers is None else None,
-            tool_format=find_tool_format(templates.for_tools, tokenizer),
-            max_output_tokens=spec.max_output_tokens,
-            fingerprint=fingerprint(spec, report),
-        )
 
     def of(self, caller: Caller) -> ModelText:
         """The same, whose jobs are done on behalf of ``caller``."""
@@ -114,44 +309,3 @@ class ModelText:
         """Some models have the markers from a relative that thinks and never write them."""
         template = self.templates.default or ""
         return markers.opens in template or markers.closes in template or "thinking" in template
-
-
-def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
-    """Differs where the same request with the same seed may get other tokens."""
-    decisive = (
-        VERSION,
-        spec_digest(spec),
-        *(report.architecture, report.device, report.dtype, report.quantization),
-        *(report.kv_dtype, report.compiled, report.generation_defaults),
-    )
-    return "fp_" + hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:10]
-
-
-MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
-
-
-def with_turn_end(report: LoadReport, jobs: TextJobs, tokenizer: Tokenizer) -> LoadReport:
-    """The report, with the token with which the chat template ends an answer added to its ends:
-    without it an answer would run on into the next turn. Unchanged where the files declare that
-    token, or the template writes no marker there."""
-    try:
-        text = jobs.rendering(SHORT_CHAT).text
-    except (TemplateRenderError, RequestRefusedError, WorkerLostError):
-        return report
-    _, answer, question = (message.content or "" for message in SHORT_CHAT.messages)
-    behind = text.partition(answer)[2].partition(question)[0].strip()
-    token_ids = tokenizer.encode(behind, add_special_tokens=False)
-    if not token_ids or not set(token_ids).isdisjoint(report.eos_token_ids):
-        return report
-    marker = tokenizer.bytes_of(token_ids[0]).decode(errors="replace").strip()
-    if not MARKER.fullmatch(marker):
-        return report
-    words = (
-        f"the chat template writes {marker} behind an answer, and the model's files do not declare "
-        "it as an end: answers end there too"
-    )
-    return msgspec.structs.replace(
-        report,
-        eos_token_ids=[*report.eos_token_ids, token_ids[0]],
-        warnings=[*report.warnings, words],
-    )

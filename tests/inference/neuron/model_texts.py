@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.text_loading import load_text
 from inference.protocol.load import LoadSpec
 from tests.inference.reports import load_report
 from tests.sandbox_workers import WORKERS
@@ -47,4 +48,4 @@ def model_text(
         max_output_tokens=max_output_tokens,
     )
     loaded = load_report(**{"architecture": "fake", "tokenizer_dir": str(directory)} | report)
-    return ModelText.load(spec, loaded, WORKERS)
+    return load_text(spec, loaded, WORKERS)

@@ -17,7 +17,7 @@ from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import open_model
 from inference.models.embedding import second_text
 from inference.neuron.text.embeddings import prepare_scoring
-from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.text_loading import load_text
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
 from inference.protocol.load import LoadSpec
@@ -96,7 +96,7 @@ def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     engine, model = load_embedding_engine(spec, opened, lambda progress: None)
     report = embedding_report(opened, model, 0.0)
     assert (report.kind, report.embedding_dimensions) == ("reranker", None)
-    text = ModelText.load(spec, report, WORKERS)
+    text = load_text(spec, report, WORKERS)
     assert text.capabilities == ["rerank"]
     pairs = PairsInput(firsts=[PAIRS[0][0]], seconds=[second for _, second in PAIRS])
     prompts = prepare_scoring(ScoreRequest(model="m", input=pairs), text)

@@ -18,6 +18,7 @@ from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.files import Fetcher
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.service import NeuronService
 from inference.neuron.text.model_text import ModelText
@@ -109,7 +110,7 @@ def test_a_tokenizer_that_hangs_inside_the_neuron_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service, gate, is_stuck = watched.service, threading.Event(), threading.Event()
-    real_load = ModelText.load
+    real_load = engine_run.load_text
 
     def load(spec: LoadSpec, *arguments: Any) -> ModelText:
         if spec.model == "m" and not gate.is_set():
@@ -117,7 +118,7 @@ def test_a_tokenizer_that_hangs_inside_the_neuron_is_given_up(
             gate.wait(120)
         return real_load(spec, *arguments)
 
-    monkeypatch.setattr(ModelText, "load", load)
+    monkeypatch.setattr(engine_run, "load_text", load)
     service.load_model(fake_spec())
     assert is_stuck.wait(120)
     service.load_model(fake_spec("other"))
