@@ -12,8 +12,7 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.retries import RestartPolicy
-from inference.neuron.requests.live_request import AddressedEvent
-from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import PackedCosts

@@ -134,7 +134,7 @@ class EngineRun:
         table = self._context.table
         if self._sleeps_when_drained:
             return not table.has_work_for(self._spec.model)
-        return table.count(self.engine) == 0
+        return not table.submits_of(self.engine)
 
     def _drained(self, *, is_overdue: bool) -> None:
         with self._lock:

@@ -25,8 +25,8 @@ from typing import Any
 import redis
 
 from inference.backoff import Backoff
-from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.outbox import MAX_KEPT_BYTES, Batch, Outboxes, batches_within
+from inference.neuron.requests.request_table import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     MAX_BATCH_BYTES,

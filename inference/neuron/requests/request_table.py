@@ -21,25 +21,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from inference.logs.formatters import phases
 from inference.neuron.errors import internal_error
-from inference.neuron.requests.live_request import (
-    AddressedEvent,
-    Answer,
-    Engine,
-    LiveRequest,
-    Result,
-    SequenceOutput,
-    StageClock,
-    Trace,
-)
+from inference.neuron.requests.stage_clock import Result, SequenceOutput, StageClock
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
     SequenceStep,
     SequenceTiming,
+    SequenceUsage,
 )
 from inference.protocol.events import (
     TERMINAL_EVENTS,
@@ -49,11 +42,109 @@ from inference.protocol.events import (
     Failed,
     Failure,
     Finished,
+    Traced,
     Usage,
 )
 from inference.protocol.generation import Submit
 
 log = logging.getLogger(__name__)
+
+
+def sequence_id(request_id: str, index: int) -> str:
+    return f"{request_id}/{index}"
+
+
+class Answer(Protocol):
+    """Converts the engine's outputs of a request's sequences to its events."""
+
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def has_begun(self) -> bool:
+        """Whether a first token, or a vector, has come."""
+        ...
+
+    def has_finished(self, index: int) -> bool: ...
+
+    def feed(self, index: int, result: Result) -> list[Event]: ...
+
+    def cut(self, index: int, used: SequenceUsage) -> None: ...
+
+    def usage(self) -> Usage | None:
+        """Usage computed so far, as far as known; ``None``: none."""
+        ...
+
+
+class Engine(Protocol):
+    def cancel(self, sequence_id: str) -> None:
+        """Frees what the sequence holds; unknown ids and dead engines are ignored."""
+        ...
+
+
+class Trace(Protocol):
+    def event(self) -> Traced: ...
+
+
+class AddressedEvent(NamedTuple):
+    gateway_id: str
+    event: Event
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    submit: Submit
+    started_unix_s: float
+    answer: Answer | None = None
+    engine: Engine | None = None
+    trace: Trace | None = None
+    """Reported before its end; ``None``: the request is not captured."""
+    stages: StageClock | None = None
+    """Reported before its end; ``None``: the request is not traced."""
+    has_started: bool = False
+    cancel_asked: bool = False
+    is_ending: bool = False
+    """A sequence was cut off: no more events are sent, and the request ends with its last
+    sequence."""
+    failure: Failure | None = None
+    """Why it is ending; ``None``: it was cancelled."""
+    is_orphan: bool = False
+    """Whether its gateway is dead or has lost events: no more events are sent."""
+    first_token_unix_s: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    def addressed(self, event: Event) -> AddressedEvent:
+        return AddressedEvent(self.submit.gateway_id, event)
+
+    def last_events(self, end: Event) -> list[AddressedEvent]:
+        """The terminal event ``end``, after the reports that come before it."""
+        if self.trace is None and self.stages is None:
+            return [self.addressed(end)]
+        reported: list[Event] = [
+            part.event() for part in (self.trace, self.stages) if part is not None
+        ]
+        return [self.addressed(one) for one in (*reported, end)]
+
+    def open_sequence_ids(self) -> list[str]:
+        if self.answer is None:
+            return []
+        answer = self.answer
+        indices = range(answer.num_sequences)
+        return [sequence_id(self.request_id, i) for i in indices if not answer.has_finished(i)]
+
+    def failed(self, failure: Failure) -> Failed:
+        """Its terminal failure: an earlier one goes before ``failure``."""
+        return Failed(
+            request_id=self.request_id, failure=self.failure or failure, usage=self._usage()
+        )
+
+    def cancelled(self) -> Cancelled:
+        return Cancelled(request_id=self.request_id, usage=self._usage())
+
+    def _usage(self) -> Usage | None:
+        return None if self.answer is None else self.answer.usage()
 
 
 @dataclass(slots=True)
@@ -174,9 +265,6 @@ class RequestTable:
                     ids[live.submit.gateway_id].append(request_id)
         return dict(ids)
 
-    def count(self, engine: Engine) -> int:
-        return len(self.submits_of(engine))
-
     def _apply_contained(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
     ) -> None:
@@ -215,7 +303,8 @@ class RequestTable:
             live.is_ending = True
             applied.ended_early += live.open_sequence_ids()
         if live.is_ending and not live.open_sequence_ids():
-            applied.events += self._end(live, live.cut_off())
+            end = live.cancelled() if live.failure is None else live.failed(live.failure)
+            applied.events += self._end(live, end)
 
     def _feed(
         self, live: LiveRequest, answer: Answer, index: int, result: Result, applied: Applied
@@ -266,16 +355,14 @@ class RequestTable:
         with self._lock:
             live.cancel_asked = True
             has_started = live.has_started
-        if has_started:
-            live.cancel_in_engine()
+        if has_started and live.engine is not None:
+            for open_id in live.open_sequence_ids():
+                live.engine.cancel(open_id)
 
 
 def _is_engines_word(result: Result) -> bool:
     """Whether the engine itself ended the sequence with this."""
     return isinstance(result, SequencesEmbedded) or result.finish_reason is not None
-
-
-NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
 
 
 def log_end(live: LiveRequest, end: Event, *, now_unix_s: float) -> None:
@@ -292,7 +379,7 @@ def log_end(live: LiveRequest, end: Event, *, now_unix_s: float) -> None:
             usage, timing = end.usage, end.timing
         case Embedded():
             usage = end.usage
-    usage = usage or NOTHING
+    usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
     first_token_s = (live.first_token_unix_s or now_unix_s) - live.started_unix_s
     log.info(
         "%s model=%s %s prompt=%d cached=%d completion=%d first_token_ms=%.0f ms=%.0f%s",

@@ -35,8 +35,12 @@ from inference.neuron.errors import (
     wrong_kind,
 )
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.requests.live_request import AddressedEvent, Answer, sequence_id
-from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_table import (
+    AddressedEvent,
+    Answer,
+    RequestTable,
+    sequence_id,
+)
 from inference.neuron.text.answers import build_answer
 from inference.neuron.text.embeddings import (
     EmbeddingAnswer,

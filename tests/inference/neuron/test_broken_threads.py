@@ -19,9 +19,8 @@ from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests import starter
 from inference.neuron.requests.intake import MAX_STUCK, STUCK_AFTER_S, Intake
-from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.publisher import EventPublisher
-from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.service import NeuronService
 from inference.neuron.text.answers import Answer

@@ -20,8 +20,7 @@ from inference.neuron.requests.intake import (
     Intake,
     IntakeLimits,
 )
-from inference.neuron.requests.live_request import AddressedEvent
-from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import SubmitSequence

@@ -13,9 +13,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.outbox import MAX_UNREAD_BYTES
 from inference.neuron.requests.publisher import EventPublisher
+from inference.neuron.requests.request_table import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     MAX_BATCH_BYTES,

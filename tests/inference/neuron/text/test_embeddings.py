@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.live_request import AddressedEvent, sequence_id
-from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_table import AddressedEvent, RequestTable, sequence_id
 from inference.neuron.requests.starter import Starter, _suits
 from inference.neuron.text.embeddings import (
     Pairing,

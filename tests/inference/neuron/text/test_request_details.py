@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from inference.neuron.requests.live_request import AddressedEvent
-from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import Starter
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.request_details import RequestTrace

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.requests.live_request import SequenceOutput, StageClock
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.stage_clock import SequenceOutput, StageClock
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
