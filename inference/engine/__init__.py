@@ -1,7 +1,7 @@
 """One loaded model: scheduling, paged KV, running, sampling. Token ids in, typed events out.
 
     engine          schedule → run → sample → commit → emit
-    step            a step's rows, and its tokens as events            (no torch)
+    step            its rows, its tokens as events, the last speeds    (no torch)
     scheduling/     what runs in the next step, and for whom           (no torch)
     cache/          which block holds which tokens                     (no torch), prefixes on disk
     model_runner    the tensor half of a step: a schedule becomes tensors and logits, then samples

@@ -21,12 +21,12 @@ from inference.engine.faults.bisection import (
 from inference.engine.faults.kinds import StepFault
 from inference.engine.prompt_images import prompt_images
 from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
-from inference.engine.scheduling.pace import PrefillAverage, StepTimes
+from inference.engine.scheduling.pace import StepTimes
 from inference.engine.scheduling.run_ahead import StepsAhead
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler, command_problem
 from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.engine.sequence import Sequence
-from inference.engine.step import PendingOutputs, Sampled, Schedule, emit_step
+from inference.engine.step import PendingOutputs, PrefillAverage, Sampled, Schedule, emit_step
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,

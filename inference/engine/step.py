@@ -1,4 +1,5 @@
-"""One step, without tensors: its rows, the tokens sampled for them, and the events they become.
+"""One step, without tensors: its rows, the tokens sampled for them, the events they become, and the
+speeds of the last steps.
 
     Schedule ─run, sample─▶ Sampled ─emit_step─▶ PendingOutputs ─▶ the neuron
 
@@ -8,7 +9,8 @@ that steps stay short.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -23,6 +25,7 @@ from inference.protocol.engine import (
     SequenceUsage,
     StepOutputs,
 )
+from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import TokenLogprob
 
 CHUNK_MULTIPLE = 16
@@ -276,3 +279,75 @@ def _emit_accepted(schedule: Schedule, sampled: Sampled, outputs: PendingOutputs
                 num_accepted_drafts=len(drafts.token_ids),
             )
         )
+
+
+WINDOW_S = 10.0
+AVERAGED_TOKENS = 32_768
+"""A token's weight in the average decays over so many later ones."""
+
+
+class TokenRates:
+    """Tokens of the window divided by the time of its steps: an idle engine keeps its last rates
+    until the window has passed, and then has 0."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float, int, int]] = deque()
+        self._decode_s = self._prefill_s = 0.0
+        self._num_decode = self._num_prefill = 0
+
+    def record(
+        self, *, now_s: float, step_s: float, num_decode_tokens: int, num_prefill_tokens: int
+    ) -> None:
+        self._add(step_s, num_decode_tokens, num_prefill_tokens)
+        self._steps.append((now_s, step_s, num_decode_tokens, num_prefill_tokens))
+        self._forget_before(now_s - WINDOW_S)
+
+    def decode_tokens_per_s(self, now_s: float) -> float:
+        self._forget_before(now_s - WINDOW_S)
+        return self._num_decode / self._decode_s if self._decode_s > 0 else 0.0
+
+    def prefill_tokens_per_s(self, now_s: float) -> float:
+        self._forget_before(now_s - WINDOW_S)
+        return self._num_prefill / self._prefill_s if self._prefill_s > 0 else 0.0
+
+    def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:
+        """A mixed step's time counts for both."""
+        if num_decode:
+            self._decode_s += step_s
+            self._num_decode += num_decode
+        if num_prefill:
+            self._prefill_s += step_s
+            self._num_prefill += num_prefill
+
+    def _forget_before(self, then_s: float) -> None:
+        while self._steps and self._steps[0][0] < then_s:
+            _, step_s, num_decode, num_prefill = self._steps.popleft()
+            self._add(-step_s, -num_decode, -num_prefill)
+        if not self._steps:
+            # Sums of floats need not return to exactly 0.
+            self._decode_s = self._prefill_s = 0.0
+
+
+class PrefillAverage:
+    """The prefill speed, kept as a ratio to the formula's estimate: so short and long prompts, and
+    partly cached ones, average into one speed that holds at any length.
+
+    Steps that also decode do not count: their time is not the prompt's alone.
+    """
+
+    def __init__(self, start: PrefillSpeed) -> None:
+        self._start = start
+        self._slowdown = 1.0
+        self.speed = start
+
+    def record(self, spans: Iterable[tuple[int, int]], step_s: float) -> None:
+        """``spans``: the ``[start, end)`` of each prompt in a step of nothing else."""
+        num_tokens, expected_s = 0, 0.0
+        for start, end in spans:
+            num_tokens += end - start
+            expected_s += self._start.span_s(start, end)
+        if num_tokens < SMALLEST_CHUNK or expected_s <= 0:
+            return  # small remainders say little about the speed
+        gain = num_tokens / AVERAGED_TOKENS
+        self._slowdown += min(gain, 1.0) * (step_s / expected_s - self._slowdown)
+        self.speed = self._start.slowed(self._slowdown)

@@ -20,9 +20,9 @@ from inference.engine.embedding.embedding_queue import (
 )
 from inference.engine.faults.bisection import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.faults.kinds import NumericalFault, StepFault
-from inference.engine.scheduling.pace import StepPacer, TokenRates
+from inference.engine.scheduling.pace import StepPacer
 from inference.engine.scheduling.waiting_queue import LongWaits
-from inference.engine.step import Output, PendingOutputs
+from inference.engine.step import Output, PendingOutputs, TokenRates
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,

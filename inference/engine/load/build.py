@@ -29,7 +29,6 @@ from inference.engine.model_runner import ModelRunner, TensorExecutor
 from inference.engine.sampling.drawing import Drawer, choose_drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead, StepGroups, StepsAhead
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
@@ -42,6 +41,7 @@ from inference.engine.speculation.speculator import (
     Speculator,
 )
 from inference.engine.stages.staged_model import StagedExecutor, StagedModel
+from inference.engine.step import PrefillAverage
 from inference.loading.adapter_files import open_adapter
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress

@@ -48,7 +48,6 @@ from inference.engine.load.sleeper import Sleeper, Sleeps, asleep_bytes
 from inference.engine.load.trial import with_memory
 from inference.engine.ranks.lead import with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.stages.built_stages import (
     later_stages,
     open_later,
@@ -63,6 +62,7 @@ from inference.engine.stages.stage_specs import (
     spec_of_stage,
     stage_progress,
 )
+from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings

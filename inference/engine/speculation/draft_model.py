@@ -20,6 +20,7 @@ from functools import partial
 from typing import Protocol
 
 from inference.engine.cache.kv_cache import KVCache
+from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
@@ -33,7 +34,6 @@ from inference.engine.speculation.speculator import (
     most_drafts,
     worth_of,
 )
-from inference.engine.step_time import StepTimeModel, untried_step_time
 
 log = logging.getLogger(__name__)
 

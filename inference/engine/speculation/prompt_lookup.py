@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
@@ -25,7 +26,6 @@ from inference.engine.speculation.speculator import (
     most_drafts,
     worth_of,
 )
-from inference.engine.step_time import StepTimeModel, untried_step_time
 
 SHORTEST_MATCH = 2
 LONG_MATCH = 6

@@ -15,8 +15,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
 
+from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
-from inference.engine.step_time import StepTimeModel, untried_step_time
 
 DEFAULT_DRAFT_TOKENS = 8
 MOST_DRAFT_TOKENS = 16

@@ -8,11 +8,10 @@ from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled, Schedule
+from inference.engine.step import PrefillAverage, Sampled, Schedule
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import SamplingParams

@@ -10,10 +10,10 @@ import torch
 from inference.engine.faults.kinds import InvalidImageFault
 from inference.engine.image_rows import ImageRows
 from inference.engine.prompt_images import PromptImages
-from inference.engine.scheduling.pace import PrefillAverage, StepTimes
+from inference.engine.scheduling.pace import StepTimes
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import PrefillChunk, Schedule
+from inference.engine.step import PrefillAverage, PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings
 from inference.protocol.images import SequenceImage, TokenRun

@@ -8,14 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from inference.engine.scheduling.pace import (
-    AVERAGED_TOKENS,
-    MEMORY_STEPS,
-    MIN_RUNNING,
-    PrefillAverage,
-    StepPacer,
-)
-from inference.engine.step import SMALLEST_CHUNK
+from inference.engine.scheduling.pace import MEMORY_STEPS, MIN_RUNNING, StepPacer
+from inference.engine.step import AVERAGED_TOKENS, SMALLEST_CHUNK, PrefillAverage
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from inference.engine.scheduling.pace import StepTimeModel
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import most_drafts
-from inference.engine.step_time import StepTimeModel
 
 VOCAB_SIZE = 128
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inference.engine.scheduling.pace import StepTimeModel
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     IDLE_STEPS,
@@ -10,7 +11,6 @@ from inference.engine.speculation.speculator import (
     AutomaticSpeculator,
     Offer,
 )
-from inference.engine.step_time import StepTimeModel
 from tests.inference.engine.speculation.test_draft_length import sequence_of
 
 STEP_S = 0.1

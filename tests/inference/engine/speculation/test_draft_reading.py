@@ -8,6 +8,7 @@ from collections.abc import Sequence as Ordered
 import pytest
 
 from inference.engine.cache.kv_cache import KVCache
+from inference.engine.scheduling.pace import UNTRIED_ROW_SHARE, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_model import (
@@ -16,7 +17,6 @@ from inference.engine.speculation.draft_model import (
     DraftModelSpeculator,
     DraftRow,
 )
-from inference.engine.step_time import UNTRIED_ROW_SHARE, untried_step_time
 from tests.inference.engine.speculation.test_draft_length import sequence_of
 
 SIZE = 8

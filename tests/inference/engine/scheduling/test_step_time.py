@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.scheduling.pace import StepPacer
+from inference.engine.scheduling.pace import StepPacer, StepTimeModel
 from inference.engine.step import SMALLEST_CHUNK
-from inference.engine.step_time import StepTimeModel
 from tests.cases import each_case
 
 TARGET_S, MAX_RUNNING, MAX_TOKENS = 0.1, 256, 2048
