@@ -27,7 +27,7 @@ from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.load_engine import configure_threads
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.serving.messenger import Messenger
+from inference.engine.serving.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger
 from inference.engine.stages.messages import JoinStage, MeetStage, StageFailed, StageProgressed
 from inference.engine.stages.stage_runner import (
     Replies,
@@ -77,7 +77,6 @@ that makes no progress sooner, and the control releases a stage whose job has en
 LINKS_TIMEOUT_S = 30.0
 """How long a stage that has its layers waits for rows' links. They are made before the engine has
 any stage built."""
-FINAL_MESSAGE_TIMEOUT_S = 2.0
 
 
 def hold_stage(spec: LoadSpec, data_dir: Path, messenger: Messenger) -> EngineExit:

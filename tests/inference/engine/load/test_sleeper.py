@@ -15,7 +15,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import anonymous_bytes
 from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
-from inference.engine.serving.process import Served
+from inference.engine.serving.loop import Served
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.engine.faults.kinds import EngineExit
-from inference.engine.serving.process import StepWatchdog
+from inference.engine.serving.loop import StepWatchdog
 from inference.protocol.engine import (
     EngineFaulted,
     Idle,

@@ -12,7 +12,7 @@ from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.serving.messenger import (
+from inference.engine.serving.loop import (
     SEND_WITHIN_S,
     STATS_INTERVAL_S,
     OutputBatcher,
