@@ -23,8 +23,9 @@ from inference.engine.sampling.drawing import (
 )
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.cuda.card import device_ms
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attention, TorchAttention
-from inference.models.step_input import DeviceStep, StepInput
+from inference.models.step_input import StepInput
 from inference.protocol.sampling import SamplingParams
 
 CUDA = torch.device("cuda")

@@ -14,8 +14,7 @@ from inference.engine.faults.kinds import InvalidImageFault
 from inference.engine.prompt_images import PromptImages
 from inference.engine.step import PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError
-from inference.models.step_input import ImageEmbeddings, Ints, StepImages
-from inference.models.to_device import on_device
+from inference.models.step_input import ImageEmbeddings, Ints, StepImages, on_device
 from inference.models.vision.towers import AnyTower
 from inference.protocol.images import SequenceImage
 from inference.recent_results import RecentResults

@@ -26,8 +26,7 @@ from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.engine.step import PrefillChunk, Sampled, Schedule
 from inference.models.backend import AnyModel, KVStorage
-from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
-from inference.models.to_device import on_device
+from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, on_device
 
 
 class ModelRunner:

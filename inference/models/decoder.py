@@ -22,6 +22,7 @@ from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import Activation, MixerKind, MlpKind, ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.families.registry import family_of
 from inference.models.layers.attention_mixer import load_attention, load_latent
 from inference.models.layers.delta_mixer import load_delta
@@ -30,7 +31,7 @@ from inference.models.layers.mamba import load_mamba
 from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm
 from inference.models.layers.short_conv import load_short_conv
 from inference.models.layers.step import Operators, Step
-from inference.models.step_input import DeviceStep, ImageEmbeddings, StepInput, check_positions
+from inference.models.step_input import ImageEmbeddings, StepInput, check_positions
 from inference.models.vision.towers import build_tower
 from inference.models.weights.weight_source import Linear, NamedWeights, WeightSource
 

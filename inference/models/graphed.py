@@ -24,10 +24,10 @@ from inference.models.cache.kv_format import KVFormat, cache_layout
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
+from inference.models.device_step import DeviceStep
 from inference.models.layer_configs import state_bytes
 from inference.models.layers.attention import MOST_PARTS
-from inference.models.step_input import DeviceStep, StepInput, num_blocks
-from inference.models.to_device import all_on_device, rows_of
+from inference.models.step_input import StepInput, all_on_device, num_blocks, rows_of
 
 logger = logging.getLogger(__name__)
 

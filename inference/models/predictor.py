@@ -17,6 +17,7 @@ from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
+from inference.models.device_step import DeviceStep
 from inference.models.families.predictor import (
     PREDICTOR,
     PREDICTOR_HEAD,
@@ -26,7 +27,7 @@ from inference.models.families.predictor import (
 )
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.norms import load_norm
-from inference.models.step_input import DeviceStep, StepInput
+from inference.models.step_input import StepInput
 from inference.models.weights.weight_source import WeightSource
 
 

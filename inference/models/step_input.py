@@ -7,15 +7,16 @@
 
 The first ``num_decodes`` sequences decode: their queries are one token, or more where drafts or
 tokens that a state lags behind are among them. The others' queries are parts of prompts. Slots and
-block ids index the keys and values' storage. ``DeviceStep`` is the same on a device, for torch's
-operators and our kernels.
+block ids index the keys and values' storage.
+
+Also small tensors to a device and back, so that the host waits for the device once a step: when it
+reads the sampled tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import add
 from typing import Any
 
@@ -24,9 +25,91 @@ import numpy.typing as npt
 import torch
 
 from inference.models.errors import PositionError
-from inference.models.to_device import all_on_device
 
 Ints = npt.NDArray[np.int32]
+ALIGNED_VALUES = 4
+"""The number of int32 to which arrays are padded: 16 bytes, to which Triton's kernels are
+specialised."""
+Values = Sequence[int] | Sequence[float] | npt.NDArray[np.number[Any]] | torch.Tensor
+
+
+def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A copy that is there for whatever is launched next. From pinned memory, for the driver waits
+    for all earlier work before it copies from any other; torch keeps that memory until the copy is
+    done."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def all_on_device(
+    device: torch.device, *, indices: Sequence[Ints] = (), tables: Sequence[Ints] = ()
+) -> list[torch.Tensor]:
+    """``indices`` as int64 tensors, which torch's operators want, then ``tables`` as int32, which
+    kernels read: all in one copy."""
+    if device.type != "cuda":
+        wide = [torch.from_numpy(array.astype(np.int64)).to(device) for array in indices]
+        return wide + [torch.from_numpy(np.array(array)).to(device) for array in tables]
+    arrays = [*indices, *tables]
+    parts = aligned(arrays)
+    flat = on_device(torch.from_numpy(np.concatenate(parts)), torch.int32, device)
+    num_wide = sum(map(len, parts[: len(indices)]))
+    sizes = list(map(len, parts))
+    found = [
+        *torch.split(flat[:num_wide].long(), sizes[: len(indices)]),
+        *torch.split(flat[num_wide:], sizes[len(indices) :]),
+    ]
+    return [part[: array.size].view(array.shape) for part, array in zip(found, arrays, strict=True)]
+
+
+def aligned(arrays: Sequence[Ints]) -> list[Ints]:
+    """Flat, each filled up with zeros to a multiple of 16 bytes: so behind one another all of them
+    are aligned alike, whatever their lengths, and Triton compiles one kernel for all steps."""
+    return [np.pad(array.ravel(), (0, -array.size % ALIGNED_VALUES)) for array in arrays]
+
+
+class HostCopy:
+    """Integers and booleans on their way to the host, each tensor flat. The copy is queued at
+    construction, so that reading it does not wait for later launches."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._copy: torch.Tensor | None = None
+        if tensors and tensors[0].device.type == "cuda":
+            flat = torch.cat([tensor.flatten().long() for tensor in tensors])
+            self._copy = torch.empty(flat.shape, dtype=torch.int64, pin_memory=True)
+            self._copy.copy_(flat, non_blocking=True)
+            self._is_there: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_there.record()
+
+    def values(self) -> list[list[int]]:
+        """Waits, once for all of them."""
+        if self._copy is None:
+            return [tensor.flatten().tolist() for tensor in self._tensors]
+        self._is_there.synchronize()
+        flat: list[int] = self._copy.tolist()
+        found, start = [], 0
+        for tensor in self._tensors:
+            found.append(flat[start : start + tensor.numel()])
+            start += tensor.numel()
+        return found
+
+
+def read_back(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    return HostCopy(tensors).values()
+
+
+def column(values: list[float], device: torch.device) -> torch.Tensor:
+    """(num_values, 1) float32."""
+    return on_device(values, torch.float32, device).unsqueeze(1)
+
+
+def rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """A copy of them."""
+    return matrix.index_select(0, on_device(rows, torch.int64, matrix.device))
+
+
 ONE = np.int32(1)
 LAST_ROW = slice(-1, None)
 ALL_ROWS = slice(None)
@@ -306,85 +389,3 @@ def check_positions(end: int, num_positions: int) -> None:
     ``PositionError``."""
     if end > num_positions:
         raise PositionError(f"a step up to position {end}, and {num_positions} have angles")
-
-
-@dataclass(frozen=True)
-class DeviceStep:
-    """A ``StepInput`` on a device, all of it in one copy. All are int64 but ``sequences`` and
-    ``block_table``, which are int32."""
-
-    host: StepInput
-    """The step on the host, readable without waiting for the device."""
-    token_ids: torch.Tensor
-    """(num_rows,)"""
-    positions: torch.Tensor
-    """(num_rows,)"""
-    slots: torch.Tensor
-    """(num_rows,) where each row's own keys and values go."""
-    sequences: torch.Tensor
-    """(num_rows,) each row's row of ``block_table``."""
-    block_table: torch.Tensor
-    """(num_seqs, width)"""
-    logit_rows: torch.Tensor | None = None
-    """(num_logits,); ``None``: all rows."""
-    state_reads: torch.Tensor | None = None
-    """(num_seqs,) slots of recurrent states before the step, of a model that has such states."""
-    state_writes: torch.Tensor | None = None
-    """(num_seqs,) slots for those after it."""
-    images: StepImages | None = None
-
-    @classmethod
-    def of(cls, step: StepInput, device: torch.device) -> DeviceStep:
-        """Copies ``step`` there; nothing waits for the device."""
-        num_unread = 0 if step.unread_ids is None else len(step.unread_ids)
-        indices = {
-            "positions": step.positions,
-            "slots": step.slots,
-            "token_ids": step.token_ids[num_unread:],
-            "logit_rows": step.logit_rows,
-            "state_reads": step.state_reads,
-            "state_writes": step.state_writes,
-        }
-        given = {name: array for name, array in indices.items() if array is not None}
-        tables = [step.sequences, step.block_table]
-        tensors = all_on_device(device, indices=list(given.values()), tables=tables)
-        *found, sequences, block_table = tensors
-        fields = dict(zip(given, found, strict=True))
-        if step.unread_ids is not None:
-            read = fields["token_ids"]
-            fields["token_ids"] = (
-                torch.cat((step.unread_ids, read)) if len(read) else step.unread_ids
-            )
-        images = None if step.images is None else step.images.on(device)
-        return cls(host=step, sequences=sequences, block_table=block_table, images=images, **fields)
-
-    @cached_property
-    def prompts(self) -> tuple[Query, ...]:
-        """The queries of sequences that do not decode."""
-        return self.host.prompts
-
-    def states_of(self, query: Query) -> tuple[int, int]:
-        """The slots that the query's sequence reads its state in and writes the next one to."""
-        reads, writes = self.host.state_reads, self.host.state_writes
-        if reads is None or writes is None:
-            return EMPTY_STATE, LONE_STATE
-        return int(reads[query.sequence]), int(writes[query.sequence])
-
-    @cached_property
-    def decode_rows_by_depth(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The rows of sequences that decode, of a model with states: the first ones of their
-        sequences, then the second ones and so on, with the slots that each reads and writes. A row
-        reads what the one before it has written."""
-        host, device = self.host, self.positions.device
-        assert host.state_reads is not None and host.state_writes is not None
-        starts = host.query_start[: host.num_decodes + 1]
-        lens, found = np.diff(starts), []
-        for depth in range(int(lens.max())):
-            chosen = np.flatnonzero(lens > depth)
-            writes = host.state_writes[chosen]
-            reads = writes if depth else host.state_reads[chosen]
-            rows, of_reads, of_writes = all_on_device(
-                device, indices=[starts[chosen] + np.int32(depth), reads, writes]
-            )
-            found.append((rows, of_reads, of_writes))
-        return found

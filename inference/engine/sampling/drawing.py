@@ -19,7 +19,7 @@ import torch
 from inference.models.backend import AnyModel, BackendSampler
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.structs import Draw as NativeDraw
-from inference.models.to_device import column, on_device, rows_of
+from inference.models.step_input import column, on_device, rows_of
 from inference.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from llguidance.numpy import allocate_token_bitmask
 from inference.engine.sampling.drawing import Bits, Drawer
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.sequence import Sequence
-from inference.models.to_device import on_device
+from inference.models.step_input import on_device
 from inference.protocol.sampling import SamplingParams, ThinkingLimit
 
 

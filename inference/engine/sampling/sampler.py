@@ -33,7 +33,7 @@ from inference.engine.sampling.logits_processors import (
 )
 from inference.engine.sequence import Sequence
 from inference.engine.step import PrefillChunk, Sampled
-from inference.models.to_device import HostCopy, on_device, read_back, rows_of
+from inference.models.step_input import HostCopy, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 
 NUM_RANDOM_BITS = 24

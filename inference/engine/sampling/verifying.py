@@ -22,7 +22,7 @@ from inference.engine.sampling.logits_processors import needs_sampler
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.engine.step import AcceptedDrafts, Sampled, Schedule
-from inference.models.to_device import rows_of
+from inference.models.step_input import rows_of
 
 log = logging.getLogger(__name__)
 

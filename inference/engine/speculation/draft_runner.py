@@ -18,8 +18,7 @@ from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
 from inference.engine.step import Schedule
 from inference.models.backend import AnyModel, AnyPredictor, KVStorage
-from inference.models.step_input import Ints, StepInput, block_table_of
-from inference.models.to_device import all_on_device, read_back
+from inference.models.step_input import Ints, StepInput, all_on_device, block_table_of, read_back
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,7 @@ from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
 from inference.models.stages.build import AnyFirstStage, adapter_of_stage, on_card, step_of_stage
 from inference.models.stages.layer_range import LayerRange, stage_config
-from inference.models.step_input import StepInput
-from inference.models.to_device import on_device
+from inference.models.step_input import StepInput, on_device
 from inference.protocol.load import StageSpec
 
 

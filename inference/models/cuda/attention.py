@@ -18,9 +18,9 @@ import triton
 from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import MOST_PARTS, Attend
-from inference.models.step_input import DeviceStep, StepInput
-from inference.models.to_device import on_device
+from inference.models.step_input import StepInput, on_device
 
 SMALLEST_DOT = 16
 """Rows and features that ``tl.dot`` takes at least."""

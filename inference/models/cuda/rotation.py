@@ -8,6 +8,7 @@ import triton.language as tl
 from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.layers.rope import (
     AttentionWeights,
     RopeTable,
@@ -15,7 +16,6 @@ from inference.models.layers.rope import (
     Rotation,
     torch_rotation,
 )
-from inference.models.step_input import DeviceStep
 
 
 @triton.jit

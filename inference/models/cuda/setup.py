@@ -16,13 +16,14 @@ from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.card import CudaCapture, processor_count
 from inference.models.cuda.trials import random_on
 from inference.models.decoder import DecoderLayers, DecoderModel
+from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rope import AttentionWeights, RotationFactory, torch_rotation
-from inference.models.step_input import DeviceStep, StepInput
+from inference.models.step_input import StepInput
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import TritonAttention

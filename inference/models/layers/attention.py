@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from inference.models.cache.paged_kv import LayerKV
-from inference.models.step_input import DeviceStep, Ints, Query, num_blocks
+from inference.models.device_step import DeviceStep
+from inference.models.step_input import Ints, Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2
 """The most bytes of keys and values that a decode step copies out of their blocks at once; a single

@@ -21,6 +21,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import (
     MOST_GATHERED_BYTES,
     ContextMask,
@@ -30,7 +31,7 @@ from inference.models.layers.attention import (
     prefill_mask,
 )
 from inference.models.layers.rope import RopeTable, rotate_heads
-from inference.models.step_input import DeviceStep, Query, num_blocks
+from inference.models.step_input import Query, num_blocks
 
 
 class LatentWeights(Protocol):

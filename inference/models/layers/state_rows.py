@@ -14,8 +14,8 @@ from typing import TypeAlias
 import torch
 
 from inference.models.cache.paged_kv import LayerState
+from inference.models.device_step import DeviceStep
 from inference.models.layer_configs import NEGATIVE_RATE
-from inference.models.step_input import DeviceStep
 from inference.models.weights.weight_source import WeightSource
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]

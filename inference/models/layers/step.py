@@ -12,6 +12,7 @@ import torch
 from inference.models.adapter import StepAdapters
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attend, Attention, TorchAttention
 from inference.models.layers.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.latent_attention import LatentAttend, LatentAttention
@@ -25,7 +26,6 @@ from inference.models.layers.rope import (
     rope_table,
     torch_rotation,
 )
-from inference.models.step_input import DeviceStep
 from inference.models.weights.weight_source import Phased
 
 

@@ -24,8 +24,7 @@ from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
 from inference.models.module_cache import ATTENTION, INDEXER, StateEntry
-from inference.models.step_input import EMPTY_STATE, StepInput, check_positions
-from inference.models.to_device import all_on_device
+from inference.models.step_input import EMPTY_STATE, StepInput, all_on_device, check_positions
 from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries
 from inference.models.transformers_backend.detection import (
     MIXED_LAYERS,

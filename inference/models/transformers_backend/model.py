@@ -24,9 +24,10 @@ from torch.nn.functional import pad
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.errors import UnsupportedModuleError
 from inference.models.layers.attention import Attend, TorchAttention
-from inference.models.step_input import DeviceStep, StepInput, check_positions
+from inference.models.step_input import StepInput, check_positions
 from inference.models.transformers_backend.hub_module import (
     ModuleBackend,
     load_module,

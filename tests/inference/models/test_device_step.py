@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import decode_blocks
 from inference.models.step_input import (
     EMPTY_STATE,
     LONE_STATE,
-    DeviceStep,
     Query,
     StepInput,
+    aligned,
     block_table_of,
 )
-from inference.models.to_device import aligned
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 4

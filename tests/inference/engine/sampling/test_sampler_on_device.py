@@ -11,7 +11,7 @@ from inference.engine.sampling.drawing import TOP_CANDIDATES
 from inference.engine.sampling.logits_processors import TokenCounts, add_bias, forbid_early_stops
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sequence import Sequence
-from inference.models.to_device import HostCopy
+from inference.models.step_input import HostCopy
 from inference.protocol.sampling import SamplingParams
 
 VOCAB_SIZE = 40

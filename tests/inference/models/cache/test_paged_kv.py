@@ -11,9 +11,10 @@ import torch
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_block
 from inference.models.cache.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.layers import attention as attention_module
 from inference.models.layers.attention import TorchAttention, gathered_bytes
-from inference.models.step_input import DeviceStep, StepInput
+from inference.models.step_input import StepInput
 from tests.cases import each_case
 
 CPU = torch.device("cpu")

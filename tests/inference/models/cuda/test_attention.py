@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import DTYPE_OF, LayerKV, new_layer
 from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import TorchAttention
-from inference.models.step_input import DeviceStep, StepInput, block_table_of
+from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
 from tests.slow_cases import slow_but
 

@@ -12,10 +12,11 @@ import torch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import new_layer
 from inference.models.cuda.rotation import triton_rotation
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.linear import DenseLinear
 from inference.models.layers.rope import rope_table, torch_rotation
-from inference.models.step_input import DeviceStep, StepInput
+from inference.models.step_input import StepInput
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG
 

@@ -16,10 +16,10 @@ from inference.models.cuda.attention import TritonAttention, Tuning
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.decoder import DecoderModel
+from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.layers.rope import RopeTable, Rotation, torch_rotation
-from inference.models.step_input import DeviceStep
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
