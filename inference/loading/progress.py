@@ -15,10 +15,21 @@ from typing import TypeVar
 
 import msgspec
 
+from inference.garbage import release_freed_memory
 from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedPool, SupervisedThread
 
 OnProgress = Callable[[LoadProgress], None]
+
+
+def after_each_tensor(on_progress: OnProgress) -> OnProgress:
+    """Reports, having released freed memory: a load takes one tensor more than the model."""
+
+    def report(progress: LoadProgress) -> None:
+        release_freed_memory()
+        on_progress(progress)
+
+    return report
 
 
 REPORT_EVERY_S = 0.5

@@ -63,15 +63,13 @@ from inference.engine.stages.stage_specs import (
     stage_progress,
 )
 from inference.engine.step import PrefillAverage
-from inference.garbage import release_freed_memory
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings
 from inference.loading.host import triton_problem
 from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.progress import OnProgress
+from inference.loading.progress import OnProgress, after_each_tensor
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadProgress
 from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.settings.neuron import ENGINE_THREADS
 
@@ -109,12 +107,7 @@ def _load(
     later: StageProcesses | None,
     check_when_idle: bool,
 ) -> LoadedEngine:
-    started_s = time.monotonic()
-
-    def on_tensor(progress: LoadProgress) -> None:
-        release_freed_memory()
-        on_progress(progress)
-
+    started_s, on_tensor = time.monotonic(), after_each_tensor(on_progress)
     opened = open_model(
         spec_of_stage(spec, 0), data_dir / "models", stage_progress(spec, 0, on_tensor)
     )

@@ -42,13 +42,13 @@ from inference.environment import forget_secrets
 from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
+from inference.loading.progress import after_each_tensor
 from inference.models.cache.kv_format import cache_bytes
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
 from inference.protocol.load_errors import BadSourceError
-from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -171,10 +171,7 @@ class Rank:
 
 def _build(join: Join, gauge: HostGauge, channel: Channel) -> Rank:
     """Raises ``LoadError`` and ``ModelError``."""
-
-    def on_tensor(progress: LoadProgress) -> None:
-        release_freed_memory()
-
+    on_tensor = after_each_tensor(lambda _: None)
     opened = open_model(join.spec, Path(join.cache_dir), on_tensor, rank=join.rank)
     if not isinstance(opened, OpenedModel):
         raise BadSourceError("a model that makes embeddings is not shared by ranks")

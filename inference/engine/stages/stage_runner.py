@@ -65,12 +65,11 @@ from inference.engine.stages.stage_specs import are_narrow
 from inference.garbage import release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.progress import OnProgress
+from inference.loading.progress import OnProgress, after_each_tensor
 from inference.models.errors import UnsupportedAdapterError, UnsupportedKVError
 from inference.models.stages.build import BuiltStage, build_stage, on_card
 from inference.protocol.engine import Awake, EngineMessage, FellAsleep, StageAlive, StageReady
 from inference.protocol.load_errors import BadSourceError
-from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -279,11 +278,7 @@ def report_lost_link(replies: Replies, error: ChannelError) -> None:
 
 def open_stage(join: JoinStage, on_progress: OnProgress) -> OpenedModel:
     """Raises ``LoadError``."""
-
-    def on_tensor(progress: LoadProgress) -> None:
-        release_freed_memory()
-        on_progress(progress)
-
+    on_tensor = after_each_tensor(on_progress)
     opened = open_model(join.spec, Path(join.cache_dir), on_tensor, stage=join.stage)
     if not isinstance(opened, OpenedModel):
         raise BadSourceError("a model that makes embeddings is not divided into stages")
