@@ -49,11 +49,12 @@ from inference.neuron.text.embeddings import (
     prepare_scoring,
 )
 from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.output_rules import TokenBudget
-from inference.neuron.text.prompt_tokens import sequence_images, tokenized
-from inference.neuron.text.prompts import Prepared, count_tokens, prepare, used_sampling
+from inference.neuron.text.output_rules import TokenBudget, used_sampling
+from inference.neuron.text.prompt_images import sequence_images
+from inference.neuron.text.prompts import Prepared, prepare
 from inference.neuron.text.request_details import RequestTrace, logged_details
 from inference.neuron.text.request_details import logger as details_logger
+from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
 from inference.protocol.generation import (

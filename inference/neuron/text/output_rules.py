@@ -1,4 +1,4 @@
-"""The rules that a request sets for its answer: how long it may be, and its grammar.
+"""The rules that a request sets for its answer: how long it may be, its grammar and its sampling.
 
 The longest answer is the client's, the operator's, or the rest of the context, by OpenAI's and
 vLLM's rules: a request that does not fit is refused with both numbers, not truncated. In dialects
@@ -25,6 +25,7 @@ import msgspec
 
 from inference.neuron.errors import (
     RequestRefusedError,
+    bad_token_id,
     context_length_exceeded,
     invalid_schema,
     max_output_exceeded,
@@ -34,7 +35,7 @@ from inference.neuron.errors import (
     what_always_fits,
 )
 from inference.neuron.text.model_text import ModelText
-from inference.protocol.events import Failure
+from inference.protocol.events import Failure, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -45,8 +46,9 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
+from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import model_limit
-from inference.protocol.sampling import Grammar
+from inference.protocol.sampling import DEFAULTS_OF_MODELS, Grammar, SamplingOptions, SamplingParams
 from inference.text.errors import UnsupportedSchemaError, path_of
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.parts import ARGUMENTS_KEYS, bare_call_part, calls_part, json_part
@@ -280,3 +282,48 @@ def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
         return
     failure = Failure(code="invalid_value", message=message, param="tool_choice")
     raise RequestRefusedError(failure)
+
+
+def resolve_sampling(
+    options: SamplingOptions, max_tokens: int, report: LoadReport
+) -> SamplingParams:
+    """The client's choice, else the model's generation_config, else the neutral value."""
+    chosen: dict[str, Any] = {}
+    for name in DEFAULTS_OF_MODELS:
+        value = getattr(options, name)
+        if value is None:
+            value = report.generation_defaults.get(name)
+        if value is not None:
+            chosen[name] = value
+    stop_ids = [] if options.ignore_eos else report.eos_token_ids
+    _check_ids_in_vocabulary(options, report.vocab_size)
+    return SamplingParams(
+        **chosen,
+        max_tokens=max_tokens,
+        logit_bias=options.logit_bias or {},
+        seed=options.seed,
+        top_logprobs=options.top_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        stop_token_ids=list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
+        min_tokens=options.min_tokens,
+    )
+
+
+def used_sampling(params: SamplingParams) -> UsedSampling:
+    return UsedSampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+    )
+
+
+def _check_ids_in_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
+    for param, token_ids in (
+        ("logit_bias", options.logit_bias or ()),
+        ("stop_token_ids", options.stop_token_ids),
+    ):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                failure = bad_token_id(token_id, vocab_size)
+                raise RequestRefusedError(msgspec.structs.replace(failure, param=param))

@@ -2,6 +2,10 @@
 
     GenerationRequest ─▶ prompt_tokens ─▶ answer_limit ─▶ resolve_sampling ─▶ grammar ─▶ Prepared
 
+    ChatInput ─▶ render ─▶ written ─▶ size ─▶ tokenize ─▶ placed ─▶ bounds
+    TextInput ──────────────────────▶ size ─▶ tokenize
+    TokensInput ──────────────────────────────────────────────────▶ bounds
+
 It is sampled by the client's choice, else by the model's own defaults. ``Thinking`` is decided for
 a chat: the markers to look for, whether its prompt has opened the block, and how long it may be.
 Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
@@ -16,11 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from inference.neuron.errors import RequestRefusedError, bad_token_id
+from inference.neuron.errors import (
+    RequestRefusedError,
+    arguments_too_long,
+    bad_token_id,
+    prompt_too_long,
+    text_too_long,
+)
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import (
     UNBOUNDED,
@@ -28,71 +37,27 @@ from inference.neuron.text.output_rules import (
     TokenBudget,
     answer_limit,
     output_rules,
+    prompt_param,
+    resolve_sampling,
 )
-from inference.neuron.text.prompt_tokens import PlacedImage, prompt_tokens
-from inference.protocol.events import Failure, UsedSampling
+from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, refused, written
+from inference.protocol.events import Failure
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
-    TokenCountRequest,
+    TextInput,
+    TokensInput,
     ToolDefinition,
 )
-from inference.protocol.load_report import LoadReport
 from inference.protocol.sampling import (
-    DEFAULTS_OF_MODELS,
     Grammar,
-    SamplingOptions,
     SamplingParams,
     ThinkingLimit,
 )
 from inference.text.answers.phrases import PhraseMarkers, opens_phrase
-from inference.text.answers.reasoning import ReasoningMarkers, opens_block
-
-
-def resolve_sampling(
-    options: SamplingOptions, max_tokens: int, report: LoadReport
-) -> SamplingParams:
-    """The client's choice, else the model's generation_config, else the neutral value."""
-    chosen: dict[str, Any] = {}
-    for name in DEFAULTS_OF_MODELS:
-        value = getattr(options, name)
-        if value is None:
-            value = report.generation_defaults.get(name)
-        if value is not None:
-            chosen[name] = value
-    stop_ids = [] if options.ignore_eos else report.eos_token_ids
-    _check_ids_in_vocabulary(options, report.vocab_size)
-    return SamplingParams(
-        **chosen,
-        max_tokens=max_tokens,
-        logit_bias=options.logit_bias or {},
-        seed=options.seed,
-        top_logprobs=options.top_logprobs,
-        prompt_logprobs=options.prompt_logprobs,
-        stop_token_ids=list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
-        min_tokens=options.min_tokens,
-    )
-
-
-def used_sampling(params: SamplingParams) -> UsedSampling:
-    return UsedSampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-    )
-
-
-def _check_ids_in_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
-    for param, token_ids in (
-        ("logit_bias", options.logit_bias or ()),
-        ("stop_token_ids", options.stop_token_ids),
-    ):
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                failure = bad_token_id(token_id, vocab_size)
-                raise RequestRefusedError(msgspec.structs.replace(failure, param=param))
-
+from inference.text.answers.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
+from inference.text.errors import TooManyTokensError
+from inference.text.tokens.token_bytes import num_bytes
 
 NUM_LAST_TOKENS = 32
 """Tokens checked at a prompt's end: a phrase and the white space behind it have no more."""
@@ -143,6 +108,115 @@ class Thinking:
 
 def _unsupported(message: str) -> RequestRefusedError:
     return RequestRefusedError(Failure(code="unsupported_parameter", message=message))
+
+
+MAX_ARGUMENTS_CHARACTERS = 2**20
+"""The longest arguments of one tool call. They are parsed and written again, each in one go for
+which every other thread waits; all else that is done with a long conversation lets others pass."""
+
+
+def prompt_tokens(
+    given: ChatInput | TextInput | TokensInput, text: ModelText, max_tokens: int | None
+) -> tuple[list[list[int]], list[PlacedImage]]:
+    """``max_tokens`` of each; ``None``: any number. Only a chat has images."""
+    match given:
+        case ChatInput():
+            prompt, images = _chat_tokens(given, text, max_tokens)
+            return [_not_empty(prompt, "messages")], images
+        case TextInput(texts=texts):
+            return [_not_empty(_encoded(one, given, text, max_tokens)) for one in texts], []
+        case TokensInput(prompts=prompts):
+            return [
+                _not_empty(checked_ids(token_ids, given, text, max_tokens)) for token_ids in prompts
+            ], []
+
+
+def _chat_tokens(
+    chat: ChatInput, text: ModelText, max_tokens: int | None
+) -> tuple[list[int], list[PlacedImage]]:
+    images, vision = chat.images, text.report.vision
+    if images:
+        check_sees(images, vision)
+    token_ids = _encoded(chat_prompt(chat, text, max_tokens), chat, text, max_tokens)
+    found: list[PlacedImage] = []
+    if images:
+        token_ids, found = placed(token_ids, images, vision)
+    if max_tokens is not None and len(token_ids) > max_tokens:
+        failure = prompt_too_long(len(token_ids), text.limit, prompt_param(chat))
+        raise RequestRefusedError(failure)
+    return token_ids, found
+
+
+def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:
+    """A thinking block that the template opens is closed before the answer's own first words."""
+    prompt = _render(chat, text)
+    if not chat.answer_start:
+        return prompt
+    token_ids = _encoded(prompt, chat, text, max_tokens)
+    markers = text.markers
+    if markers is not None and markers.channels is not None:
+        prompt += ANSWER_HEAD
+    elif markers is not None and opens_block(token_ids, markers, text.tokenizer):
+        prompt += f"\n{markers.closes}\n\n"
+    elif text.phrases is not None and opens_phrase(prompt, text.phrases):
+        prompt += f"\n{text.phrases.closes[0]}\n\n"
+    return prompt + chat.answer_start
+
+
+def _encoded(
+    one: str, given: ChatInput | TextInput, text: ModelText, max_tokens: int | None
+) -> list[int]:
+    """The prompt's token ids. One that cannot fit by its size alone is refused before
+    tokenizing."""
+    tokenizer = text.tokenizer
+    least_tokens = tokenizer.least_tokens(one)
+    if max_tokens is not None and least_tokens > max_tokens:
+        assert tokenizer.most_bytes_per_token is not None, "a bound that rests on nothing"
+        failure = text_too_long(
+            least_tokens,
+            num_bytes(one),
+            tokenizer.most_bytes_per_token,
+            text.limit,
+            prompt_param(given),
+        )
+        raise RequestRefusedError(failure)
+    # Templates write special tokens themselves.
+    adds_special_tokens = not isinstance(given, ChatInput)
+    try:
+        return tokenizer.encode(one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
+    except TooManyTokensError as error:
+        failure = prompt_too_long(error.num_tokens, text.limit, prompt_param(given))
+        raise RequestRefusedError(failure) from None
+
+
+def _render(chat: ChatInput, text: ModelText) -> str:
+    for message in chat.messages:
+        for call in message.tool_calls:
+            if len(call.arguments) > MAX_ARGUMENTS_CHARACTERS:
+                raise RequestRefusedError(
+                    arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
+                )
+    prompt = text.jobs.render(chat)
+    return written(prompt, chat.images, text.report.vision) if chat.images else prompt
+
+
+def checked_ids(
+    token_ids: list[int], given: TokensInput, text: ModelText, max_tokens: int | None
+) -> list[int]:
+    if max_tokens is not None and len(token_ids) > max_tokens:
+        failure = prompt_too_long(len(token_ids), text.limit, prompt_param(given))
+        raise RequestRefusedError(failure)
+    vocab_size = text.report.vocab_size
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestRefusedError(bad_token_id(token_id, vocab_size))
+    return token_ids
+
+
+def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
+    if not token_ids:
+        raise refused("empty_prompt", "the prompt holds no tokens", param=param)
+    return token_ids
 
 
 NO_THINKING = Thinking()
@@ -275,17 +349,6 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 
     made = shortened(request.input, fits)
     return msgspec.structs.replace(request, input=made.chat), made.num_lost_turns
-
-
-def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
-    """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
-    meant to be sent."""
-    (prompt,), _ = prompt_tokens(request.input, text, None)
-    asked = GenerationRequest(
-        model=request.model, input=request.input, output_format=request.output_format
-    )
-    output_rules(asked, text)
-    return len(prompt)
 
 
 @dataclass(frozen=True, slots=True)

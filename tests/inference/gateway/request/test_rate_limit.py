@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference.gateway.request.admission import with_sampling_defaults
-from inference.neuron.text.prompts import resolve_sampling
+from inference.neuron.text.output_rules import resolve_sampling
 from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, Usage
 from inference.protocol.generation import (
     EmbeddingRequest,

@@ -16,13 +16,9 @@ from msgspec import structs
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.requests import RedisImageReader
 from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.prompt_tokens import (
-    PlacedImage,
-    placed,
-    sequence_images,
-    tokenized,
-)
-from inference.neuron.text.prompts import Prepared, count_tokens, prepare
+from inference.neuron.text.prompt_images import PlacedImage, placed, sequence_images
+from inference.neuron.text.prompts import Prepared, prepare
+from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished
 from inference.protocol.generation import (
     ChatInput,

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.text.prompt_tokens import MAX_ARGUMENTS_CHARACTERS, chat_prompt
-from inference.neuron.text.prompts import count_tokens, prepare, shortened, used_sampling
+from inference.neuron.text.output_rules import used_sampling
+from inference.neuron.text.prompts import MAX_ARGUMENTS_CHARACTERS, chat_prompt, prepare, shortened
+from inference.neuron.text.tokenize import count_tokens
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.text import prompt_tokens
-from inference.neuron.text.prompt_tokens import tokenized
+from inference.neuron.text import tokenize
 from inference.neuron.text.prompts import prepare
+from inference.neuron.text.tokenize import tokenized
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import (
     ChatInput,
@@ -53,6 +53,6 @@ def test_what_is_refused(byte_level_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RequestRefusedError) as refused:
         _tokenized(byte_level_dir, TokensInput(prompts=[[10**6]]))
     assert refused.value.failure.code == "bad_token_id"
-    monkeypatch.setattr(prompt_tokens, "MAX_RETURNED_TOKENS", 2)
+    monkeypatch.setattr(tokenize, "MAX_RETURNED_TOKENS", 2)
     with pytest.raises(RequestRefusedError, match="at most 2"):
         _tokenized(byte_level_dir, TextInput(texts=["The cat sat on the mat"]))
