@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inference.loading.gguf.header import GGUF_TYPES
 from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
-from inference.models.families.gguf_types import GGUF_TYPES
 from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256

@@ -25,13 +25,13 @@ from inference.engine.stages.built_stages import build_stages, later_gauges, sta
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.stage_specs import spec_of_stage
 from inference.engine.stages.staged_model import StagedModel
+from inference.loading.config.checked_config import MOST_POSITIONS
 from inference.loading.devices import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
-from inference.models.families.limits import MOST_POSITIONS
 from inference.models.registry import build_fastest_model, build_predictor
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError

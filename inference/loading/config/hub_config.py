@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from inference.loading.config.checked_config import check_config
+from inference.loading.config.checked_config import check_config, check_counts
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.models.families.hub_config import Json
-from inference.models.families.limits import check_counts
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import (
     check_architecture,

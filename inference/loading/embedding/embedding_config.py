@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inference.loading.config.checked_config import check_counts
 from inference.loading.config.hub_config import (
     learnt_config,
     read_directory_config,
@@ -24,7 +25,6 @@ from inference.loading.config.hub_config import (
 )
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
-from inference.models.families.limits import check_counts
 from inference.models.families.registry import known_model_types, unknown_architecture
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
 

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from inference.loading.config.checked_config import check_config, check_tower
+from inference.loading.config.checked_config import check_config, check_counts, check_tower
 from inference.loading.config.hub_config import learnt_config, refuses_malformed
 from inference.loading.gguf.header import GGUFHeader, read_header, read_headers
 from inference.loading.sources.files import ModelFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
 from inference.models.families.gguf_numbers import read_gguf
-from inference.models.families.limits import check_counts
 from inference.models.families.projector_keys import SECTION
 from inference.models.families.registry import check_gguf_architecture, family_of
 from inference.models.families.tower_gguf import UNUSED_TENSORS, projector_problem, read_projector

@@ -17,8 +17,15 @@ import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS
-from inference.loading.gguf.fields import Blocks, as_torch, columns, half, joined, spread
+from inference.loading.gguf.codebooks import (
+    CODEBOOK_UNPACKERS,
+    Blocks,
+    as_torch,
+    columns,
+    half,
+    joined,
+    spread,
+)
 from inference.models.weights.stored import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
 from inference.models.weights.stored import (
     DenseWeight,

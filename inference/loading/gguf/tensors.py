@@ -26,8 +26,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from inference.loading.gguf import quants as gguf_quants
-from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS
-from inference.loading.gguf.fields import Blocks
+from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS, Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo, unreadable_reason
 from inference.loading.weights.tensor_files import PlainFiles
 from inference.models.config import ModelConfig

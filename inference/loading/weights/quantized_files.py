@@ -7,18 +7,36 @@ reason, and projections are rounded on their device, by ``LinearFactory``; here 
 counted.
 
 Norms, biases, routers of experts, and matrices whose sides fit no kernel stay dense.
+
+A dense matrix becomes groups of 32 input features, 4, 5, 6 or 8 bits a weight:
+
+    8 bits   w = scale * code                code -127..127, scale = largest / 127, rounded up
+    6 bits   w = scale * code                code -32..31, the best of a few fits
+    5 bits   w = scale * code                code -16..15, the same
+    4 bits   w = scale * code + minimum      code 0..15, the same
+
+Scales and minimums are float16. With 5 and 6 bits a scale may be negative: the lowest code, which
+has no opposite, then stands for a positive value. With 8 bits a weight is off by half its group's
+scale at most. With fewer a group's squared error is never above that of its ends alone (4 bits: its
+smallest and largest value; 5 and 6: its largest at the lowest code, as in GGUF's Q5_0). Over random
+weights it is 14 % below with 4 bits, 10 % with 5 and 6 (decision 9).
+
+A matrix is converted in chunks of rows that fit a core's cache, one thread a chunk: numpy releases
+the interpreter lock while it computes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from inference.loading.safetensors.tensors import INTEGER_BYTES
-from inference.loading.weights.quantize import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
 from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
@@ -26,10 +44,180 @@ from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.layers.kernels import fp8_reason, has_fp8
 from inference.models.weights.lazy import RowReader
-from inference.models.weights.stored import GROUP_FEATURES, StoredWeight
+from inference.models.weights.stored import GROUP_FEATURES, GroupedWeight, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError
 from inference.supervised_threads import SupervisedPool
+
+Bits = Literal[4, 5, 6, 8]
+Floats = npt.NDArray[np.float32]
+
+CHUNK_WEIGHTS = 256 * 1024
+LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
+LARGEST_8_BIT_CODE = 127
+LARGEST_4_BIT_CODE = 15
+STARTING_RANGES = (1.0, 0.9)
+"""The parts of a group's range where the fits start: a narrower one gives up the ends for a finer
+step."""
+BEYOND_THE_LOWEST_CODE = 1.1
+"""Where a signed fit starts that clips its group's largest value for a finer step."""
+REFITS = 2
+
+
+class _Fit(NamedTuple):
+    """Per group (num_groups,), float32 that float16 holds exactly; ``codes`` (32, num_groups)."""
+
+    scales: Floats
+    minimums: Floats
+    codes: Floats
+
+
+def quantize(weight: torch.Tensor, bits: Bits, threads: ThreadPoolExecutor) -> GroupedWeight:
+    """``weight`` (out_features, in_features) of float32, float16 or bfloat16 on the CPU, with
+    in_features a multiple of 32. Raises ``ValueError`` for values that are not finite, or beyond
+    float16."""
+    out_features, in_features = weight.shape
+    codes = np.empty((out_features, in_features), np.uint8 if bits == 4 else np.int8)
+    scales = np.empty((out_features, in_features // GROUP_FEATURES), np.float16)
+    minimums = np.empty_like(scales) if bits == 4 else None
+    num_rows = max(1, CHUNK_WEIGHTS // in_features)
+
+    def chunk(first: int) -> None:
+        rows = slice(first, first + num_rows)
+        fit = _fit(_by_group(weight[rows]), bits)
+        codes[rows] = fit.codes.T.astype(codes.dtype).reshape(-1, in_features)
+        scales[rows] = fit.scales.reshape(scales[rows].shape)
+        if minimums is not None:
+            minimums[rows] = fit.minimums.reshape(scales[rows].shape)
+
+    for _ in threads.map(chunk, range(0, out_features, num_rows)):
+        pass  # map hands a chunk's exception on here
+    return GroupedWeight(
+        bits=bits,
+        codes=torch.from_numpy(codes),
+        scales=torch.from_numpy(scales),
+        minimums=None if minimums is None else torch.from_numpy(minimums),
+    )
+
+
+def _by_group(rows: torch.Tensor) -> Floats:
+    """(num_rows, in_features) -> (32, num_groups): sums over a group run across whole rows."""
+    values = _float32(rows)
+    if not np.abs(values).max() <= LARGEST_FLOAT16:  # a NaN compares false
+        raise ValueError("it holds values that are not finite, or beyond float16")
+    return np.ascontiguousarray(values.reshape(-1, GROUP_FEATURES).T)
+
+
+def _float32(rows: torch.Tensor) -> Floats:
+    """Converts to float32 without torch, which would start a thread team for each of ours."""
+    if rows.dtype != torch.bfloat16:
+        return rows.numpy().astype(np.float32)
+    halves = rows.view(torch.int16).numpy().view(np.uint16)
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def _fit(values: Floats, bits: Bits) -> _Fit:
+    if bits == 8:
+        return _fit_8_bits(values)
+    return _fit_4_bits(values) if bits == 4 else _fit_signed(values, bits)
+
+
+def _fit_8_bits(values: Floats) -> _Fit:
+    exact = np.abs(values).max(axis=0) / LARGEST_8_BIT_CODE
+    scales = exact.astype(np.float16)
+    rounded_down = scales.astype(np.float32) < exact  # the largest value would get no code
+    scales = np.where(rounded_down, np.nextafter(scales, np.float16(np.inf)), scales)
+    wide = scales.astype(np.float32)
+    return _Fit(wide, np.zeros_like(wide), np.rint(values * _inverse(wide)))
+
+
+def _fit_4_bits(values: Floats) -> _Fit:
+    """The best of: smallest and largest value as they are; least squares from each starting
+    range, codes and line refitted to each other in turns."""
+    smallest, largest = values.min(axis=0), values.max(axis=0)
+    best = _with_codes(values, (largest - smallest) / LARGEST_4_BIT_CODE, smallest)
+    best_error = _squared_error(values, best)
+    for part in STARTING_RANGES:
+        scales = part * (largest - smallest) / LARGEST_4_BIT_CODE
+        minimums = smallest + (1 - part) / 2 * (largest - smallest)
+        for _ in range(REFITS):
+            scales, minimums = _least_squares(values, _codes(values, scales, minimums))
+        best, best_error = _better(values, best, best_error, _with_codes(values, scales, minimums))
+    return best
+
+
+def _fit_signed(values: Floats, bits: Bits) -> _Fit:
+    """The best of: the largest value at the lowest code; least squares from there, from the highest
+    code and from beyond the lowest, codes and scale refitted to each other in turns."""
+    lowest = -(2 ** (bits - 1))
+    largest = np.take_along_axis(values, np.abs(values).argmax(axis=0)[None], axis=0)[0]
+    best = _with_signed_codes(values, largest / lowest, lowest)
+    best_error = _squared_error(values, best)
+    for code in (lowest, -lowest - 1, BEYOND_THE_LOWEST_CODE * lowest):
+        scales = largest / code
+        for _ in range(REFITS):
+            scales = _slope(values, _signed_codes(values, scales, lowest))
+        fit = _with_signed_codes(values, scales, lowest)
+        best, best_error = _better(values, best, best_error, fit)
+    return best
+
+
+def _better(values: Floats, best: _Fit, best_error: Floats, fit: _Fit) -> tuple[_Fit, Floats]:
+    error = _squared_error(values, fit)
+    better = error < best_error
+    fits = (np.where(better, ours, old) for ours, old in zip(fit, best, strict=True))
+    return _Fit(*fits), np.where(better, error, best_error)
+
+
+def _with_signed_codes(values: Floats, scales: Floats, lowest: int) -> _Fit:
+    scales = scales.astype(np.float16).astype(np.float32)
+    return _Fit(scales, np.zeros_like(scales), _signed_codes(values, scales, lowest))
+
+
+def _signed_codes(values: Floats, scales: Floats, lowest: int) -> Floats:
+    codes: Floats = np.rint(values * _inverse(scales))
+    return np.clip(codes, lowest, -lowest - 1, out=codes)
+
+
+def _slope(values: Floats, codes: Floats) -> Floats:
+    """The slope of the line through zero that fits each group's (code, value) pairs best; 0 where
+    all codes are 0."""
+    squares = (codes * codes).sum(axis=0)
+    slope: Floats = (codes * values).sum(axis=0) / np.where(squares > 0, squares, 1)
+    return slope
+
+
+def _with_codes(values: Floats, scales: Floats, minimums: Floats) -> _Fit:
+    scales = scales.astype(np.float16).astype(np.float32)
+    minimums = minimums.astype(np.float16).astype(np.float32)
+    return _Fit(scales, minimums, _codes(values, scales, minimums))
+
+
+def _codes(values: Floats, scales: Floats, minimums: Floats) -> Floats:
+    codes: Floats = np.rint((values - minimums) * _inverse(scales))
+    return np.clip(codes, 0, LARGEST_4_BIT_CODE, out=codes)
+
+
+def _least_squares(values: Floats, codes: Floats) -> tuple[Floats, Floats]:
+    """The line through each group's (code, value) pairs; flat where all codes are the same."""
+    mean_code, mean_value = codes.mean(axis=0), values.mean(axis=0)
+    centred = codes - mean_code
+    spread = (centred * centred).sum(axis=0)
+    slope = (centred * values).sum(axis=0) / np.where(spread > 0, spread, 1)
+    return slope, mean_value - slope * mean_code
+
+
+def _squared_error(values: Floats, fit: _Fit) -> Floats:
+    off = fit.scales * fit.codes + fit.minimums - values
+    error: Floats = (off * off).sum(axis=0)
+    return error
+
+
+def _inverse(scales: Floats) -> Floats:
+    """Zero for zero: a group of one value has no use for codes."""
+    inverse: Floats = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+    return inverse
+
 
 InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
 """The formats that a dense matrix can be made into."""

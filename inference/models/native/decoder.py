@@ -1,5 +1,6 @@
 """One native decoder: one call of the C side per forward pass, with pointers to the step's arrays,
 images and cache.
+
 Owns the packed weights (kept alive for as long as the C side points at them). The KV cache and
 the step are the caller's; the call releases the interpreter lock while it runs.
 """

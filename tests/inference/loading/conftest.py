@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.weights.random_blocks import random_blocks
+from inference.loading.gguf.header import GGUF_TYPES
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.families.gguf_types import GGUF_TYPES
 from inference.protocol.load import LoadSpec
 
 NUM_LAYERS = 2

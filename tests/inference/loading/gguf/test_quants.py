@@ -14,9 +14,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf import quants as gguf_quants
-from inference.loading.gguf.header import READABLE_TYPES, read_header
+from inference.loading.gguf.header import GGUF_TYPES, READABLE_TYPES, read_header
 from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
-from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.weights.stored import (
     CodebookWeight,
     DenseWeight,

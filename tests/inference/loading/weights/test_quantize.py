@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.loading.weights.quantize import CHUNK_WEIGHTS, quantize
+from inference.loading.weights.quantized_files import CHUNK_WEIGHTS, quantize
 from inference.models.weights.stored import GroupedWeight
 from tests.cases import each_case
 

@@ -10,10 +10,10 @@ from gguf.constants import GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf import quants
+from inference.loading.gguf.header import GGUF_TYPES
 from inference.loading.preflight import CARD_BYTES_PER_WEIGHT
 from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials
-from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.weights.stored import CodebookWeight
 from tests.slow_cases import slow_but
 

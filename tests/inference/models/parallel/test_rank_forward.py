@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from inference.loading.weights.part_files import RankFiles, packing_groups
-from inference.loading.weights.quantize import Bits, quantize
+from inference.loading.weights.quantized_files import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
