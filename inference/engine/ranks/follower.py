@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 
 from inference.channel import Channel, ChannelError
-from inference.engine.children.children import begin_child
-from inference.engine.children.step_frames import Step, step_of
+from inference.engine.children import begin_child
 from inference.engine.faults.fault_classes import load_failure, recover
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
@@ -38,6 +37,7 @@ from inference.engine.ranks.messages import (
     decode_leader_message,
     encode,
 )
+from inference.engine.step_frames import Step, step_of
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes, wanted_kv_format

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from inference.engine.children.step_frames import Step
+from inference.engine.step_frames import Step
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 

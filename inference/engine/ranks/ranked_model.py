@@ -22,8 +22,7 @@ from typing import NoReturn
 import torch
 from torch.distributed import DistError
 
-from inference.engine.children.children import Child, ChildProcess, Children
-from inference.engine.children.step_frames import message_of
+from inference.engine.children import Child, ChildProcess, Children
 from inference.engine.faults import kinds
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
@@ -39,6 +38,7 @@ from inference.engine.ranks.messages import (
     decode_follower_message,
     encode,
 )
+from inference.engine.step_frames import message_of
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.children.step_frames import Step, array_of, step_of, tensor_of
 from inference.engine.faults.kinds import StepInputFault
 from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
+from inference.engine.step_frames import Step, array_of, step_of, tensor_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedAdapterError

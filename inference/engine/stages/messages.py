@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from inference.engine.children.step_frames import Array, Step
+from inference.engine.step_frames import Array, Step
 from inference.protocol.load import LinkIdentity, LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from inference.channel import Channel, Connection, as_connection
-from inference.engine.children.children import begin_child
+from inference.engine.children import begin_child
 from inference.engine.faults.fault_classes import load_failure
 from inference.engine.faults.kinds import EngineExit
 from inference.engine.load.memory_use import HostGauge

@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.children.children import POLL_S, Child, ChildEnd, ChildProcess, Children
+from inference.engine.children import POLL_S, Child, ChildEnd, ChildProcess, Children
 from inference.engine.errors import UnexpectedFrameError
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.stages.checks import message_of_adapter

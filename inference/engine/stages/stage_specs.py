@@ -107,7 +107,7 @@ def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
 
 
 class StageOfOtherHost:
-    """``children.children.ChildEnd``: the process of a stage that its own neuron has started."""
+    """``children.ChildEnd``: the process of a stage that its own neuron has started."""
 
     def __init__(self, connection: SecureConnection) -> None:
         self.connection = connection

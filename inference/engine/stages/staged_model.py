@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 
-from inference.engine.children.step_frames import message_of
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sequence import Sequence, SequenceState
@@ -28,6 +27,7 @@ from inference.engine.stages.messages import NewKV, RunStep
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.step import Sampled, Schedule
+from inference.engine.step_frames import message_of
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyDevice, BackendSampler, KVStorage, PlainBackend
 from inference.models.cache.kv_format import KVFormat, cache_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine.children import children
+from inference.engine import children
 from inference.engine.faults.kinds import DeviceFault
 from inference.engine.ranks.messages import Join
 from inference.engine.ranks.ranked_model import Followers

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.children.step_frames import Step, message_of, step_of
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import ModelRunner
@@ -21,6 +20,7 @@ from inference.engine.ranks.messages import LeaderMessage, StepFailed, decode_le
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sequence import Sequence
 from inference.engine.step import PrefillChunk, Schedule
+from inference.engine.step_frames import Step, message_of, step_of
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.registry import build_model

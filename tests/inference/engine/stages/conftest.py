@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from inference.engine.children import children
+from inference.engine import children
 from tests.inference.engine.stages import loads
 from tests.inference.engine.stages.thread_stages import StageThread
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.children.step_frames import Array, message_of
 from inference.engine.faults.kinds import StepInputFault
 from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
 from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
+from inference.engine.step_frames import Array, message_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config

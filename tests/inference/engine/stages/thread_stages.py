@@ -22,7 +22,7 @@ class StageThread:
     pid = os.getpid()
 
     def __init__(self, module: str, fds: Sequence[tuple[str, int]]) -> None:
-        """Takes what ``inference.engine.children.children.start_process`` takes."""
+        """Takes what ``inference.engine.children.start_process`` takes."""
         sockets = {name: socket.socket(fileno=os.dup(fd)) for name, fd in fds}
         self._sockets = list(sockets.values())
         replies = Replies(Channel(sockets.pop("--fd")), lambda: None)
