@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.faults.kinds import StepFault
+from inference.engine.errors import StepFault
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence

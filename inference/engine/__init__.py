@@ -7,7 +7,7 @@
     model_runner    the tensor half of a step: a schedule becomes tensors and logits, then samples
     sampling/       logits become tokens
     speculation/    drafts of the next tokens
-    faults/         isolates the rows at fault
+    faults          classifies a step's exceptions, and isolates the rows at fault
     load/           from a load spec to an engine that answers
     embedding/      the engine of an embedding model
     serving/        the engine as a process at the end of a socket

@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
-from inference.engine.faults.kinds import DeviceFault, StepFault, describe_exit
+from inference.engine.errors import DeviceFault, StepFault, describe_exit
 from inference.loading.sources.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
 from inference.supervised_threads import SupervisedThread

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache.prefix_disk import PrefixDisk
-from inference.engine.faults.bisection import (
+from inference.engine.errors import StepFault
+from inference.engine.faults import (
     NumericalWatch,
     Outcome,
     divide_schedule,
     isolate_faults,
 )
-from inference.engine.faults.kinds import StepFault
 from inference.engine.prompt_images import prompt_images
 from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
 from inference.engine.scheduling.pace import StepTimes

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.faults.kinds import InvalidImageFault
+from inference.engine.errors import InvalidImageFault
 from inference.engine.prompt_images import PromptImages
 from inference.engine.step import PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError

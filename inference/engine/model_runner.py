@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.faults.fault_classes import recover
-from inference.engine.faults.kinds import StepFault
+from inference.engine.errors import StepFault
+from inference.engine.faults import recover
 from inference.engine.image_rows import ImageRows, last_seen, step_images
 from inference.engine.sampling.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sampling.verifying import sample_drafted

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from inference.engine.faults.kinds import NumericalFault
+from inference.engine.errors import NumericalFault
 from inference.engine.sequence import Sequence, SequenceState
 from inference.protocol.engine import (
     EngineStats,

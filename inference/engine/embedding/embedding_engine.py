@@ -18,8 +18,8 @@ from inference.engine.embedding.embedding_queue import (
     EmbeddingQueue,
     Row,
 )
-from inference.engine.faults.bisection import NumericalWatch, Outcome, halves, isolate_faults
-from inference.engine.faults.kinds import NumericalFault, StepFault
+from inference.engine.errors import NumericalFault, StepFault
+from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.scheduling.pace import StepPacer
 from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.engine.step import Output, PendingOutputs, TokenRates

@@ -10,9 +10,8 @@ from torch.nn.functional import normalize
 
 from inference.engine.embedding.embedding_engine import EmbeddingBounds, EmbeddingEngine
 from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
-from inference.engine.errors import DoesNotFitError, WarmupError
-from inference.engine.faults.fault_classes import recover
-from inference.engine.faults.kinds import StepFault
+from inference.engine.errors import DoesNotFitError, StepFault, WarmupError
+from inference.engine.faults import recover
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel

@@ -19,9 +19,8 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.engine import Engine
-from inference.engine.errors import AdapterError, DoesNotFitError, WarmupError
-from inference.engine.faults.fault_classes import is_out_of_memory
-from inference.engine.faults.kinds import OutOfMemoryFault
+from inference.engine.errors import AdapterError, DoesNotFitError, OutOfMemoryFault, WarmupError
+from inference.engine.faults import is_out_of_memory
 from inference.engine.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.load.trial import TRIAL_STEPS

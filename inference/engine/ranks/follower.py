@@ -21,8 +21,8 @@ import torch
 
 from inference.channel import Channel, ChannelError
 from inference.engine.children import begin_child
-from inference.engine.faults.fault_classes import load_failure, recover
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
+from inference.engine.faults import load_failure, recover
 from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
 from inference.engine.ranks.messages import (
     Built,

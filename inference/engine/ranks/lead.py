@@ -11,7 +11,7 @@ import os
 import msgspec
 import torch
 
-from inference.engine.faults.kinds import DeviceFault
+from inference.engine.errors import DeviceFault
 from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
 from inference.engine.ranks.messages import Built, Join, RankFailed
 from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting

@@ -22,10 +22,10 @@ from typing import NoReturn
 import torch
 from torch.distributed import DistError
 
+from inference.engine import errors
 from inference.engine.children import Child, ChildProcess, Children
-from inference.engine.faults import kinds
-from inference.engine.faults.fault_classes import classify
-from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
+from inference.engine.errors import DeviceFault, HangFault, StepFault
+from inference.engine.faults import classify
 from inference.engine.ranks.messages import (
     Built,
     FollowerMessage,
@@ -229,5 +229,5 @@ def meeting() -> Iterator[Path]:
 
 
 def fault_of(failed: StepFailed) -> StepFault:
-    kind: type[StepFault] = getattr(kinds, failed.fault)
+    kind: type[StepFault] = getattr(errors, failed.fault)
     return kind(failed.message)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
+from inference.engine.errors import OutOfMemoryFault, StepFault
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.step import SMALLEST_CHUNK, PrefillAverage, Schedule, TokenRates
 

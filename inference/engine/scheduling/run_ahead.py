@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from inference.engine.faults.kinds import StepFault
+from inference.engine.errors import StepFault
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import Pace
 from inference.engine.sequence import Sequence

@@ -28,7 +28,7 @@ import torch
 from inference.channel import Channel, ChannelClosedError, ChannelError
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
-from inference.engine.faults.kinds import EngineExit, HangFault
+from inference.engine.errors import EngineExit, HangFault
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.load.sleeper import Sleeper
 from inference.engine.step import Output

@@ -27,8 +27,8 @@ from typing import NoReturn
 import msgspec
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine.faults.fault_classes import load_failure
-from inference.engine.faults.kinds import EngineExit, HangFault, StepFault
+from inference.engine.errors import EngineExit, HangFault, StepFault
+from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
 from inference.engine.serving.loop import (
     FINAL_MESSAGE_TIMEOUT_S,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.faults.kinds import StepInputFault
+from inference.engine.errors import StepInputFault
 from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
 from inference.engine.step_frames import Step, array_of, step_of, tensor_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes

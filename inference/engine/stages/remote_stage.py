@@ -22,9 +22,8 @@ import msgspec
 import torch
 
 from inference.channel import Channel
-from inference.engine.errors import UnexpectedFrameError
-from inference.engine.faults.fault_classes import load_failure
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit, UnexpectedFrameError
+from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import configure_threads
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError, Connection, as_connection, read_into
-from inference.engine.errors import BadRowsError
-from inference.engine.faults import kinds
-from inference.engine.faults.kinds import StepFault, StepInputFault
+from inference.engine import errors
+from inference.engine.errors import BadRowsError, StepFault, StepInputFault
 from inference.supervised_threads import SupervisedThread
 
 HEADER = struct.Struct("<QBII")
@@ -116,7 +115,7 @@ class RowLink:
         text = bytearray(num_bytes)
         read_into(self._connection, memoryview(text))
         name, _, message = text.decode(errors="replace").partition("\n")
-        kind = getattr(kinds, name, None)
+        kind = getattr(errors, name, None)
         if not (isinstance(kind, type) and issubclass(kind, StepFault)):
             kind = StepInputFault
         return kind(message)

@@ -15,8 +15,8 @@ import torch
 
 from inference.channel import Channel, Connection, as_connection
 from inference.engine.children import begin_child
-from inference.engine.faults.fault_classes import load_failure
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
+from inference.engine.faults import load_failure
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.stages.messages import JoinStage, StageFailed, StagePeer, StageProgressed
 from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT

@@ -23,8 +23,7 @@ import torch
 
 from inference.channel import ChannelClosedError, ChannelError
 from inference.engine.children import POLL_S, Child, ChildEnd, ChildProcess, Children
-from inference.engine.errors import UnexpectedFrameError
-from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
+from inference.engine.errors import DeviceFault, HangFault, StepFault, UnexpectedFrameError
 from inference.engine.stages.checks import message_of_adapter
 from inference.engine.stages.messages import (
     AdapterAdded,

@@ -26,9 +26,8 @@ import msgspec
 import torch
 
 from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
-from inference.engine.errors import BadRowsError, UnexpectedFrameError
-from inference.engine.faults.fault_classes import is_out_of_memory, recover
-from inference.engine.faults.kinds import EngineExit, StepFault
+from inference.engine.errors import BadRowsError, EngineExit, StepFault, UnexpectedFrameError
+from inference.engine.faults import is_out_of_memory, recover
 from inference.engine.load.kv_memory import positions_of_part
 from inference.engine.load.memory_use import HostGauge, allocated_bytes, free_cached, gauge_for
 from inference.engine.load.sleeper import RestingModels

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from inference.engine.faults.kinds import DeviceFault
+from inference.engine.errors import DeviceFault
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.stages.messages import NewKV, RunStep

@@ -30,7 +30,7 @@ from typing import IO
 import redis
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine.faults.kinds import describe_exit
+from inference.engine.errors import describe_exit
 from inference.environment import Role, child_environment
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError

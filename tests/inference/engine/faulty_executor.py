@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from inference.engine.faults.kinds import StepFault
+from inference.engine.errors import StepFault
 from inference.engine.model_runner import LaunchedStep, TensorExecutor
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from inference.engine.faults.kinds import InvalidImageFault
+from inference.engine.errors import InvalidImageFault
 from inference.engine.image_rows import ImageRows
 from inference.engine.prompt_images import PromptImages
 from inference.engine.scheduling.pace import StepTimes

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from inference.engine import faults
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.faults import bisection
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
@@ -42,7 +42,7 @@ def sequences() -> list[Sequence]:
 def test_sequences_that_ended_are_freed_at_once(
     llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bisection.log, "disabled", True)  # pytest keeps log records
+    monkeypatch.setattr(faults.log, "disabled", True)  # pytest keeps log records
     before = sequences()  # kept, so that no new one has the id of an old one
     known = {id(there) for there in before}
     engine = build_engine(

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import msgspec
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
 from inference.protocol.engine import (
     Awake,
     CancelSequence,

@@ -8,9 +8,8 @@ import pytest
 
 from inference.engine.embedding.embedding_engine import STEP_S, EmbeddingBounds, EmbeddingEngine
 from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
-from inference.engine.faults.bisection import SUSPICIOUS_STEPS
-from inference.engine.faults.fault_classes import recover
-from inference.engine.faults.kinds import DeviceFault, StepFault
+from inference.engine.errors import DeviceFault, StepFault
+from inference.engine.faults import SUSPICIOUS_STEPS, recover
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,

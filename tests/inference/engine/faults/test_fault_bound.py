@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from inference.engine.faults.kinds import HangFault, StepFault
+from inference.engine.errors import HangFault, StepFault
 from inference.engine.stages import stage_processes
 from inference.engine.stages.messages import Alive
 from inference.engine.stages.stage_processes import (

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from inference.engine.errors import DoesNotFitError
-from inference.engine.faults.fault_classes import classify, load_failure, recover
-from inference.engine.faults.kinds import (
+from inference.engine.errors import (
     DeviceFault,
+    DoesNotFitError,
     HangFault,
     NumericalFault,
     OutOfMemoryFault,
     StepFault,
     StepInputFault,
 )
+from inference.engine.faults import classify, load_failure, recover
 from inference.models.errors import UnfitWeightsError, UnlikeKernelsError
 from tests.cases import each_case
 

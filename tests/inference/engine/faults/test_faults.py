@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.faults.bisection import SUSPICIOUS_STEPS
-from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
+from inference.engine.errors import DeviceFault, HangFault, StepFault
+from inference.engine.faults import SUSPICIOUS_STEPS
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState

@@ -10,7 +10,7 @@ import pytest
 
 from inference.channel import Channel, ChannelClosedError
 from inference.engine import children
-from inference.engine.faults.kinds import DeviceFault
+from inference.engine.errors import DeviceFault
 from inference.engine.ranks.messages import Join
 from inference.engine.ranks.ranked_model import Followers
 from inference.protocol.load import LoadSpec

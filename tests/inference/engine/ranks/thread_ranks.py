@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from inference.channel import Channel
-from inference.engine.faults.kinds import DeviceFault
+from inference.engine.errors import DeviceFault
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.ranks.follower import Rank
 from inference.engine.ranks.messages import (

@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inference.engine.faults.fault_classes import recover
-from inference.engine.faults.kinds import StepFault
+from inference.engine.errors import StepFault
+from inference.engine.faults import recover
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 

@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import Any, cast
 
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
 from inference.engine.serving import process
 from inference.protocol.engine import Shutdown
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
 from inference.engine.serving.loop import StepWatchdog
 from inference.protocol.engine import (
     EngineFaulted,

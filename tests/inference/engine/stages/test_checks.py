@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.faults.kinds import StepInputFault
+from inference.engine.errors import StepInputFault
 from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
 from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
 from inference.engine.step_frames import Array, message_of

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
-from inference.engine.errors import EngineError
-from inference.engine.faults.kinds import DeviceFault
+from inference.engine.errors import DeviceFault, EngineError
 from inference.engine.stages.messages import (
     AdapterAdded,
     Alive,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.faults.kinds import DeviceFault, StepInputFault
+from inference.engine.errors import DeviceFault, StepInputFault
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.staged_model import StagedModel
 from inference.models.stages.layer_range import LayerRange

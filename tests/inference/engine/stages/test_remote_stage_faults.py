@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from inference.channel import Channel
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
 from inference.engine.stages.messages import BuildStage, MeetStage, encode
 from inference.engine.stages.stage_specs import files_digest
 from inference.loading.loader import OpenedModel

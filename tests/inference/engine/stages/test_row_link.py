@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.errors import BadRowsError
-from inference.engine.faults.kinds import DeviceFault, OutOfMemoryFault, StepFault, StepInputFault
+from inference.engine.errors import (
+    BadRowsError,
+    DeviceFault,
+    OutOfMemoryFault,
+    StepFault,
+    StepInputFault,
+)
 from inference.engine.stages.row_link import FAULT, HEADER, Arrival, RowLink, RowReader
 
 NUM_FEATURES = 24

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from inference.channel import ChannelClosedError
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
 from inference.protocol.engine import EngineFaulted, Loaded, SequenceStep, Shutdown
 from inference.protocol.load import StageSpec
 from inference.protocol.load_report import LoadReport

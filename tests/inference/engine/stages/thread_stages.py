@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from inference.channel import Channel
-from inference.engine.faults.kinds import EngineExit
+from inference.engine.errors import EngineExit
 from inference.engine.stages.stage_process import serve
 from inference.engine.stages.stage_runner import Replies
 

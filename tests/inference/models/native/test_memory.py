@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.faults.fault_classes import classify
-from inference.engine.faults.kinds import OutOfMemoryFault
+from inference.engine.errors import OutOfMemoryFault
+from inference.engine.faults import classify
 from inference.models.native import build
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
