@@ -16,12 +16,12 @@ from inference.engine.speculation.speculator import (
     MOST_DRAFT_TOKENS,
     Speculator,
 )
-from inference.loading.devices import wanted_kv_format
-from inference.loading.draft_check import (
+from inference.loading.described import (
     check_draft_config,
     check_shared_vocabulary,
     takes_draft_model,
 )
+from inference.loading.devices import wanted_kv_format
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress

@@ -24,7 +24,7 @@ from inference.engine.children import begin_child
 from inference.engine.errors import EngineExit
 from inference.engine.faults import load_failure, recover
 from inference.engine.load.memory_use import HostGauge, free_cached, gauge_for
-from inference.engine.ranks.messages import (
+from inference.engine.ranks.ranked_model import (
     Built,
     FollowerMessage,
     Join,

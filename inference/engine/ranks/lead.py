@@ -13,8 +13,14 @@ import torch
 
 from inference.engine.errors import DeviceFault
 from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
-from inference.engine.ranks.messages import Built, Join, RankFailed
-from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting
+from inference.engine.ranks.ranked_model import (
+    Built,
+    Followers,
+    Join,
+    RankedModel,
+    RankFailed,
+    meeting,
+)
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
 from inference.models.cache.kv_format import KVFormat

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from inference.engine.load.drafts import choose_speculator, speculation_in_words
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
-from inference.loading.draft_check import check_shared_vocabulary
+from inference.loading.described import check_shared_vocabulary
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
 from tests.inference.engine.load.loads import answer_of, cpu_spec

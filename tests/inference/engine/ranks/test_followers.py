@@ -11,8 +11,7 @@ import pytest
 from inference.channel import Channel, ChannelClosedError
 from inference.engine import children
 from inference.engine.errors import DeviceFault
-from inference.engine.ranks.messages import Join
-from inference.engine.ranks.ranked_model import Followers
+from inference.engine.ranks.ranked_model import Followers, Join
 from inference.protocol.load import LoadSpec
 
 JOINS = [

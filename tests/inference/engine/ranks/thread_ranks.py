@@ -15,16 +15,18 @@ from inference.channel import Channel
 from inference.engine.errors import DeviceFault
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.ranks.follower import Rank
-from inference.engine.ranks.messages import (
+from inference.engine.ranks.ranked_model import (
     Built,
     FollowerMessage,
+    Followers,
     Join,
     LeaderMessage,
+    RankedModel,
     StepFailed,
     decode_follower_message,
     encode,
+    meeting,
 )
-from inference.engine.ranks.ranked_model import Followers, RankedModel, meeting
 from inference.loading.weights.part_files import RankFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
