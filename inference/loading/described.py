@@ -1,5 +1,6 @@
 """A model as its configs and file headers describe it, checked to be one that can be built: its
-architecture first, then that every tensor is there, in its shape. Reads no weights.
+architecture first, then that every tensor is there, in its shape; and whether one model's drafts
+can serve another. Reads no weights.
 
     safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
                    packed_files         stacked_experts          named_files           │
@@ -12,6 +13,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from inference.loading.config.checked_config import check_tower
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
@@ -37,11 +40,13 @@ from inference.loading.weights.named_files import (
     without_absent_tower,
 )
 from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.cache.kv_format import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import has_gguf_predictor
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
+from inference.protocol.load_errors import BadSourceError, OtherVocabularyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +162,40 @@ def _check_tensors(described: DescribedModel) -> None:
         )
 
         check_module_tensors(declared_shapes(config), described.files)
+
+
+def takes_draft_model(answering: ModelConfig) -> bool:
+    """A drafter reads the blocks of all earlier tokens; a sliding window gives up the oldest."""
+    return answering.widest_window is None
+
+
+def check_draft_config(config: ModelConfig, source: str) -> None:
+    """``source``: of the draft model, for the message. Raises ``BadSourceError``."""
+    if cache_layout(config).has_states:
+        raise BadSourceError(
+            f"the draft model {source} has recurrent layers, whose state cannot be taken back; "
+            "choose one whose layers are all attention"
+        )
+
+
+def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: str) -> None:
+    """Compares the vocabularies of two models' tokenizer directories. What only fills up the longer
+    one does not count. ``drafting`` names the drafting model. Raises ``OtherVocabularyError``."""
+    texts, others = _by_id(answering_dir), _by_id(drafting_dir)
+    for token_id in range(min(max(texts), max(others)) + 1):
+        text, other = texts.get(token_id), others.get(token_id)
+        if text != other:
+            raise OtherVocabularyError(
+                f"the draft model {drafting} has another vocabulary: token {token_id} is "
+                f"{_shown(text)} to the model and {_shown(other)} to it; choose one of the same "
+                "family and generation"
+            )
+
+
+def _by_id(directory: Path) -> dict[int, str]:
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return {token_id: text for text, token_id in tokenizer.get_vocab().items()} or {-1: ""}
+
+
+def _shown(text: str | None) -> str:
+    return "no token" if text is None else repr(text)

@@ -80,7 +80,7 @@ def _costs(order: FileCheckOrder) -> PackedCosts:
 
 def _check_files(order: FileCheckOrder) -> None:
     # The neuron imports this module for its messages: readers are imported where they are used.
-    from inference.loading.draft_check import check_draft_config, takes_draft_model
+    from inference.loading.described import check_draft_config, takes_draft_model
 
     spec, paths = order.spec, [Path(path) for path in order.weights]
     own = _model_files(spec, paths, order.free_memory_bytes)
