@@ -228,6 +228,10 @@ class StepInput:
     behind its own within an image that is seen whole. ``None``: each its own."""
 
     @property
+    def num_logits(self) -> int:
+        return len(self.positions if self.logit_rows is None else self.logit_rows)
+
+    @property
     def only_decodes(self) -> bool:
         """Whether every query is one token of a sequence that decodes."""
         return self.num_decodes == len(self.context_lens) == len(self.positions)

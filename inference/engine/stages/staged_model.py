@@ -186,7 +186,7 @@ class StagedModel(PlainBackend):
         with on_card(self.device):
             hidden = self.first.forward_rows(steps[0], None, kv.first)
         self._num_steps += 1
-        self._num_rows[self._num_steps] = _num_last_rows(steps[-1])
+        self._num_rows[self._num_steps] = steps[-1].num_logits
         messages = [
             RunStep(
                 number=self._num_steps,
@@ -251,11 +251,6 @@ class StagedModel(PlainBackend):
                 f"which has {num_rows}"
             )
         return True
-
-
-def _num_last_rows(step: StepInput) -> int:
-    """``step``: of the last stage."""
-    return len(step.positions if step.logit_rows is None else step.logit_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,6 @@ class NativeKV:
         return {name: view for name, view in views.items() if view.numel()}
 
 
-def num_logits(step: StepInput) -> int:
-    return len(step.positions) if step.logit_rows is None else len(step.logit_rows)
-
-
 @contextmanager
 def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iterator[CBatch]:
     """The struct of a step, valid within the context."""
@@ -144,7 +140,7 @@ def batch_of(step: StepInput, kv: NativeKV, images: NativeImages | None) -> Iter
     batch = CBatch(
         num_rows=len(step.positions),
         num_sequences=len(step.context_lens),
-        num_logit_rows=num_logits(step),
+        num_logit_rows=step.num_logits,
         table_stride=table.strides[0] // table.itemsize,
         token_ids=address(step.token_ids),
         positions=address(step.positions),
@@ -249,7 +245,7 @@ class NativeDecoder:
         Raises ``MemoryError``, and ``IndexError`` for token ids outside the vocabulary, having
         written nothing."""
         step = step.with_all_ids()
-        logits = torch.empty(num_logits(step), self._vocab_size)
+        logits = torch.empty(step.num_logits, self._vocab_size)
         with batch_of(step, kv, images) as batch:
             batch.logits = logits.data_ptr()
             self._run(batch)
@@ -267,7 +263,7 @@ class NativeDecoder:
         before these gave; ``None``: tokens are embedded. With a join both are read."""
         if hidden is None or self._has_join:
             step = step.with_all_ids()
-        rows = torch.empty(num_logits(step), self._hidden_size)
+        rows = torch.empty(step.num_logits, self._hidden_size)
         with batch_of(step, kv, images) as batch:
             batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
             batch.hidden_out = rows.data_ptr()
