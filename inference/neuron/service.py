@@ -217,10 +217,12 @@ class NeuronService:
             log.info("adapter %s leaves %s", adapter, model)
             replica.drop_adapter(adapter)
 
-    def drain_inbox(self) -> int:
-        """Returns the number of frames. Raises ``redis.RedisError``."""
+    def drain_inbox(self) -> None:
         self._heart.thread.mend()  # the one thread that no heartbeat can mend
-        return self._requests.drain_inbox()
+        try:
+            self._requests.drain_inbox()
+        except redis.RedisError as error:
+            log.warning("the inbox could not be drained: %s", error)  # the next heartbeat does
 
     def heartbeat(self) -> NeuronHeartbeat:
         return NeuronHeartbeat(
@@ -258,7 +260,7 @@ class NeuronService:
                 log.warning("requests are cut off: they did not end in %.0f s", limit_s)
                 return
             with contextlib.suppress(redis.RedisError):
-                self.drain_inbox()  # a worker that consumes no more tasks is not notified
+                self._requests.drain_inbox()  # a worker that consumes no tasks is not notified
             if stayed_s >= LEAVING_AT_LEAST_S and not self._requests.table.gateway_ids():
                 return
 
@@ -329,7 +331,7 @@ class NeuronService:
         self._requests.marks.read_earlier()
         self._persisted_specs.restore()
         # Before the held requests are published: those that were in the inbox are among them.
-        self.drain_inbox()
+        self._requests.drain_inbox()
         self._heartbeats.write(
             self.heartbeat(), self._requests.held(), also=self._persisted_specs.queue
         )

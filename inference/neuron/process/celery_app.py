@@ -13,7 +13,6 @@ import warnings
 from typing import Any
 
 import msgspec
-import redis
 from celery import Celery
 from celery.exceptions import CPendingDeprecationWarning
 from celery.platforms import SecurityWarning
@@ -126,12 +125,6 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
         except msgspec.ValidationError as error:
             log.error("a load task's spec is not understood: %s", error)
 
-    def drain_inbox() -> None:
-        try:
-            service.drain_inbox()
-        except redis.RedisError as error:
-            log.warning("the inbox could not be drained: %s", error)  # the next heartbeat does
-
     def pull_model(spec: dict[str, Any]) -> None:
         try:
             service.downloads.pull(msgspec.convert(spec, PullSpec))
@@ -153,4 +146,4 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
     app.task(name=TASK_RELEASE_STAGES)(service.release_stages)
     app.task(name=TASK_DROP_ADAPTER)(service.drop_adapter)
     app.task(name=TASK_SLEEP_MODEL)(service.sleep_model)
-    app.task(name=TASK_DRAIN_INBOX)(drain_inbox)
+    app.task(name=TASK_DRAIN_INBOX)(service.drain_inbox)
