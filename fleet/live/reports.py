@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -79,11 +79,7 @@ MAX_NAMED = 3
 
 def value_problem(report: msgspec.Struct) -> str | None:
     """The first value that is out of bounds, in words."""
-    return _first_problem(_values(report))
-
-
-def _first_problem(values: Iterable[tuple[str, Value]]) -> str | None:
-    for name, value in values:
+    for name, value in _values(report):
         if problem := _problem(name, value):
             return f"{name}: {problem}"
     return None
@@ -92,13 +88,9 @@ def _first_problem(values: Iterable[tuple[str, Value]]) -> str | None:
 def printable(report: AnyReport) -> AnyReport:
     """The report with its control and invisible characters escaped, and spaces for line ends: its
     texts reach terminals, where raw ones move the cursor, forge lines or reorder text."""
-    if _are_printable(_values(report)):
+    if all(text.isprintable() for _, text in _values(report) if isinstance(text, str)):
         return report
     return msgspec.convert(_printable(msgspec.to_builtins(report)), type(report))
-
-
-def _are_printable(values: Iterable[tuple[str, Value]]) -> bool:
-    return all(text.isprintable() for _, text in values if isinstance(text, str))
 
 
 def _printable(value: Any) -> Any:
@@ -159,13 +151,12 @@ def read_report(
     """The report of the neuron of that name, without replicas that lack a valid order. A refusal is
     logged once."""
     last = _last_read.get(name)
-    if last is not None and last.payload == payload:
-        return last.report
-    sound = frozenset() if last is None else last.sound_parts
+    if last is not None and last[0] == payload:
+        return last[1]
     try:
         if isinstance(payload, NeuronValueError):
             raise ValueError(str(payload))
-        heartbeat, sound = _understood(name, payload, sound)
+        heartbeat = _understood(name, payload)
         report = Report(name, heartbeat if orders is None else _ordered(heartbeat, orders))
         if report.heartbeat is heartbeat:
             _log.forget(name)
@@ -173,7 +164,7 @@ def read_report(
         report = Report(name, None, log_refusal(name, str(error)))
     while len(_last_read) >= MAX_REMEMBERED:
         _last_read.pop(next(iter(_last_read)), None)
-    _last_read[name] = _LastRead(payload, report, sound)
+    _last_read[name] = payload, report
     return report
 
 
@@ -196,11 +187,7 @@ def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
     return msgspec.structs.replace(ordered, host=host)
 
 
-Parts = frozenset[tuple[str, bytes]]
-
-
-def _understood(name: str, payload: bytes, sound: Parts) -> tuple[NeuronHeartbeat, Parts]:
-    """``sound``: parts of the last report that need no second check. Returns this one's."""
+def _understood(name: str, payload: bytes) -> NeuronHeartbeat:
     if len(payload) > MAX_REPORT_BYTES:
         raise ValueError(f"{len(payload)} bytes are over the bound of {MAX_REPORT_BYTES}")
     if len(name) > MAX_NAME_LENGTH:
@@ -218,40 +205,12 @@ def _understood(name: str, payload: bytes, sound: Parts) -> tuple[NeuronHeartbea
         raise ValueError("it names one model twice")
     if len({(device.kind, device.index) for device in heartbeat.devices}) < len(heartbeat.devices):
         raise ValueError("it names one device twice")
-    parts = {(field, _packed(part)): part for field, part in _parts(heartbeat)}
-    values = [
-        found for key, part in parts.items() if key not in sound for found in _values(part, key[0])
-    ]
-    if problem := _first_problem(values):
+    if problem := value_problem(heartbeat):
         raise ValueError(problem)
-    if _are_printable(values):
-        return heartbeat, frozenset(parts)
-    return printable(heartbeat), frozenset()
-
-
-def _parts(report: msgspec.Struct) -> Iterator[tuple[str, Any]]:
-    """The report's fields, and the items of its lists: on an idle host few of them change."""
-    for field in report.__struct_fields__:
-        value = getattr(report, field)
-        for part in value if isinstance(value, list) else (value,):
-            yield field, part
-
-
-def _packed(part: Any) -> bytes:
-    try:
-        return msgspec.msgpack.encode(part)
-    except OverflowError:  # an integer of more than 64 bits is out of bounds
-        return b""
-
-
-class _LastRead(NamedTuple):
-    payload: bytes | NeuronValueError
-    report: Report
-    sound_parts: Parts
-    """Their values are in bounds and their texts printable."""
+    return printable(heartbeat)
 
 
 _log = ThrottledLog(logger, logging.WARNING, interval_s=600.0, max_messages=5)
 """Reports come up to five times a second, and a hostile neuron's differ each time."""
-_last_read: dict[str, _LastRead] = {}
+_last_read: dict[str, tuple[bytes | NeuronValueError, Report]] = {}
 """Gateways read several times between two reports."""

@@ -98,23 +98,6 @@ def test_an_ordinary_report_passes(build) -> None:
     assert read_report("beast", encode_heartbeat(beat)) is report
 
 
-def test_what_follows_a_sound_report_is_checked_as_well(build) -> None:
-    """Only parts that are byte for byte the same are not."""
-
-    def sampling(top_k: float) -> Any:
-        return build.replica(report=build.report(generation_defaults={"top_k": top_k}))
-
-    sound = sampling(2.0**63)
-    assert read_report("beast", encode_heartbeat(build.heartbeat(replicas=[sound]))).heartbeat
-    for changes in (
-        {"replicas": [sampling(2**63)]},
-        {"replicas": [sound, build.replica(model="x" * 200)]},
-        {"replicas": [sound], "epoch": "x" * 100},
-    ):
-        payload = encode_heartbeat(build.heartbeat(**changes))
-        assert read_report("beast", payload).heartbeat is None, changes
-
-
 @pytest.mark.django_db
 def test_the_database_is_not_asked_to_hold_it(build) -> None:
     """Were it not refused before, the database would: then too it stops nothing."""
