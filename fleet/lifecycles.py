@@ -1,4 +1,4 @@
-"""The states of neurons, load jobs and replicas, and the table of legal transitions of each.
+"""The states of neurons, load jobs and replicas, and the table of legal transitions of jobs.
 
     neuron     ONLINE, DRAINING, REFUSED, AWAY, from each to each: AWAY in silence, else by its
                report and the operator's desired state
@@ -18,9 +18,6 @@ Must not know the models that carry these fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
-
 from django.db.models import TextChoices
 
 from fleet.errors import IllegalTransitionError
@@ -33,22 +30,6 @@ class NeuronStatus(TextChoices):
     DRAINING = "draining"
     REFUSED = "refused"
     """The neuron is not admitted: it waits for an operator, or was refused by one."""
-
-
-NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
-    NeuronStatus.ONLINE: frozenset(
-        {NeuronStatus.AWAY, NeuronStatus.DRAINING, NeuronStatus.REFUSED}
-    ),
-    NeuronStatus.AWAY: frozenset(
-        {NeuronStatus.ONLINE, NeuronStatus.DRAINING, NeuronStatus.REFUSED}
-    ),
-    NeuronStatus.DRAINING: frozenset(
-        {NeuronStatus.ONLINE, NeuronStatus.AWAY, NeuronStatus.REFUSED}
-    ),
-    NeuronStatus.REFUSED: frozenset(
-        {NeuronStatus.ONLINE, NeuronStatus.AWAY, NeuronStatus.DRAINING}
-    ),
-}
 
 
 class RecordedReplicaStatus(TextChoices):
@@ -110,13 +91,9 @@ ACTIVE_LOAD_JOB_STATUSES = tuple(
     status for status, targets in LOAD_JOB_TRANSITIONS.items() if targets
 )
 
-Status = TypeVar("Status", bound=TextChoices)
 
-
-def ensure_transition(
-    transitions: Mapping[Status, frozenset[Status]], current: Status, target: Status
-) -> None:
+def ensure_transition(current: LoadJobStatus, target: LoadJobStatus) -> None:
     """Raises ``IllegalTransitionError`` for a step that is not in the table; staying put is no
     step."""
-    if target not in transitions[current]:
-        raise IllegalTransitionError(f"{type(current).__name__}: {current} cannot become {target}")
+    if target not in LOAD_JOB_TRANSITIONS[current]:
+        raise IllegalTransitionError(f"LoadJobStatus: {current} cannot become {target}")

@@ -10,11 +10,9 @@ from django.db import models
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
     LEAVING_KINDS,
-    LOAD_JOB_TRANSITIONS,
     DownloadKind,
     LoadJobKind,
     LoadJobStatus,
-    ensure_transition,
 )
 from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
 from fleet.live.measurements import DeviceKind, MeasuredLoad
@@ -50,10 +48,6 @@ class Job(models.Model):
     @property
     def is_active(self) -> bool:
         return self.status in ACTIVE_LOAD_JOB_STATUSES
-
-    def ensure_may_become(self, target: LoadJobStatus) -> None:
-        """Raises ``IllegalTransitionError``."""
-        ensure_transition(LOAD_JOB_TRANSITIONS, LoadJobStatus(self.status), target)
 
 
 def status_constraints(table: str) -> list[models.BaseConstraint]:

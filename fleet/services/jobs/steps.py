@@ -25,7 +25,7 @@ from django.utils import timezone
 
 from fleet import neuron_client, selectors
 from fleet.errors import BrokerUnavailableError
-from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
+from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus, ensure_transition
 from fleet.live.load_estimates import BEFORE_ENGINE
 from fleet.live.load_orders import load_orders
 from fleet.models import Download, LoadJob, Neuron, Replica
@@ -59,7 +59,7 @@ def neuron_away(neuron: Neuron, began_at: datetime, what: str) -> LoadFailure:
 
 def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> bool:
     """Raises ``IllegalTransitionError``."""
-    job.ensure_may_become(status)
+    ensure_transition(LoadJobStatus(job.status), status)
     same = type(job)._default_manager.filter(pk=job.pk, status=job.status)
     claimed = same.update(status=status, **values)
     if claimed:
