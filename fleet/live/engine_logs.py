@@ -18,10 +18,11 @@ from fleet.live import reading as live
 from fleet.live.neuron_reads import NeuronValueError, item_pop
 from inference.logs.formatters import one_line
 from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
-from inference.protocol.keys import engine_log_key
+from inference.protocol.keys import TASK_TELL_LOG, engine_log_key
 from inference.redis_connections import MAX_VALUE_BYTES
 
 ANSWER_TIMEOUT_S = 3.0
+ASK_EXPIRES_S = 10
 POLL_INTERVAL_S = 0.05
 """The answer's size is checked before it is read, which a blocking pop cannot do."""
 MAX_ANSWER_BYTES = MAX_VALUE_BYTES
@@ -44,8 +45,8 @@ def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES
     entry = selectors.catalogue_find(model_name)
     model = model_name if entry is None else entry.name
     ask_id = uuid.uuid4().hex
-    neuron_client.send_log_request(
-        neuron_name=neuron.name, ask_id=ask_id, model_name=model, num_lines=num_lines
+    neuron_client.send(
+        TASK_TELL_LOG, neuron.name, ask_id, model, num_lines, expires_s=ASK_EXPIRES_S
     )
     answer = _wait_for(neuron.name, ask_id)
     if not answer.is_known:

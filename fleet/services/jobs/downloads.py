@@ -45,6 +45,7 @@ from inference.protocol.downloads import (
     DeleteSpec,
     PullSpec,
 )
+from inference.protocol.keys import TASK_CANCEL_PULL, TASK_DELETE_CACHED, TASK_PULL_MODEL
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from metering.actor import Actor
 from metering.models import AuditEntry
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = {"source": 500, "file": 255, "revision": 100}
 AUDITED_LENGTH = 200
-PICKUP_TIMEOUT = timedelta(seconds=neuron_client.DOWNLOAD_EXPIRES_S + 10)
+PICKUP_TIMEOUT = timedelta(seconds=neuron_client.EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=2 * CACHE_REPORT_EXPIRY_S)
 AWAY_TIMEOUT = timedelta(seconds=15)
 ENDED = {
@@ -188,7 +189,7 @@ def download_cancel(*, actor: Actor, download: Download) -> Download:
 def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
     """Undoes a cancellation that Redis does not accept. Raises ``BrokerUnavailableError``."""
     try:
-        neuron_client.send_cancel_pull(neuron_name=download.neuron.name, job_id=str(download.pk))
+        neuron_client.send(TASK_CANCEL_PULL, download.neuron.name, str(download.pk))
     except BrokerUnavailableError:
         with transaction.atomic():
             same = Download.objects.filter(cancel_wanted_at=download.cancel_wanted_at)
@@ -257,7 +258,7 @@ def _send_pull(download: Download) -> None:
         revision=download.revision or None,
         sha256=download.sha256 or None,
     )
-    neuron_client.send_pull(neuron_name=download.neuron.name, spec=spec)
+    neuron_client.send(TASK_PULL_MODEL, download.neuron.name, spec)
 
 
 def _send_delete(download: Download) -> None:
@@ -267,7 +268,7 @@ def _send_delete(download: Download) -> None:
         revision=download.revision,
         files=list(download.files),
     )
-    neuron_client.send_delete_cached(neuron_name=download.neuron.name, spec=spec)
+    neuron_client.send(TASK_DELETE_CACHED, download.neuron.name, spec)
 
 
 def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 import msgspec
 from django.db import transaction
@@ -41,7 +42,6 @@ from fleet.services.jobs.steps import (
     send_drop_adapter,
     send_load,
     send_unload,
-    send_unload_at_once,
 )
 from inference.protocol.load import (
     StageSpec,
@@ -52,7 +52,7 @@ from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
-PICKUP_TIMEOUT = timedelta(seconds=neuron_client.LOAD_EXPIRES_S + 10)
+PICKUP_TIMEOUT = timedelta(seconds=neuron_client.EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=15)
 """A running job fails when its neuron is offline, or does not report it, for this long."""
 
@@ -134,7 +134,7 @@ def unload_job_start(
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
     for load in jobs.exclude(stage_links=""):
         stage_load_call_off(job=load)  # its neuron has not received it yet
-    send = send_unload_at_once if at_once else send_unload
+    send = partial(send_unload, at_once=at_once)
     active = job_create(actor=actor, job=job, send=send)
     if at_once and active is not job:
         job_send(job=active, send=send)

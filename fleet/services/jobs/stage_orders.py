@@ -36,13 +36,14 @@ from fleet.placement.held_stages import (
 )
 from fleet.services.jobs.steps import Send, job_end, job_send, load_job_progress, spec_of
 from fleet.upstreams.secret import seal, unseal
+from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.stage_links.identities import new_identity
 
 logger = logging.getLogger(__name__)
 
-ORDERS_PICKED_UP = timedelta(seconds=neuron_client.LOAD_EXPIRES_S + 10)
+ORDERS_PICKED_UP = timedelta(seconds=neuron_client.EXPIRES_S + 10)
 PURPOSE = b"helexa stage links"
 OTHER_KEY = LoadFailure(
     code="load_lost", message="HELEXA_SECRET_KEY is another one since the load began"
@@ -74,7 +75,7 @@ def stage_orders(job: LoadJob) -> Send:
         whole = _with_links(spec_of(job), links)
         for index, stage in far.items():
             order = _order(whole, job, index, stage, links, identities[index])
-            neuron_client.send_load(neuron_name=stage.neuron, spec=order)
+            neuron_client.send(TASK_LOAD_MODEL, stage.neuron, order)
 
     return send
 
@@ -124,7 +125,7 @@ def held_stages_release(*, snapshot: FleetSnapshot) -> None:
     for neuron, model, job_id in set(unwanted_stages(snapshot, active)):
         logger.info("stages of %s on %s are released: nothing has them", model, neuron)
         try:
-            neuron_client.send_release_stages(neuron_name=neuron, model_name=model, job_id=job_id)
+            neuron_client.send(TASK_RELEASE_STAGES, neuron, model, job_id)
         except BrokerUnavailableError as error:
             logger.warning("stages of %s on %s are not released yet: %s", model, neuron, error)
 
@@ -148,7 +149,7 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
     spec = msgspec.structs.replace(spec, stages=stages, link_identity=links.identity)
 
     def send(job: LoadJob) -> None:
-        neuron_client.send_load(neuron_name=job.neuron.name, spec=spec)
+        neuron_client.send(TASK_LOAD_MODEL, job.neuron.name, spec)
 
     job_send(job=job, send=send)
 

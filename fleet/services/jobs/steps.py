@@ -31,6 +31,7 @@ from fleet.live.load_orders import load_orders
 from fleet.models import Download, LoadJob, Neuron, Replica
 from fleet.models.job import Job
 from fleet.placement.decisions import stage_evictions
+from inference.protocol import keys
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
 from metering.actor import Actor
@@ -81,30 +82,23 @@ def job_report(
 
 
 def send_load(job: LoadJob) -> None:
-    neuron_client.send_load(neuron_name=job.neuron.name, spec=spec_of(job))
+    neuron_client.send(keys.TASK_LOAD_MODEL, job.neuron.name, spec_of(job))
 
 
-def send_unload(job: LoadJob) -> None:
-    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
-
-
-def send_unload_at_once(job: LoadJob) -> None:
-    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name, at_once=True)
+def send_unload(job: LoadJob, *, at_once: bool = False) -> None:
+    arguments = (job.model_name, True) if at_once else (job.model_name,)
+    neuron_client.send(keys.TASK_UNLOAD_MODEL, job.neuron.name, *arguments)
 
 
 def send_sleep(job: LoadJob) -> None:
-    neuron_client.send_sleep(
-        neuron_name=job.neuron.name, model_name=job.model_name, job_id=str(job.pk)
-    )
+    neuron_client.send(keys.TASK_SLEEP_MODEL, job.neuron.name, job.model_name, str(job.pk))
 
 
 def send_drop_adapter(job: LoadJob) -> None:
     assert job.model is not None, "an adapter is in the catalogue"
     base = job.model.settings().base
     assert base is not None, "it is an adapter"
-    neuron_client.send_drop_adapter(
-        neuron_name=job.neuron.name, model_name=base, adapter_name=job.model_name
-    )
+    neuron_client.send(keys.TASK_DROP_ADAPTER, job.neuron.name, base, job.model_name)
 
 
 def send_reload(job: LoadJob) -> None:

@@ -67,7 +67,6 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.jobs.steps.send_load": "its job is audited",
     "fleet.services.jobs.steps.send_reload": "its job is audited",
     "fleet.services.jobs.steps.send_unload": "its job is audited",
-    "fleet.services.jobs.steps.send_unload_at_once": "its job is audited",
     "fleet.services.jobs.steps.send_drop_adapter": "its job is audited",
     "fleet.services.jobs.steps.send_sleep": "its job is audited",
     "fleet.services.jobs.model_loads.check_may_sleep": "checks, writes nothing",
