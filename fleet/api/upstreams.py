@@ -14,6 +14,7 @@ from fleet.api.access import Call, body_of, flag_in, text_in
 from fleet.api.rows import RowsView, assigned
 from fleet.models import Upstream
 from fleet.nouns import UPSTREAMS
+from fleet.services.offers.upstreams import CHANGEABLE
 
 
 class UpstreamShape(serializers.ModelSerializer[Upstream]):
@@ -28,16 +29,8 @@ class UpstreamShape(serializers.ModelSerializer[Upstream]):
         model = Upstream
         fields = (
             "name",
-            "url",
-            "dialect",
+            *CHANGEABLE,
             "has_key",
-            "leaves_network",
-            "concurrency",
-            "connect_timeout_s",
-            "first_token_timeout_s",
-            "token_timeout_s",
-            "proxy",
-            "ca_file",
             "models",
             "discovered_at",
             "created_at",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import get_args
 
 from django.db import models
@@ -116,16 +117,4 @@ class Upstream(models.Model):
 
     def entry(self) -> UpstreamEntry:
         """The row as frozen data, for code without a database."""
-        return UpstreamEntry(
-            name=self.name,
-            url=self.url,
-            dialect=self.dialect,  # type: ignore[arg-type]
-            sealed_secret=self.sealed_secret,
-            leaves_network=self.leaves_network,
-            concurrency=self.concurrency,
-            connect_timeout_s=self.connect_timeout_s,
-            first_token_timeout_s=self.first_token_timeout_s,
-            token_timeout_s=self.token_timeout_s,
-            proxy=self.proxy,
-            ca_file=self.ca_file,
-        )
+        return UpstreamEntry(**{one.name: getattr(self, one.name) for one in fields(UpstreamEntry)})

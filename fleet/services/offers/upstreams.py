@@ -12,6 +12,7 @@ from django.utils import timezone
 from fleet import selectors
 from fleet.errors import UpstreamInUseError, UpstreamValueError
 from fleet.models import Upstream
+from fleet.nouns import UPSTREAMS
 from fleet.services.jobs.load_measurements import catalogue_changed
 from fleet.upstreams.discovery import KnownModel
 from fleet.upstreams.probe import Probed, probe
@@ -25,17 +26,7 @@ from fleet.upstreams.secret import seal, unseal
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
-CHANGEABLE = (
-    "url",
-    "dialect",
-    "leaves_network",
-    "concurrency",
-    "connect_timeout_s",
-    "first_token_timeout_s",
-    "token_timeout_s",
-    "proxy",
-    "ca_file",
-)
+CHANGEABLE = tuple(field.name for field in UPSTREAMS.changeable if field.name != "key")
 DECIDE_MODELS = frozenset({"url", "dialect"})
 KEY_SET, KEY_REMOVED = "set", "removed"
 
