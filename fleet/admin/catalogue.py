@@ -17,14 +17,7 @@ from unfold.widgets import UnfoldAdminSelectWidget
 from fleet import selectors, services
 from fleet.admin.catalogue_forms import AliasForm, CatalogueModelForm, fieldsets, setting_field
 from fleet.admin.hub import hub_page
-from fleet.admin.loading import (
-    actor_of,
-    load_on,
-    load_placed,
-    on_model,
-    on_replica,
-    show_outcome,
-)
+from fleet.admin.loading import actor_of, load, on_model, on_replica, show_outcome
 from fleet.admin.models_toml import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
 from fleet.admin.replica_report import recent_errors
@@ -195,7 +188,7 @@ class CatalogueModelAdmin(HomePageAdmin):
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
     ) -> HttpResponse:
         for model in queryset:
-            show_outcome(request, load_placed(model=model, actor=actor_of(request)))
+            show_outcome(request, load(actor_of(request), model))
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
     @action(description="Load on a neuron of your choice", permissions=["operate"])
@@ -207,10 +200,8 @@ class CatalogueModelAdmin(HomePageAdmin):
         if not form.is_valid():
             return self._ask_for_neuron(request, queryset, form)
         neuron_name = form.cleaned_data["neuron"].name
-        actor = actor_of(request)
         for model in queryset:
-            outcome = load_on(model=model, neuron_name=neuron_name, actor=actor)
-            show_outcome(request, outcome)
+            show_outcome(request, load(actor_of(request), model, neuron_name))
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
     @action(description="Reload outdated models", permissions=["operate"])
@@ -218,13 +209,7 @@ class CatalogueModelAdmin(HomePageAdmin):
         for model in queryset:
             replicas = outdated_replicas(model)
             for replica in replicas:
-                outcome = on_replica(
-                    "reload",
-                    actor=actor_of(request),
-                    model_name=model.name,
-                    neuron_name=replica.neuron.name,
-                )
-                show_outcome(request, outcome)
+                show_outcome(request, on_replica("reload", actor_of(request), replica))
             if not replicas:
                 messages.info(request, f"Nothing of {model.name} is outdated")
 
@@ -232,7 +217,7 @@ class CatalogueModelAdmin(HomePageAdmin):
     @asking_first
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
-            for outcome in on_model("unload", actor=actor_of(request), model_name=model.name):
+            for outcome in on_model("unload", actor_of(request), model.name):
                 show_outcome(request, outcome)
 
     def _remark(self, request: HttpRequest, model: CatalogueModel) -> None:

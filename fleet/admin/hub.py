@@ -13,7 +13,7 @@ from django.urls import reverse
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from fleet import selectors, services
-from fleet.admin.loading import actor_of, load_placed, show_outcome
+from fleet.admin.loading import actor_of, load, show_outcome
 from fleet.admin.remarks import no_host_remark
 from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError, SnapshotUnavailableError
@@ -114,7 +114,7 @@ def _add(request: HttpRequest, repository: HubRepository, revision: str | None) 
     )
     if "load" in request.POST:
         messages.success(request, f"{model.name} is in the catalogue")
-        show_outcome(request, load_placed(actor=actor_of(request), model=model))
+        show_outcome(request, load(actor_of(request), model))
         return HttpResponseRedirect(reverse("admin:index"))
     if no_host := no_host_remark(model):
         messages.warning(request, f"{model.name} is in the catalogue. {no_host}")

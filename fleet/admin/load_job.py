@@ -91,7 +91,7 @@ class LoadJobAdmin(ReportedAdmin):
     @action(description="Cancel", permissions=["operate"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:
         for job in queryset.select_related("neuron"):
-            show_outcome(request, cancel(actor=actor_of(request), job=job))
+            show_outcome(request, cancel(actor_of(request), job))
 
 
 def progress_of(row: LoadJob | Download, stage: str, amount: str, detail: str) -> str:

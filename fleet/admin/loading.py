@@ -1,4 +1,4 @@
-"""The Load, Unload, Reload, Sleep and Wake actions, and their messages."""
+"""The actions on models, replicas and neurons, and their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from django.http import HttpRequest
 from fleet import services
 from fleet.errors import FleetError, ModelAlreadyLoadedError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
-from fleet.models import CatalogueModel, LoadJob
+from fleet.models import CatalogueModel, LoadJob, Replica
+from fleet.services.jobs.model_loads import EVERYWHERE, ON_NEURON
 from metering.actor import Actor, user_actor
 
 
@@ -34,11 +35,11 @@ def actor_of(request: HttpRequest) -> Actor:
     return user_actor(request.user.get_username())
 
 
-def load_placed(*, actor: Actor, model: CatalogueModel) -> Outcome:
-    """Loads the model where placement would, unless it is loaded or on its way. A replica of an
-    earlier spec is reloaded."""
+def load(actor: Actor, model: CatalogueModel, neuron_name: str | None = None) -> Outcome:
+    """Loads the model on that neuron, or else where placement would, unless it is loaded or on its
+    way. A replica of an earlier spec is reloaded."""
     try:
-        job = services.model_load_start(actor=actor, model_name=model.name)
+        job = services.model_load_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
     except ModelAlreadyLoadedError as error:
         return Outcome(messages.INFO, str(error))
     except FleetError as error:
@@ -47,44 +48,29 @@ def load_placed(*, actor: Actor, model: CatalogueModel) -> Outcome:
     return _started(job, f"{word} {model.name} on {job.neuron.name}. {job.note}".strip())
 
 
-def load_on(*, actor: Actor, model: CatalogueModel, neuron_name: str) -> Outcome:
-    try:
-        job = services.model_load_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
-    except FleetError as error:
-        return Outcome(messages.ERROR, f"{model.name}: {error}")
-    return _started(job, f"Loading {model.name} on {neuron_name}")
-
-
 WORDS = {
     "unload": "Unloading {model} from {neuron}",
     "reload": "Reloading {model} on {neuron}",
     "sleep": "{model} on {neuron} falls asleep",
     "wake": "Waking {model} on {neuron}",
 }
-ON_REPLICA: dict[str, Callable[..., LoadJob]] = {
-    "unload": services.unload_job_start,
-    "reload": services.reload_job_start,
-    "sleep": services.sleep_job_start,
-    "wake": services.wake_job_start,
-}
-ON_MODEL: dict[str, Callable[..., list[LoadJob]]] = {
-    "unload": services.model_unload_everywhere,
-    "reload": services.model_reload_everywhere,
-    "sleep": services.model_sleep_everywhere,
-}
 
 
-def on_replica(verb: str, *, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
+def on_replica(verb: str, actor: Actor, replica: Replica) -> Outcome:
+    """``verb``: one of ``WORDS``."""
     try:
-        job = ON_REPLICA[verb](actor=actor, model_name=model_name, neuron_name=neuron_name)
+        job = ON_NEURON[verb](
+            actor=actor, model_name=replica.model_name, neuron_name=replica.neuron.name
+        )
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
     return _started(job, _words(verb, job))
 
 
-def on_model(verb: str, *, actor: Actor, model_name: str) -> list[Outcome]:
+def on_model(verb: str, actor: Actor, model_name: str) -> list[Outcome]:
+    """``verb``: one of ``EVERYWHERE``."""
     try:
-        jobs = ON_MODEL[verb](actor=actor, model_name=model_name)
+        jobs = EVERYWHERE[verb](actor=actor, model_name=model_name)
     except FleetError as error:
         return [Outcome(messages.ERROR, str(error))]
     if not jobs:
@@ -92,7 +78,26 @@ def on_model(verb: str, *, actor: Actor, model_name: str) -> list[Outcome]:
     return [_started(job, _words(verb, job)) for job in jobs]
 
 
-def cancel(*, actor: Actor, job: LoadJob) -> Outcome:
+ON_HOST: dict[str, tuple[Callable[..., object], str]] = {
+    "drain": (services.neuron_drain, "is being drained"),
+    "resume": (services.neuron_resume, "takes models and requests again"),
+    "admit": (services.neuron_admit, "is admitted"),
+    "refuse": (services.neuron_refuse, "is refused"),
+    "remove": (services.neuron_remove, "is forgotten"),
+}
+
+
+def on_host(verb: str, actor: Actor, neuron_name: str) -> list[Outcome]:
+    """``verb``: one of ``ON_HOST``."""
+    service, came_of_it = ON_HOST[verb]
+    try:
+        service(actor=actor, neuron_name=neuron_name)
+    except FleetError as error:
+        return [Outcome(messages.ERROR, str(error))]
+    return [Outcome(messages.SUCCESS, f"{neuron_name} {came_of_it}")]
+
+
+def cancel(actor: Actor, job: LoadJob) -> Outcome:
     try:
         unload_job = services.load_job_cancel(actor=actor, job=job)
     except FleetError as error:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
-from fleet import services
-from fleet.admin.loading import actor_of
+from fleet.admin.loading import actor_of, on_host, show_outcome
 from fleet.admin.replica_report import recent_errors
 from fleet.admin.unfold_types import (
     HomePageAdmin,
@@ -25,7 +23,6 @@ from fleet.admin.unfold_types import (
 )
 from fleet.dashboard.homes import neuron_context
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text, total_text
 from fleet.models import Device, Neuron
@@ -91,40 +88,25 @@ class NeuronAdmin(HomePageAdmin, ReportedAdmin):
     @action(description="Drain: place nothing new there", permissions=["change_neuron"])
     @asking_first
     def drain(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
-        self._each(request, queryset, services.neuron_drain, "is being drained")
+        _each("drain", request, queryset)
 
     @action(description="Resume after a drain", permissions=["change_neuron"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
-        self._each(request, queryset, services.neuron_resume, "takes models and requests again")
+        _each("resume", request, queryset)
 
     @action(description="Admit", permissions=["change_neuron"])
     def admit(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
-        self._each(request, queryset, services.neuron_admit, "is admitted")
+        _each("admit", request, queryset)
 
     @action(description="Refuse: use it for nothing", permissions=["change_neuron"])
     @asking_first
     def refuse(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
-        self._each(request, queryset, services.neuron_refuse, "is refused")
+        _each("refuse", request, queryset)
 
     @action(description="Remove what is away", permissions=["remove"])
     @asking_first
     def remove(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
-        self._each(request, queryset, services.neuron_remove, "is forgotten")
-
-    def _each(
-        self,
-        request: HttpRequest,
-        queryset: QuerySet[Neuron],
-        service: Callable[..., object],
-        came_of_it: str,
-    ) -> None:
-        for name in list(queryset.values_list("name", flat=True)):
-            try:
-                service(actor=actor_of(request), neuron_name=name)
-            except FleetError as error:
-                messages.error(request, str(error))
-            else:
-                messages.success(request, f"{name} {came_of_it}")
+        _each("remove", request, queryset)
 
     @display(description="Status", ordering="status", label=NEURON_LABELS)
     def status_label(self, neuron: Neuron) -> str:
@@ -169,6 +151,12 @@ class NeuronAdmin(HomePageAdmin, ReportedAdmin):
     @display(description="Problems")
     def problem_list(self, neuron: Neuron) -> str:
         return "; ".join(neuron.problems)
+
+
+def _each(verb: str, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
+    for name in list(queryset.values_list("name", flat=True)):
+        for outcome in on_host(verb, actor_of(request), name):
+            show_outcome(request, outcome)
 
 
 def _stage_words(stage: dict[str, Any]) -> str:

@@ -218,11 +218,7 @@ def _live(replica: Replica, figure: str) -> str:
 
 def _with_each(verb: str, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
     for replica in queryset.select_related("neuron"):
-        model_name, neuron_name = replica.model_name, replica.neuron.name
-        actor = actor_of(request)
-        show_outcome(
-            request, on_replica(verb, actor=actor, model_name=model_name, neuron_name=neuron_name)
-        )
+        show_outcome(request, on_replica(verb, actor_of(request), replica))
 
 
 def _reported(replica: Replica, field: str) -> str:

@@ -26,6 +26,7 @@ from fleet.api.shapes import LoadJobShape
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
 from fleet.nouns import JOBS
+from fleet.services.jobs.model_loads import EVERYWHERE, ON_NEURON
 from metering.api.problems import ProblemError
 
 STARTED = inline_serializer(
@@ -106,7 +107,7 @@ class Jobs(JobRows):
         elif "devices" in body:
             detail = "Only a load has devices."
             raise ProblemError(400, "invalid_value", detail, param="devices")
-        return self.accepted(STARTS[kind](actor=self.actor, **values))
+        return self.accepted(ON_NEURON[kind](actor=self.actor, **values))
 
     @extend_schema(request=None, responses={202: LoadJobShape})
     @action(detail=True, methods=["post"])
@@ -139,32 +140,14 @@ class ModelJobsView(FleetView):
 
     def _start(self, name: str, neuron: str | None) -> list[LoadJob]:
         if neuron is not None:
-            start = STARTS[self.kind]
+            start = ON_NEURON[self.kind]
             return [start(actor=self.actor, model_name=name, neuron_name=neuron)]
         if self.kind == "load":
             return [services.model_load_start(actor=self.actor, model_name=name)]
         jobs = EVERYWHERE[self.kind](actor=self.actor, model_name=name)
-        return jobs or self._nowhere(name)
-
-    def _nowhere(self, name: str) -> list[LoadJob]:
-        """A model that is not loaded needs no job. Raises ``UnknownModelError``."""
-        selectors.model_known(name)
-        return []
-
-
-STARTS: dict[str, Callable[..., LoadJob]] = {
-    "load": services.model_load_start,
-    "unload": services.unload_job_start,
-    "reload": services.reload_job_start,
-    "sleep": services.sleep_job_start,
-    "wake": services.wake_job_start,
-}
-EVERYWHERE: dict[str, Callable[..., list[LoadJob]]] = {
-    "unload": services.model_unload_everywhere,
-    "reload": services.model_reload_everywhere,
-    "sleep": services.model_sleep_everywhere,
-    "wake": services.model_wake_everywhere,
-}
+        if not jobs:  # a model that is not loaded needs no job
+            selectors.model_known(name)
+        return jobs
 
 
 LOOK_EVERY_S = 0.5

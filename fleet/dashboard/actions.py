@@ -13,18 +13,9 @@ from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from fleet import services
-from fleet.admin.loading import (
-    ON_MODEL,
-    ON_REPLICA,
-    Outcome,
-    cancel,
-    load_placed,
-    on_model,
-    on_replica,
-)
+from fleet.admin.loading import WORDS, Outcome, cancel, load, on_host, on_model, on_replica
 from fleet.catalogue import SettingValue
 from fleet.dashboard.words import job_progress
-from fleet.errors import FleetError
 from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.overview.lines import JobLine
 from metering.actor import Actor, user_actor
@@ -55,29 +46,26 @@ def job_outcome(job: JobLine) -> Outcome:
 
 
 def _load_model(actor: Actor, name: str) -> list[Outcome]:
-    return [load_placed(actor=actor, model=model) for model in _models(name)] or [GONE]
-
-
-def _on_model(verb: str, actor: Actor, name: str) -> list[Outcome]:
-    return on_model(verb, actor=actor, model_name=name)
+    models = CatalogueModel.objects.filter(name=name)
+    return [load(actor, model) for model in models] or [GONE]
 
 
 def _change_model(
     settings: Mapping[str, SettingValue], came_of_it: str, actor: Actor, name: str
 ) -> list[Outcome]:
-    for model in _models(name):
-        for field, value in settings.items():
-            setattr(model, field, value)
-        services.catalogue_model_update(actor=actor, model=model, changed_fields=list(settings))
-        return [Outcome(messages.SUCCESS, f"{name} {came_of_it}")]
-    return [GONE]
+    model = CatalogueModel.objects.filter(name=name).first()
+    if model is None:
+        return [GONE]
+    model.assign(settings)
+    services.catalogue_model_update(actor=actor, model=model, changed_fields=list(settings))
+    return [Outcome(messages.SUCCESS, f"{name} {came_of_it}")]
 
 
 def _on_replica(verb: str, actor: Actor, pk: str) -> list[Outcome]:
-    return [
-        on_replica(verb, actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
-        for one in _replicas(pk)
-    ] or [GONE]
+    if not (pk.isascii() and pk.isdigit() and len(pk) < 19):
+        return [GONE]
+    replicas = Replica.objects.select_related("neuron").filter(pk=int(pk))
+    return [on_replica(verb, actor, one) for one in replicas] or [GONE]
 
 
 def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
@@ -85,50 +73,25 @@ def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
         jobs = list(LoadJob.objects.select_related("neuron").filter(pk=pk))
     except (ValidationError, ValueError):
         return [GONE]
-    return [cancel(actor=actor, job=job) for job in jobs] or [GONE]
-
-
-def _set_desired(
-    service: Callable[..., object], came_of_it: str, actor: Actor, name: str
-) -> list[Outcome]:
-    try:
-        service(actor=actor, neuron_name=name)
-    except FleetError as error:
-        return [Outcome(messages.ERROR, str(error))]
-    return [Outcome(messages.SUCCESS, f"{name} {came_of_it}")]
-
-
-def _models(name: str) -> list[CatalogueModel]:
-    return list(CatalogueModel.objects.filter(name=name))
-
-
-def _replicas(pk: str) -> list[Replica]:
-    if not (pk.isascii() and pk.isdigit() and len(pk) < 19):
-        return []
-    return list(Replica.objects.select_related("neuron").filter(pk=int(pk)))
+    return [cancel(actor, job) for job in jobs] or [GONE]
 
 
 Action = Callable[[Actor, str], list[Outcome]]
 COMMANDS: dict[tuple[str, str], tuple[str, Action]] = {
     ("load", "model"): (OPERATE, _load_model),
-    **{(verb, "model"): (OPERATE, partial(_on_model, verb)) for verb in ON_MODEL},
-    **{(verb, "replica"): (OPERATE, partial(_on_replica, verb)) for verb in ON_REPLICA},
+    **{
+        (verb, "model"): (OPERATE, partial(on_model, verb))
+        for verb in ("unload", "reload", "sleep")
+    },
+    **{(verb, "replica"): (OPERATE, partial(_on_replica, verb)) for verb in WORDS},
     ("pin", "model"): (OPERATE, partial(_change_model, {"pinned": True}, "is kept loaded")),
     ("unpin", "model"): (
         OPERATE,
         partial(_change_model, {"pinned": False}, "is loaded when it is requested"),
     ),
     ("cancel", "job"): (OPERATE, _cancel_job),
-    ("drain", "neuron"): (
-        CHANGE_NEURON,
-        partial(_set_desired, services.neuron_drain, "is being drained"),
-    ),
-    ("resume", "neuron"): (
-        CHANGE_NEURON,
-        partial(_set_desired, services.neuron_resume, "takes models and requests again"),
-    ),
-    ("admit", "neuron"): (
-        CHANGE_NEURON,
-        partial(_set_desired, services.neuron_admit, "is admitted"),
-    ),
+    **{
+        (verb, "neuron"): (CHANGE_NEURON, partial(on_host, verb))
+        for verb in ("drain", "resume", "admit")
+    },
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django.db import transaction
 
@@ -46,9 +46,13 @@ from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.place import place_on
 from fleet.services.hosts.neurons import neuron_models_to_restore_add, reporting_neuron
-from fleet.services.jobs.load_jobs import load_job_start
+from fleet.services.jobs.load_jobs import (
+    load_job_start,
+    model_unload_everywhere,
+    unload_job_start,
+)
 from fleet.services.jobs.load_measurements import layer_costs_record
-from fleet.services.jobs.reloads import reload_job_start
+from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
 from fleet.services.jobs.steps import job_create, send_sleep
 from inference.loading.costs.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
@@ -297,6 +301,21 @@ def wake_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJo
     if neuron_name not in _neurons(model_name, ReplicaStatus.ASLEEP, "sleeps"):
         raise ReplicaNotFoundError(f"{model_name} does not sleep on {neuron_name}")
     return model_load_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
+
+
+ON_NEURON: dict[str, Callable[..., LoadJob]] = {
+    "load": model_load_start,
+    "unload": unload_job_start,
+    "reload": reload_job_start,
+    "sleep": sleep_job_start,
+    "wake": wake_job_start,
+}
+EVERYWHERE: dict[str, Callable[..., list[LoadJob]]] = {
+    "unload": model_unload_everywhere,
+    "reload": model_reload_everywhere,
+    "sleep": model_sleep_everywhere,
+    "wake": model_wake_everywhere,
+}
 
 
 def check_may_sleep(model_name: str, neuron_name: str, snapshot: FleetSnapshot) -> None:
