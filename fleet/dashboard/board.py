@@ -10,15 +10,12 @@ from types import MappingProxyType
 
 from django.urls import reverse
 
-from fleet.dashboard.finding_links import finding_rows, grouped
-from fleet.dashboard.links import model_url
+from fleet.dashboard.finding_links import LinkedFinding, grouped, linked_findings
 from fleet.dashboard.neuron_rows import AWAY, neuron_rows
 from fleet.dashboard.neuron_rows import rank_of as neuron_rank
 from fleet.dashboard.query import BoardQuery, Listing, Shown, page_of
 from fleet.dashboard.rows import (
-    AuditRow,
     DownloadRow,
-    FindingRow,
     ModelRow,
     NeuronRow,
     OutdatedRow,
@@ -26,7 +23,7 @@ from fleet.dashboard.rows import (
     ProgressRow,
     Tile,
 )
-from fleet.dashboard.words import count_words, job_progress, left_words, tone_of
+from fleet.dashboard.words import count_words, job_progress, left_words
 from fleet.overview import (
     DownloadLine,
     FleetOverview,
@@ -38,7 +35,7 @@ from fleet.overview import (
 from fleet.overview.lines import AuditLine, RefusalLine
 from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM
 from metering.ledger.entries import Outcome
-from metering.links import audited_url, requests_url
+from metering.links import requests_url
 from metering.money import cost_text
 
 MAX_JOBS = 3
@@ -65,7 +62,7 @@ Explained = Mapping[tuple[str, str], str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
     query: BoardQuery
-    attention: tuple[FindingRow, ...]
+    attention: tuple[LinkedFinding, ...]
     tiles: tuple[Tile, ...]
     models: tuple[ModelRow, ...]
     models_paging: PagingRow
@@ -73,7 +70,7 @@ class Board:
     neurons_paging: PagingRow
     downloads: tuple[DownloadRow, ...]
     refusals: tuple[RefusalLine, ...]
-    audit: tuple[AuditRow, ...]
+    audit: tuple[AuditLine, ...]
     steps: tuple[str, ...]
     """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
     key, request and people are steps of another card: ``fleet.first_steps``."""
@@ -101,7 +98,7 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
     )
     return Board(
         query=query,
-        attention=finding_rows(grouped(overview.attention)),
+        attention=linked_findings(grouped(overview.attention)),
         tiles=_tiles(overview),
         models=tuple(
             model_row(model, jobs_of_models[model.name], explained) for model in models.lines
@@ -123,7 +120,7 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
         ),
         downloads=tuple(map(download_row, overview.downloads)),
         refusals=overview.refusals,
-        audit=tuple(map(_audit_row, overview.audit[:MAX_AUDIT_LINES])),
+        audit=overview.audit[:MAX_AUDIT_LINES],
         steps=_steps(overview),
     )
 
@@ -189,16 +186,6 @@ def _steps(overview: FleetOverview) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def _audit_row(line: AuditLine) -> AuditRow:
-    return AuditRow(
-        at=line.at,
-        actor=line.actor,
-        action=line.action,
-        object_id=line.object_id,
-        url=audited_url(line.action, line.object_id),
-    )
-
-
 def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
     replicas = [
         replica
@@ -249,22 +236,13 @@ def model_row(
     model: ModelLine, jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
 ) -> ModelRow:
     """``jobs`` are this model's, active ones before those that have ended."""
-    is_forwarded = model.status == UPSTREAM
     least = f"{model.min_replicas} to " if model.min_replicas != model.max_replicas else ""
     progress = _progress_of_model(jobs, explained)
     return ModelRow(
-        name=model.name,
-        url=model_url(model.name),
-        status=model.status,
-        tone=tone_of(model.status),
+        line=model,
         replicas=""
-        if is_forwarded
+        if model.status == UPSTREAM
         else f"{model.replicas} ready, {least}{model.max_replicas} wanted",
-        may_load=model.status not in ("ready", UPSTREAM),
-        may_unload=model.status not in ("unloaded", UPSTREAM) and not model.min_replicas,
-        is_kept_loaded=model.min_replicas > 0,
-        is_outdated=model.has_outdated,
-        may_reload=model.may_reload,
         progress=progress[0] if progress else None,
         num_more_jobs=max(0, len(progress) - 1),
     )

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from django.urls import reverse
 
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.dashboard.rows import FindingRow
-from fleet.dashboard.words import tone_of
 from fleet.overview import Attention
 
 MAX_ALONE = 2
@@ -92,21 +90,12 @@ def _first(findings: list[Attention]) -> Attention:
     return replace(findings[0], text=f"{findings[0].text}{more}")
 
 
-def finding_rows(attention: Iterable[Attention]) -> tuple[FindingRow, ...]:
-    return tuple(map(_finding_row, attention))
+LinkedFinding = tuple[Attention, str, str]
+"""A finding, and the address and the name of the page with details; both empty: there is none."""
 
 
-def _finding_row(finding: Attention) -> FindingRow:
-    url, page = _target(finding)
-    return FindingRow(
-        level=finding.level.value,
-        tone=tone_of(finding.level.value),
-        kind=finding.kind,
-        about=finding.about,
-        text=finding.text,
-        url=url,
-        page=page,
-    )
+def linked_findings(attention: Iterable[Attention]) -> tuple[LinkedFinding, ...]:
+    return tuple((finding, *_target(finding)) for finding in attention)
 
 
 def _target(finding: Attention) -> tuple[str, str]:

@@ -1,5 +1,4 @@
-"""The board's neurons: a line each, with devices and replicas when unfolded. Pure, but for the
-addresses of the admin's pages."""
+"""The board's neurons: a line each, with devices and replicas when unfolded. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from zlib import crc32
 
-from django.urls import reverse
-
-from fleet.dashboard.links import model_url, neuron_url
 from fleet.dashboard.query import BoardQuery
-from fleet.dashboard.rows import DeviceRow, NeuronRow, ProgressRow, ReplicaRow, SegmentRow
-from fleet.dashboard.words import job_progress, tone_of
+from fleet.dashboard.rows import DeviceRow, NeuronRow, ReplicaRow, SegmentRow
+from fleet.dashboard.words import job_progress
 from fleet.management.sizes import size_text, total_text
 from fleet.overview import DeviceLine, JobLine, NeuronLine, ReplicaLine
 
@@ -72,10 +68,7 @@ def _neuron_row(
     is_away = neuron.status == AWAY
     devices = () if is_away or not is_unfolded else tuple(map(_device_row, neuron.devices))
     return NeuronRow(
-        name=neuron.name,
-        url=neuron_url(neuron.name),
-        status=neuron.status,
-        tone=tone_of(neuron.status),
+        line=neuron,
         memory="" if is_away else _memory(neuron.devices),
         load=_load(neuron),
         detail="" if is_away else _detail(neuron),
@@ -84,8 +77,6 @@ def _neuron_row(
         devices=devices,
         replicas=replicas,
         num_more=len(neuron.replicas) - len(replicas) if is_unfolded else 0,
-        may_drain=neuron.status == "online",
-        may_resume=neuron.status == "draining",
     )
 
 
@@ -168,24 +159,13 @@ def _replica_row(
 ) -> ReplicaRow:
     total = 0 if is_away else replica.kv_blocks_total
     return ReplicaRow(
-        id=replica.id,
-        url=reverse("admin:fleet_replica_change", args=[replica.id]),
-        model=replica.model,
-        model_url=model_url(replica.model),
-        status=replica.status,
-        tone=tone_of(replica.status),
-        devices=", ".join(replica.devices),
+        line=replica,
         running="" if is_away else f"{replica.in_flight:,}",
         waiting="" if is_away else f"{replica.queue_depth:,}",
         kv_percent=round(100 * replica.kv_blocks_used / total) if total else None,
         tokens_per_s="" if is_away else f"{replica.decode_tokens_per_s:.1f}",
-        remark=replica.failure,
-        is_outdated=replica.is_outdated,
         is_kept_loaded=is_kept_loaded,
-        lies_on_hosts=replica.lies_on_hosts,
-        progress=_progress_of_replica(jobs[0], replica) if jobs else None,
+        progress=job_progress(jobs[0], with_failure=jobs[0].failure != replica.failure)
+        if jobs
+        else None,
     )
-
-
-def _progress_of_replica(job: JobLine, replica: ReplicaLine) -> ProgressRow:
-    return job_progress(job, with_failure=job.failure != replica.failure)

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingRow:
-    """A finding. ``about`` is as in ``Attention``; ``url`` is the page with details, and ``page``
-    its name; empty: there is none."""
-
-    level: str
-    tone: str
-    kind: str
-    about: str
-    text: str
-    url: str
-    page: str
+from fleet.overview import ModelLine, NeuronLine, ReplicaLine
+from fleet.overview.selector import UPSTREAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +39,19 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
-    id: int
-    url: str
-    model: str
-    model_url: str
-    status: str
-    tone: str
-    devices: str
+    line: ReplicaLine
     running: str
     """Empty, like the other figures, where its neuron is offline."""
     waiting: str
     kv_percent: int | None
     tokens_per_s: str
-    remark: str
-    is_outdated: bool
     is_kept_loaded: bool
     """The control would load or wake it again at once, so unload and sleep are refused."""
-    lies_on_hosts: bool
-    """Other neurons have stages of it: it may be unloaded, but not sleep or reload in place."""
     progress: ProgressRow | None
 
     @property
     def may_sleep(self) -> bool:
-        return self.status == "ready" and not (self.is_kept_loaded or self.lies_on_hosts)
+        return self.line.status == "ready" and not (self.is_kept_loaded or self.line.lies_on_hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +59,7 @@ class NeuronRow:
     """``devices`` and ``replicas`` are empty while it is folded; otherwise ``num_more`` replicas
     are hidden."""
 
-    name: str
-    url: str
-    status: str
-    tone: str
+    line: NeuronLine
     memory: str
     load: str
     detail: str
@@ -94,8 +69,6 @@ class NeuronRow:
     devices: tuple[DeviceRow, ...]
     replicas: tuple[ReplicaRow, ...]
     num_more: int
-    may_drain: bool
-    may_resume: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +80,22 @@ class OutdatedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    name: str
-    url: str
-    status: str
-    tone: str
+    line: ModelLine
     replicas: str
-    may_load: bool
-    may_unload: bool
-    is_kept_loaded: bool
-    is_outdated: bool
-    may_reload: bool
     progress: ProgressRow | None
     num_more_jobs: int
+
+    @property
+    def is_kept_loaded(self) -> bool:
+        return self.line.min_replicas > 0
+
+    @property
+    def may_load(self) -> bool:
+        return self.line.status not in ("ready", UPSTREAM)
+
+    @property
+    def may_unload(self) -> bool:
+        return self.line.status not in ("unloaded", UPSTREAM) and not self.is_kept_loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +114,6 @@ class PagingRow:
 class DownloadRow:
     title: str
     progress: ProgressRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRow:
-    at: datetime
-    actor: str
-    action: str
-    object_id: str
-    url: str
-    """The page of the object; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

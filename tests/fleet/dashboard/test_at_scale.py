@@ -89,9 +89,9 @@ def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) 
     assert text.count("are away") == 1
     # What works comes first, by pages; hosts are folded.
     board = board_of(fleet_overview())
-    assert [row.name for row in board.models[:5]] == [f"model-{n:03}" for n in range(5)]
-    assert [row.status for row in board.models[:5]] == ["ready"] * 4 + ["away"]
-    assert board.neurons[0].name == "node-00" and not board.neurons[0].is_unfolded
+    assert [row.line.name for row in board.models[:5]] == [f"model-{n:03}" for n in range(5)]
+    assert [row.line.status for row in board.models[:5]] == ["ready"] * 4 + ["away"]
+    assert board.neurons[0].line.name == "node-00" and not board.neurons[0].is_unfolded
     assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
     assert "model-015" not in text and "hx-device" not in text
     second = text_of(admin_client, "?models_page=2")
@@ -123,7 +123,7 @@ def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any)
     board = board_of(fleet_overview(), BoardQuery(flipped=frozenset({"node-01"})))
     (flight,) = [tile for tile in board.tiles if tile.title == "In flight"]
     assert (flight.value, flight.detail) == ("20", "0 waiting, 126 tok/s")
-    (away,) = [row for row in board.neurons if row.name == "node-01"]
+    (away,) = [row for row in board.neurons if row.line.name == "node-01"]
     assert (away.memory, away.detail, away.devices) == ("", "", ())
     assert away.load == "4 replicas"
     for row in away.replicas:
@@ -156,13 +156,13 @@ def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) ->
 @pytest.mark.django_db(transaction=True)
 def test_rows_stay_in_their_places_while_they_are_looked_at(admin_client, model, redis_db) -> None:
     a_large_fleet()
-    before = [row.name for row in board_of(fleet_overview()).models]
+    before = [row.line.name for row in board_of(fleet_overview()).models]
     LoadJob.objects.create(
         model_name="model-100", neuron=Neuron.objects.get(name="node-00"), requested_by="user:olga"
     )
-    assert board_of(fleet_overview()).models[0].name == "model-100"
+    assert board_of(fleet_overview()).models[0].line.name == "model-100"
     kept = BoardQuery(kept_models=tuple(before))
-    assert [row.name for row in board_of(fleet_overview(), kept).models] == before
+    assert [row.line.name for row in board_of(fleet_overview(), kept).models] == before
 
 
 @pytest.mark.django_db(transaction=True)
