@@ -17,7 +17,7 @@ from fleet.hub.layer_costs import entry_costs
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.devices.staged import why_not_divided
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.devices import NETWORK, speed_of
+from fleet.placement.stages.devices import speed_of
 from fleet.placement.stages.planning import KV_TOKENS
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.heartbeat import device_name
@@ -92,7 +92,6 @@ def _devices(
                     kind=info.kind,
                     free_bytes=info.total_memory_bytes if is_empty else info.free_memory_bytes,
                     speed=speed_of(info, neuron.num_cores),
-                    link=NETWORK,
                 )
             )
     return found

@@ -31,7 +31,7 @@ from fleet.placement.devices.candidates import (
 )
 from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate, FleetCapacity
 from fleet.placement.devices.needs import Needs
-from fleet.placement.stages.devices import BY_KIND, NETWORK, StageDevice, speed_of
+from fleet.placement.stages.devices import BY_KIND, StageDevice, speed_of
 from fleet.placement.stages.layer_memory import LEAST_TOKENS
 from fleet.placement.stages.planning import KV_TOKENS_TRIED, Spread, divided, least_bytes
 from fleet.placement.stages.plans import Stage, StagePlan, StageRefusal
@@ -218,7 +218,6 @@ class Division:
                 kind=one.info.kind,
                 free_bytes=max(0, free_bytes(one)),
                 speed=speed_of(one.info, one.neuron.num_cores),
-                link=NETWORK,
             )
             for one in self.devices
             if one.neuron.name not in excluded
@@ -310,7 +309,6 @@ def are_large_enough_together(
             kind=one.kind,
             free_bytes=one.total_memory_bytes,
             speed=BY_KIND[one.kind],
-            link=NETWORK,
         )
         for index, one in enumerate(usable)
     ]

@@ -7,12 +7,11 @@ Placement divides models that no device could hold over one host, or over severa
 (``devices.staged``).
 """
 
-from fleet.placement.stages.devices import Link, StageDevice
+from fleet.placement.stages.devices import StageDevice
 from fleet.placement.stages.planning import Spread, plan_stages
 from fleet.placement.stages.plans import Stage, StagePlan, StageRefusal
 
 __all__ = [
-    "Link",
     "Spread",
     "Stage",
     "StageDevice",

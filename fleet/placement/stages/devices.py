@@ -39,7 +39,6 @@ class StageDevice:
     kind: Kind
     free_bytes: int
     speed: Speed
-    link: Link
 
 
 REACHED = 0.7

@@ -65,8 +65,7 @@ def _stage_times(times: StepTimes, shares: Sequence[Share], num_rows: float) -> 
 
 
 def _links_s(times: StepTimes, shares: Sequence[Share], num_rows: float) -> float:
-    network_s = {one.device.neuron: times.network_s(one.device.link, num_rows) for one in shares}
-    return links_s(shares, times.local_s(num_rows), network_s)
+    return links_s(shares, times.local_s(num_rows), times.network_s(num_rows))
 
 
 Spread = Literal["device", "host", "fleet"]

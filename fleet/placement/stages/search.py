@@ -87,9 +87,7 @@ class Search:
         self._num_layers = len(memory.costs.layers)
         self._candidates = list(candidates)
         self._local_s = times.local_s(1)
-        self._network_s = {
-            one.device.neuron: times.network_s(one.device.link, 1) for one in candidates
-        }
+        self._network_s = times.network_s(1)
         self._best: Found | None = None
         self._num_nodes = 0
 
@@ -154,7 +152,7 @@ class Search:
             yield list(own)
 
 
-def links_s(shares: Sequence[Share], local_s: float, network_s: dict[str, float]) -> float:
+def links_s(shares: Sequence[Share], local_s: float, network_s: float) -> float:
     """One way between neighbours, and one from the last stage back to the first. Stages of one
     neuron are neighbours."""
     is_alone = len({share.device.neuron for share in shares}) == 1
@@ -162,10 +160,10 @@ def links_s(shares: Sequence[Share], local_s: float, network_s: dict[str, float]
     return answer_s + least_links_s(shares, local_s, network_s)
 
 
-def least_links_s(shares: Sequence[Share], local_s: float, network_s: dict[str, float]) -> float:
+def least_links_s(shares: Sequence[Share], local_s: float, network_s: float) -> float:
     """The same without the way back within one host: never less with more stages."""
     neurons = {share.device.neuron for share in shares}
     seconds = (len(shares) - len(neurons)) * local_s
     if len(neurons) > 1:
-        seconds += sum(network_s[name] for name in neurons)
+        seconds += len(neurons) * network_s
     return seconds

@@ -7,7 +7,7 @@ do not depend on a stage's layer range.
 
 from __future__ import annotations
 
-from fleet.placement.stages.devices import LAYER_S, LOCAL, Link, Speed, StageDevice
+from fleet.placement.stages.devices import LAYER_S, LOCAL, NETWORK, Speed, StageDevice
 from inference.loading.costs.model_costs import Kind, ModelCosts
 
 ROW_BYTES = 2
@@ -57,9 +57,9 @@ class StepTimes:
     def local_s(self, num_rows: float) -> float:
         return LOCAL.latency_s + self._hidden_bytes(num_rows) / LOCAL.bytes_per_s
 
-    def network_s(self, link: Link, num_rows: float) -> float:
+    def network_s(self, num_rows: float) -> float:
         """A neuron's share of the links to and from it: half of a link belongs to the other end."""
-        return link.latency_s + self._hidden_bytes(num_rows) / link.bytes_per_s
+        return NETWORK.latency_s + self._hidden_bytes(num_rows) / NETWORK.bytes_per_s
 
     def _hidden_bytes(self, num_rows: float) -> float:
         return num_rows * self._costs.hidden_size * ROW_BYTES

@@ -11,7 +11,7 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Catalogue, Load
 from fleet.placement.decisions import Jobs, Observed, Plan
 from fleet.placement.reconcile import reconcile
-from fleet.placement.stages.devices import BY_KIND, NETWORK, Link, Speed, StageDevice
+from fleet.placement.stages.devices import BY_KIND, Speed, StageDevice
 from inference.loading.costs.model_costs import Kind, KindBytes, LayerCost, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load_report import AsleepBytes, LoadReport
@@ -194,7 +194,6 @@ def device(
     *,
     gb_per_s: float | None = None,
     tera_flops: float | None = None,
-    link: Link = NETWORK,
 ) -> StageDevice:
     kind: Kind = "cpu" if name == "cpu" else "cuda"
     usual = BY_KIND[kind]
@@ -207,5 +206,4 @@ def device(
             usual.bytes_per_s if gb_per_s is None else gb_per_s * GB,
             usual.flops_per_s if tera_flops is None else tera_flops * 10**12,
         ),
-        link=link,
     )
