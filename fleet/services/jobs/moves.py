@@ -32,6 +32,7 @@ from fleet.services.jobs.load_measurements import (
     weight_bytes_record,
 )
 from fleet.services.jobs.steps import (
+    Send,
     job_claim,
     job_end,
     job_send,
@@ -242,27 +243,22 @@ def _replacing_advance(
         )
         job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
     elif replacement.kind == LoadJobKind.RELOAD:
-        _reload_in_turn(job, now)
+        # It is a reload in place from now on.
+        _begin(job, now, send_reload, replacement=None)
     elif state is None or _is_older(job, state.job_id):
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif job.status == LoadJobStatus.PENDING:
-        _replaced_unload(job, now)
+        _begin(job, now, send_unload)
     elif state.status is ReplicaStatus.DRAINING:
         load_job_progress(job=job, progress=None, now=now, detail=_waiting_for(state))
 
 
-def _replaced_unload(job: LoadJob, now: datetime) -> None:
-    """The caller that claims the move to RUNNING sends the message, once."""
-    values = {"started_at": now, "reported_at": now}
-    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
-        job_send(job=job, send=send_unload)
-
-
-def _reload_in_turn(job: LoadJob, now: datetime) -> None:
-    """Makes it a reload in place. The caller that claims it sends the message, once."""
-    values = {"started_at": now, "reported_at": now, "replacement": None}
-    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
-        job_send(job=job, send=send_reload)
+def _begin(job: LoadJob, now: datetime, send: Send, **values: None) -> None:
+    """The caller that claims the move to RUNNING sends the message, once. ``values``: other
+    columns."""
+    claimed = {"started_at": now, "reported_at": now, **values}
+    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=claimed):
+        job_send(job=job, send=send)
 
 
 def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
