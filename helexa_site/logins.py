@@ -3,7 +3,7 @@
     log-in form ─▶ ThrottleBackend ─ counts the attempt ─▶ Django's backend compares the password
                         │                                      │
                         ▼ too many                             ▼ user_login_failed, user_logged_in
-                   PermissionDenied ─▶ request.login_refusal ─▶ lockout_middleware: 429
+                   PermissionDenied ─▶ request.login_refusal ─▶ LockoutMiddleware: 429
 
 An attempt is counted before its password is compared, and a login removes its user's count.
 Otherwise any number of simultaneous attempts would be compared before the first one counts. No log
@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth import get_user_model
@@ -37,7 +35,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
-from django.utils.decorators import sync_and_async_middleware
+from django.utils.deprecation import MiddlewareMixin
 
 from helexa_site.models import LoginAttempt
 from helexa_site.web.client_address import client_address, counted_address
@@ -167,25 +165,12 @@ def request_address(request: HttpRequest) -> str:
     )
 
 
-@sync_and_async_middleware
-def lockout_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+class LockoutMiddleware(MiddlewareMixin):
     """Answers a refused login with a page that names the wait until the next try."""
-    if iscoroutinefunction(get_response):
-        page = sync_to_async(locked_out, thread_sensitive=True)
 
-        async def answer_later(request: HttpRequest) -> Any:
-            response = await get_response(request)
-            refusal = getattr(request, REFUSAL, None)
-            return response if refusal is None else await page(request, refusal)
-
-        return answer_later
-
-    def answer(request: HttpRequest) -> Any:
-        response = get_response(request)
+    def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         refusal = getattr(request, REFUSAL, None)
         return response if refusal is None else locked_out(request, refusal)
-
-    return answer
 
 
 def locked_out(request: HttpRequest, refusal: Refusal) -> HttpResponse:

@@ -71,7 +71,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "helexa_site.logins.lockout_middleware",
+    "helexa_site.logins.LockoutMiddleware",
 ]
 
 ROOT_URLCONF = "helexa_site.urls"
