@@ -46,8 +46,9 @@ LET_IT_LISTEN = (
 )
 """The packages run no ``serve``: their Redis is Debian's."""
 
-_applied: dict[str, str] = {}
-"""The hashes applied by this process, by neuron: an upgrade may bring other rules."""
+_applied: dict[str, str] | None = None
+"""The hashes applied by this process, by neuron: an upgrade may bring other rules. ``None``: none
+yet, and invitations may have been revoked before it started."""
 DEFAULT_SHARE_PORT = 31315
 LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 
@@ -118,18 +119,19 @@ def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
 def redis_users_apply() -> bool:
     """Makes Redis' users match the valid invitations. Where Redis is offline, or this process may
     not, the control's next tick does it. Returns whether any is valid, or still to be removed."""
+    global _applied
     invited = Invitation.objects.filter(cut_off_at=None)
     wanted = dict(invited.values_list("neuron_name", "secret_sha256"))
-    if not wanted and not _applied and not _may_have_users():
+    if not wanted and _applied == {}:
         return False
+    _applied = _applied or {}
     again = [name for name, secret in wanted.items() if _applied.get(name) != secret]
     try:
         users_apply(live.redis_client(), wanted, again=again)
     except (redis.RedisError, OSError) as error:
         logger.warning("the Redis users of invited neurons are not up to date: %s", error)
         return True
-    _applied.clear()
-    _applied.update(wanted)
+    _applied = wanted
     return bool(wanted)
 
 
@@ -191,16 +193,6 @@ def _ensure_redis_can() -> None:
         return
     if problem:
         raise InvitationError(problem)
-
-
-def _may_have_users() -> bool:
-    """True once per process: invitations may have been revoked before it started."""
-    global _has_looked
-    looked, _has_looked = _has_looked, True
-    return not looked
-
-
-_has_looked = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

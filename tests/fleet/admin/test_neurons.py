@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def _no_users(redis_db, monkeypatch):
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    invitations._applied.clear()
+    monkeypatch.setattr(invitations, "_applied", None)
     yield
     for user in redis_db.acl_users():
         if user != "default":

@@ -20,8 +20,7 @@ ADDRESS = "gateway.example:31315"
 def shared_redis(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
     """The control's, which hosts may be invited to. Needs the database."""
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(invitations, "_has_looked", False)
-    invitations._applied.clear()
+    monkeypatch.setattr(invitations, "_applied", None)
     services.share_record(actor=COMMAND, address=ADDRESS, is_tls=False, certificate="")
     yield redis_db
     for user in redis_db.acl_users():

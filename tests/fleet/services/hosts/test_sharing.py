@@ -49,13 +49,11 @@ def private(
 ) -> Iterator[redis.Redis]:
     """The Redis that serve has started in its data directory."""
     monkeypatch.setattr(invitations, "reached_at", lambda _host: [HOST])
-    monkeypatch.setattr(invitations, "_has_looked", False)
-    invitations._applied.clear()
+    monkeypatch.setattr(invitations, "_applied", None)
     with running_redis(redis_dir) as url, redis.Redis.from_url(url) as client:
         settings.CONFIG = replace(settings.CONFIG, data_dir=redis_dir.parent, redis_url=url)
         monkeypatch.setattr(live, "redis_client", lambda: client)
         yield client
-        invitations._applied.clear()
 
 
 @pytest.fixture
