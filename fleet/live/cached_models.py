@@ -66,12 +66,12 @@ class CachedLine:
     source: str
     revision: str
     num_bytes: int
-    files: tuple[dict[str, str | int], ...]
-    used_by: tuple[str, ...]
+    files: list[dict[str, str | int]]
+    used_by: list[str]
     models: tuple[str, ...]
     """The catalogue's models loaded from this source; empty: none needs it."""
     is_partial: bool
-    missing: tuple[str, ...]
+    missing: list[str]
     """Incomplete files of a download."""
     wanted_bytes: int
     partial_bytes: int
@@ -115,23 +115,14 @@ def _lines(report: CacheReport | None, sources: dict[str, list[str]]) -> Iterabl
     for model in sorted(report.cached, key=lambda one: (one.source, one.revision)):
         yield CachedLine(
             neuron=report.neuron,
-            source=model.source,
-            revision=model.revision,
-            num_bytes=model.num_bytes,
-            files=tuple(msgspec.to_builtins(file) for file in model.files),
-            used_by=tuple(model.used_by),
             models=tuple(
                 name
                 for name, wanted in sorted(sources.items())
                 if any(is_of_source(model, source) for source in wanted)
             ),
-            is_partial=model.is_partial,
-            missing=tuple(model.missing),
-            wanted_bytes=model.wanted_bytes,
-            partial_bytes=model.partial_bytes,
-            last_used_unix_s=model.last_used_unix_s,
             disk_free_bytes=report.disk_free_bytes,
             disk_total_bytes=report.disk_total_bytes,
+            **msgspec.to_builtins(msgspec.structs.asdict(model)),
         )
 
 
