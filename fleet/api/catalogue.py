@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, ObjectView, body_of, text_in
+from fleet.api.access import Call, ObjectView, body_of, flag_in, text_in
 from fleet.api.rows import RowsView, assigned
 from fleet.api.shapes import AliasShape, CatalogueShape
 from fleet.catalogue import SETTINGS
@@ -110,7 +110,7 @@ class ModelsTomlView(ObjectView):
         ``seen`` is the digest of that plan, and another one is refused."""
         body = body_of(call, "toml", "apply", "prune", "seen")
         document = read_document(text_in(body, "toml"))
-        apply, prune = _flag(body.get("apply", False)), _flag(body.get("prune", False))
+        apply, prune = flag_in(body, "apply"), flag_in(body, "prune")
         seen = text_in(body, "seen") if body.get("seen") is not None else None
         if apply:
             plan = services.catalogue_import(
@@ -127,12 +127,6 @@ class ModelsTomlView(ObjectView):
                 "digest": plan.digest,
             }
         )
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ProblemError(400, "invalid_value", f"{value!r} is neither true nor false.")
-    return value
 
 
 class StageShape(serializers.Serializer[Any]):

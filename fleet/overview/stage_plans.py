@@ -18,14 +18,12 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.devices.staged import why_not_divided
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
 from fleet.placement.stages.devices import speed_of
-from fleet.placement.stages.planning import KV_TOKENS
+from fleet.placement.stages.planning import KV_TOKENS_TRIED
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.heartbeat import device_name
 from inference.protocol.load import LoadSpec
 
 MIB = 1024**2
-FEWER_TOKENS = (4096, 256)
-"""Plans for fewer tokens, where none has room for ``KV_TOKENS``."""
 WHAT_LOADS_DO = (
     "A model that one device could hold, were nothing else loaded, is not divided: other models "
     "leave for it. With spread fleet a model lies on several hosts where no one host could hold it"
@@ -102,7 +100,7 @@ def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:
     if spec.kv_memory_bytes is not None:
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in costs.layers)
         return (spec.kv_memory_bytes // max(1, token_bytes),)
-    return (KV_TOKENS, *FEWER_TOKENS)
+    return KV_TOKENS_TRIED
 
 
 @dataclass(frozen=True, slots=True)

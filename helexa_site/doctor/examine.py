@@ -55,7 +55,6 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
 
     django.setup()
     # These import models.
-    from helexa_site.doctor.examine import settings_findings
     from helexa_site.doctor.host_checks import (
         descriptor_findings,
         disk_findings,
