@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from helexa_site.bootstrap.errors import DataDirectoryError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.whole_file import write_whole
 
 LOCK_FILE = "serve.lock"
@@ -51,7 +51,7 @@ class DataDirectory:
 def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
     """Makes a missing directory, and holds its lock within a ``with``.
 
-    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it, and in place
+    Raises ``BootstrapError`` when it cannot be written or another serve holds it, and in place
     of an ``OSError`` from the ``with`` body for a full disk.
     """
     try:
@@ -59,7 +59,7 @@ def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
         (path / "logs").mkdir(exist_ok=True)
         lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise DataDirectoryError(
+        raise BootstrapError(
             f"cannot write to the data directory {path}: {error.strerror}; "
             "choose another with --data-dir"
         ) from error
@@ -69,7 +69,7 @@ def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
     except OSError as error:
         if error.errno not in DISK_IS_FULL:
             raise
-        raise DataDirectoryError(
+        raise BootstrapError(
             f"cannot write to the data directory {path}: {error.strerror}; make room there, or "
             "choose another with --data-dir"
         ) from error
@@ -86,7 +86,7 @@ def _take_lock(path: Path, lock_fd: int) -> None:
         except BlockingIOError:
             holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
             if _is_alive(holder) or time.monotonic() > deadline_s:
-                raise DataDirectoryError(
+                raise BootstrapError(
                     f"another copy (process {holder or 'unknown'}) runs on the data directory "
                     f"{path}; stop it, or choose another directory with --data-dir"
                 ) from None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from helexa_site.bootstrap.console import print_line, print_step
-from helexa_site.bootstrap.errors import SetUpError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import (
@@ -69,7 +69,7 @@ NETWORK_TROUBLE = re.compile(
 def ensure_environment(requirements_name: str) -> None:
     """Returns in an interpreter that satisfies the requirements file, after a re-exec if needed.
 
-    Raises ``SetUpError`` with one line that names the remedy.
+    Raises ``BootstrapError`` with one line that names the remedy.
     """
     requirements, venv = REPOSITORY_DIR / requirements_name, venv_dir()
     if not requirements.is_file():
@@ -80,7 +80,7 @@ def ensure_environment(requirements_name: str) -> None:
         return
     attempt = ENVIRONMENT_ATTEMPT.read(os.environ) + 1
     if attempt > MAX_ATTEMPTS:
-        raise SetUpError(
+        raise BootstrapError(
             f"{venv} does not hold what {requirements_name} asks for; remove that directory and "
             "start again"
         )
@@ -101,7 +101,7 @@ def ensure_environment(requirements_name: str) -> None:
 def ensure_wheel_has(extra: str) -> None:
     """helexa installs nothing into a wheel's environment: the user adds missing packages.
 
-    Raises ``SetUpError`` where packages of the wheel or of that extra are not installed.
+    Raises ``BootstrapError`` where packages of the wheel or of that extra are not installed.
     """
     try:
         pins = metadata.requires("helexa") or []
@@ -109,13 +109,13 @@ def ensure_wheel_has(extra: str) -> None:
         return  # run from its files, without pip's records
     missing = [str(one) for one in applying(pins, extra) if installed_version(one.name) is None]
     if missing and extra:
-        raise SetUpError(
+        raise BootstrapError(
             f"this helexa was installed without its extra {extra!r}, which loading models needs "
             f"({_names(missing)}): install its wheel as in pip install 'helexa-….whl[{extra}]', or "
             "let other hosts load models and start serve with --no-neuron"
         )
     if missing:
-        raise SetUpError(f"{_names(missing)} is not installed: install helexa's wheel again")
+        raise BootstrapError(f"{_names(missing)} is not installed: install helexa's wheel again")
 
 
 def venv_dir() -> Path:
@@ -201,7 +201,7 @@ def _locked(venv: Path) -> Iterator[None]:
         venv.mkdir(parents=True, exist_ok=True)
         directory = os.open(venv, os.O_RDONLY)
     except OSError as error:
-        raise SetUpError(f"cannot make {venv}: {error.strerror}") from error
+        raise BootstrapError(f"cannot make {venv}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,7 +222,7 @@ def _make_venv(venv: Path) -> None:
     # Without pip, which comes after: Debian packages ensurepip separately.
     made = _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)])
     if made.returncode != 0:
-        raise SetUpError(f"cannot make {venv}: {_last_line(made.stderr or made.stdout)}")
+        raise BootstrapError(f"cannot make {venv}: {_last_line(made.stderr or made.stdout)}")
 
 
 def _runs(python: Path) -> bool:
@@ -233,12 +233,12 @@ def _runs(python: Path) -> bool:
 
 
 def _check_is_ours(venv: Path, problem: str) -> None:
-    """Raises ``SetUpError`` for an environment of another user: clearing it here would leave a half
-    of it."""
+    """Raises ``BootstrapError`` for an environment of another user: clearing it here would leave a
+    half of it."""
     places = (venv, venv / "bin", venv / PIP_LOG, *venv.glob("lib/python*/site-packages"))
     for place in places:
         if place.exists() and not os.access(place, os.W_OK):
-            raise SetUpError(
+            raise BootstrapError(
                 f"{problem}, and {place} cannot be written: start as the user who made {venv} "
                 f"({_owner(place)}), or name another directory in {VENV.name}"
             )
@@ -275,7 +275,7 @@ def install(requirements: Path) -> None:
     if pip.return_code != 0:
         for line in pip.output.splitlines()[-FAILURE_LINES:]:
             print_line(f"  {line}")
-        raise SetUpError(_install_failure(requirements.name, pip.output))
+        raise BootstrapError(_install_failure(requirements.name, pip.output))
 
 
 def _locks_of(requirements: Path) -> list[Path]:
@@ -306,7 +306,7 @@ def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
         if pip.return_code == 0:
             return True
         if OTHER_HASH in pip.output:
-            raise SetUpError(_install_failure(pin, pip.output))
+            raise BootstrapError(_install_failure(pin, pip.output))
         print_step("environment", f"{place} does not have {pin} for CPUs, or does not answer")
     print_step(
         "environment",
@@ -339,7 +339,7 @@ def _ensure_pip() -> None:
     if importlib.util.find_spec("pip") is not None:
         return
     if _run([sys.executable, "-m", "ensurepip", "--upgrade"]).returncode != 0:
-        raise SetUpError(
+        raise BootstrapError(
             "this Python comes without pip (ensurepip); install it (on Debian and Ubuntu: "
             "apt install python3-venv) and start again"
         )

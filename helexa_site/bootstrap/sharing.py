@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa_site.bootstrap.errors import RedisStartError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.whole_file import write_whole
 
 CHECK_TIMEOUT_S = 10.0
@@ -53,7 +53,7 @@ class Share:
 
     def certificate(self) -> str:
         """PEM of a self-signed certificate: each invitation includes it. Raises
-        ``RedisStartError`` where it cannot be read."""
+        ``BootstrapError`` where it cannot be read."""
         if self.tls_cert is None:
             return ""
         try:
@@ -62,15 +62,13 @@ class Share:
             found = context.get_ca_certs()
             text = self.tls_cert.read_text()
         except (OSError, ssl.SSLError, ValueError) as error:
-            raise RedisStartError(
-                f"cannot read the certificate {self.tls_cert}: {error}"
-            ) from error
+            raise BootstrapError(f"cannot read the certificate {self.tls_cert}: {error}") from error
         is_its_own = len(found) == 1 and found[0].get("subject") == found[0].get("issuer")
         return text if is_its_own else ""
 
 
 def ensure_tls(server: Path) -> None:
-    """Raises ``RedisStartError`` where that Redis was built without TLS."""
+    """Raises ``BootstrapError`` where that Redis was built without TLS."""
     # Without a certificate, one with TLS exits as well, and listens nowhere.
     done = subprocess.run(
         [str(server), "-"],
@@ -82,7 +80,7 @@ def ensure_tls(server: Path) -> None:
     )
     output = done.stdout + done.stderr
     if any(words in output for words in WITHOUT_TLS):
-        raise RedisStartError(
+        raise BootstrapError(
             f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
             "apt install redis-server), or leave --share-tls-cert out in a network that you trust"
         )

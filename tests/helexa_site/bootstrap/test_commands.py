@@ -24,7 +24,7 @@ from helexa_site.bootstrap.arguments import (
 from helexa_site.bootstrap.children import WARNINGS
 from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
 from helexa_site.bootstrap.console import print_line, print_step, relay
-from helexa_site.bootstrap.errors import PortInUseError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.readiness import LoadProgressView, replica_line
 from helexa_site.bootstrap.serve import check_ports
 from helexa_site.bootstrap.sharing import Share
@@ -70,7 +70,7 @@ def test_a_share_port_in_use_is_reported_before_anything_starts() -> None:
             with_model=False,
             share=Share(host="127.0.0.1", port=port),
         )
-        with pytest.raises(PortInUseError, match=f"port {port} on 127.0.0.1 is in use.*--share"):
+        with pytest.raises(BootstrapError, match=f"port {port} on 127.0.0.1 is in use.*--share"):
             check_ports(options)
 
 

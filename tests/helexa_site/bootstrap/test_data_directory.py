@@ -23,7 +23,7 @@ from helexa_site.bootstrap.data_directory import (
     forget_running,
     write_running,
 )
-from helexa_site.bootstrap.errors import DataDirectoryError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.server_url import DEFAULT_URL, server_and_key, server_url
 from tests.cases import each_case
 
@@ -33,7 +33,7 @@ def test_it_is_made_for_its_owner_alone_and_claimed_once(tmp_path: Path) -> None
     with claimed_data_directory(place) as data:
         assert stat.S_IMODE(data.path.stat().st_mode) == 0o700
         assert (data.path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
-        with pytest.raises(DataDirectoryError, match=f"process {os.getpid()}"):
+        with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
             with claimed_data_directory(place):
                 pass
     with claimed_data_directory(place):
@@ -59,7 +59,7 @@ def test_waits_for_a_guardian_of_a_serve_that_died(
 
 
 def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
-    with pytest.raises(DataDirectoryError, match="No space left on device; make room"):
+    with pytest.raises(BootstrapError, match="No space left on device; make room"):
         with claimed_data_directory(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(PermissionError):
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(DataDirectoryError, match="cannot write"):
+    with pytest.raises(BootstrapError, match="cannot write"):
         with claimed_data_directory(Path(place.format(file=file))):
             pass
 

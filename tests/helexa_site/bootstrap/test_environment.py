@@ -14,7 +14,7 @@ import pytest
 from helexa_site.bootstrap import environment, pip_run
 from helexa_site.bootstrap.commands import run
 from helexa_site.bootstrap.environment import CPU_SIZE, CUDA_SIZE, pins_of, unmet
-from helexa_site.bootstrap.errors import SetUpError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
@@ -228,7 +228,7 @@ def test_it_is_left_as_it_is(
     monkeypatch.setenv("HELEXA_ENVIRONMENT_ATTEMPT", "0")
     monkeypatch.setattr(sys, "prefix", str(venv) if is_inside else "/usr")
     problem = "lacks what requirements.txt asks for" if is_inside else "does not run as this user"
-    with pytest.raises(SetUpError, match=problem) as refused:
+    with pytest.raises(BootstrapError, match=problem) as refused:
         environment.ensure_environment("requirements.txt")
     line = str(refused.value)
     assert f"{foreign} cannot be written" in line

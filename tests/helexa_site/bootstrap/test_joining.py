@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.ports import free_port
 from helexa_site.bootstrap.arguments import parse_neuron, parse_serve, shown_urls
-from helexa_site.bootstrap.errors import BootstrapError, RedisStartError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
@@ -150,7 +150,7 @@ def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> No
     try:
         ensure_tls(find_redis_server())
         has_tls = True
-    except RedisStartError as error:
+    except BootstrapError as error:
         assert "built without TLS" in str(error)
         has_tls = False
     with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
@@ -178,7 +178,7 @@ def test_what_each_redis_prints_about_tls(tmp_path: Path, output: str, has_tls: 
     if has_tls:
         ensure_tls(server)
         return
-    with pytest.raises(RedisStartError, match="built without TLS"):
+    with pytest.raises(BootstrapError, match="built without TLS"):
         ensure_tls(server)
 
 
@@ -198,7 +198,7 @@ def test_a_certificate_that_is_signed_by_itself_travels(tmp_path: Path) -> None:
     share = Share(host="h", port=1, tls_cert=cert, tls_key=key)
     assert share.certificate() == cert.read_text()
     assert f'tls-cert-file "{cert}"' in share.directives()
-    with pytest.raises(RedisStartError):
+    with pytest.raises(BootstrapError):
         Share(host="h", port=1, tls_cert=tmp_path / "none.pem", tls_key=key).certificate()
 
 

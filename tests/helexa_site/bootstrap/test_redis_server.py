@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from helexa_site.bootstrap import redis_server
-from helexa_site.bootstrap.errors import RedisStartError
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.redis_server import (
     MAX_SOCKET_PATH_BYTES,
     configure_private_redis,
@@ -41,7 +41,7 @@ def test_answers_and_leaves_no_socket(tmp_path: Path) -> None:
 def test_refuses_without_the_password(tmp_path: Path) -> None:
     with running_redis(tmp_path) as url:
         naked = "unix://" + url.partition("@")[2]
-        with pytest.raises(RedisStartError, match="authenticate"):
+        with pytest.raises(BootstrapError, match="authenticate"):
             wait_for_redis(naked)
 
 
@@ -101,7 +101,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 def test_a_server_that_dies_is_named_at_once(tmp_path: Path) -> None:
     server = configure_private_redis(tmp_path)
     started_s = time.monotonic()
-    with pytest.raises(RedisStartError, match="does not answer"):
+    with pytest.raises(BootstrapError, match="does not answer"):
         wait_for_redis(server.url, timeout_s=60.0, is_alive=lambda: False)
     assert time.monotonic() - started_s < 30.0
     discard_private_redis(server, tmp_path)
@@ -110,7 +110,7 @@ def test_a_server_that_dies_is_named_at_once(tmp_path: Path) -> None:
 def test_no_server_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(redis_server, "WHEEL", "no-such-distribution")
-    with pytest.raises(RedisStartError, match="set REDIS_URL"):
+    with pytest.raises(BootstrapError, match="set REDIS_URL"):
         find_redis_server()
 
 
