@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from django.core.management.base import CommandError
@@ -59,22 +59,9 @@ class Loaded:
         return f"{self.model} on {self.neuron}"
 
 
-class Fleet(Protocol):
-    """The gate's view of the fleet. Every method raises ``RefusedError``."""
-
-    def overview(self) -> Mapping[str, Any]: ...
-
-    def last_used(self, one: Loaded) -> str | None:
-        """When that replica last had work; changes with each request."""
-
-    def embedding_models(self) -> frozenset[str]:
-        """Names of the ready models that make embeddings."""
-
-    def post(self, path: str, body: dict[str, Any]) -> Any: ...
-
-
 class GatewayFleet:
-    """The fleet over HTTP. Raises ``ValueError`` too, for a body that is not JSON."""
+    """The gate's view of the fleet. Every method raises ``RefusedError``, and ``ValueError`` for a
+    body that is not JSON."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._server = Server(url, key, timeout_s=REQUEST_TIMEOUT_S)
@@ -84,11 +71,13 @@ class GatewayFleet:
         return found
 
     def last_used(self, one: Loaded) -> str | None:
+        """When that replica last had work; changes with each request."""
         query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
         rows = self.get(f"/api/replicas?{query}")["data"]
         return str(rows[0]["last_used_at"]) if rows else None
 
     def embedding_models(self) -> frozenset[str]:
+        """Names of the ready models that make embeddings."""
         cards = self.get("/v1/models")["data"]
         return frozenset(
             card["id"] for card in cards if "embeddings" in (card.get("capabilities") or ())
@@ -103,7 +92,7 @@ class GatewayFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    fleet: Fleet
+    fleet: GatewayFleet
     neuron: str | None
     """``None``: each model is tested once, on any neuron."""
     ready_limit_s: float
