@@ -15,15 +15,14 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
 from fleet.hub.layer_costs import entry_costs
 from fleet.live.snapshot import FleetSnapshot
-from fleet.placement.devices.staged import why_not_divided
+from fleet.placement.devices.capacity import FleetCapacity
+from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.staged import stage_devices, usable, why_not_divided
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.devices import speed_of
 from fleet.placement.stages.planning import KV_TOKENS_TRIED
 from inference.loading.costs.model_costs import ModelCosts
-from inference.protocol.heartbeat import device_name
 from inference.protocol.load import LoadSpec
 
-MIB = 1024**2
 WHAT_LOADS_DO = (
     "A model that one device could hold, were nothing else loaded, is not divided: other models "
     "leave for it. With spread fleet a model lies on several hosts where no one host could hold it"
@@ -58,41 +57,15 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
             f"{entry.name} has {entry.tensor_parallel} ranks (tensor_parallel), which lie on as "
             "many equal cards of one host: plans are of stages"
         )
-    devices = _devices(entry, snapshot)
+    among = tuple(usable(Needs(entry), FleetCapacity(snapshot, None)))
+    devices = stage_devices(among, lambda one: one.info.free_memory_bytes)
+    empty = stage_devices(among, lambda one: one.info.total_memory_bytes)
     spec = entry.load_spec(job_id="", neuron="")
     free_bytes = max((one.free_bytes for one in devices), default=0)
     costs = entry_costs(entry, free_bytes)
     lending = {neuron.name for neuron in snapshot.neurons if neuron.stage_host}
-    planning = Planning(costs, devices, _devices(entry, snapshot, is_empty=True), lending)
+    planning = Planning(costs, devices, empty, lending)
     return planning.run(entry, _tokens(spec, costs))
-
-
-def _devices(
-    entry: CatalogueEntry, snapshot: FleetSnapshot, *, is_empty: bool = False
-) -> list[StageDevice]:
-    """The devices that the model may use. ``is_empty``: as if nothing were loaded. Processors that
-    share their memory with a card are left out."""
-    least_bytes = (entry.min_device_vram_mb or 0) * MIB
-    found = []
-    for neuron in snapshot.neurons:
-        if not neuron.may_load or neuron.name not in (entry.pinned_on or (neuron.name,)):
-            continue
-        is_shared = any(info.has_host_memory for info in neuron.devices)
-        for info in neuron.devices:
-            is_no_card = info.kind == "cpu" and (is_shared or least_bytes > 0)
-            is_wanted = entry.device in ("auto", info.kind)
-            if is_no_card or not is_wanted or info.total_memory_bytes < least_bytes:
-                continue
-            found.append(
-                StageDevice(
-                    neuron=neuron.name,
-                    name=device_name(info),
-                    kind=info.kind,
-                    free_bytes=info.total_memory_bytes if is_empty else info.free_memory_bytes,
-                    speed=speed_of(info, neuron.num_cores),
-                )
-            )
-    return found
 
 
 def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:

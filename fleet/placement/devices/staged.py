@@ -13,7 +13,7 @@ devices of one neuron could hold never lies on several.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -71,7 +71,7 @@ class Division:
         costs = needs.entry.costs
         if costs is None or why_not_divided(needs.entry) or could_be_whole(needs, capacity):
             return None
-        division = cls(needs, costs, capacity, tuple(_usable(needs, capacity)))
+        division = cls(needs, costs, capacity, tuple(usable(needs, capacity)))
         if needs.entry.spread != "fleet" or (
             division._has_memory((), could_be_free) and isinstance(division.in_all(), StagePlan)
         ):
@@ -211,25 +211,30 @@ class Division:
         free_bytes: Callable[[DeviceCapacity], int],
         tokens: Sequence[int],
     ) -> StagePlan | StageRefusal:
-        devices = [
-            StageDevice(
-                neuron=one.neuron.name,
-                name=one.name,
-                kind=one.info.kind,
-                free_bytes=max(0, free_bytes(one)),
-                speed=speed_of(one.info, one.neuron.num_cores),
-            )
-            for one in self.devices
-            if one.neuron.name not in excluded
-        ]
-        return divided(self.costs, devices, tokens, self.spread)
+        among = (one for one in self.devices if one.neuron.name not in excluded)
+        return divided(self.costs, stage_devices(among, free_bytes), tokens, self.spread)
 
 
 def could_be_free(device: DeviceCapacity) -> int:
     return device.could_be_free
 
 
-def _usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
+def stage_devices(
+    devices: Iterable[DeviceCapacity], free_bytes: Callable[[DeviceCapacity], int]
+) -> list[StageDevice]:
+    return [
+        StageDevice(
+            neuron=one.neuron.name,
+            name=one.name,
+            kind=one.info.kind,
+            free_bytes=max(0, free_bytes(one)),
+            speed=speed_of(one.info, one.neuron.num_cores),
+        )
+        for one in devices
+    ]
+
+
+def usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
     """The devices for stages. Processors that share memory with a card have none of their own."""
     barred = capacity.barred(needs.entry)
     names = {name for by_name in capacity.by_kind.values() for name in by_name}
