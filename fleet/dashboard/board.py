@@ -18,7 +18,6 @@ from fleet.dashboard.rows import (
     DownloadRow,
     ModelRow,
     NeuronRow,
-    OutdatedRow,
     PagingRow,
     ProgressRow,
     Tile,
@@ -30,7 +29,6 @@ from fleet.overview import (
     JobLine,
     ModelLine,
     NeuronLine,
-    OutdatedLine,
 )
 from fleet.overview.lines import AuditLine, RefusalLine
 from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM
@@ -38,7 +36,6 @@ from metering.ledger.entries import Outcome
 from metering.links import requests_url
 from metering.money import cost_text
 
-MAX_JOBS = 3
 MODELS_A_PAGE = 12
 NEURONS_A_PAGE = 6
 MAX_AUDIT_LINES = 5
@@ -78,10 +75,8 @@ class Board:
 
 def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
     query = query or BoardQuery()
-    jobs: dict[tuple[str, str], list[JobLine]] = defaultdict(list)
     jobs_of_models: JobsOfModels = defaultdict(list)
     for job in overview.jobs:
-        jobs[job.model, job.neuron].append(job)
         jobs_of_models[job.model].append(job)
     explained = {
         (replica.model, neuron.name): replica.failure
@@ -107,13 +102,7 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
             models, MODELS_A_PAGE, lambda page: replace(query, models_page=page).url_query()
         ),
         neurons=neuron_rows(
-            neurons.lines,
-            jobs,
-            query=query,
-            num_neurons=len(overview.neurons),
-            kept_loaded=frozenset(
-                model.name for model in overview.models if model.min_replicas > 0
-            ),
+            overview, neurons.lines, query=query, num_neurons=len(overview.neurons)
         ),
         neurons_paging=_paging(
             neurons, NEURONS_A_PAGE, lambda page: replace(query, neurons_page=page).url_query()
@@ -237,7 +226,7 @@ def model_row(
 ) -> ModelRow:
     """``jobs`` are this model's, active ones before those that have ended."""
     least = f"{model.min_replicas} to " if model.min_replicas != model.max_replicas else ""
-    progress = _progress_of_model(jobs, explained)
+    progress = progress_of_model(jobs, explained)
     return ModelRow(
         line=model,
         replicas=""
@@ -248,18 +237,18 @@ def model_row(
     )
 
 
-def outdated_rows(lines: Iterable[OutdatedLine]) -> tuple[OutdatedRow, ...]:
+def outdated_rows(
+    overview: FleetOverview,
+) -> tuple[tuple[ModelLine, tuple[ProgressRow, ...]], ...]:
+    """The models with an outdated replica, and the progress of their jobs."""
     return tuple(
-        OutdatedRow(
-            name=line.model,
-            may_reload=line.may_reload,
-            progress=_progress_of_model(line.jobs)[:MAX_JOBS],
-        )
-        for line in lines
+        (model, progress_of_model([job for job in overview.jobs if job.model == model.name]))
+        for model in overview.models
+        if model.has_outdated
     )
 
 
-def _progress_of_model(
+def progress_of_model(
     jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
 ) -> tuple[ProgressRow, ...]:
     """``jobs``, newest first: on one neuron only the newest counts. ``explained``: the failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from fleet.dashboard.rows import ModelRow, NeuronRow
 from fleet.models import CatalogueModel, Neuron
 from fleet.overview import (
     FleetOverview,
-    JobLine,
     ModelLine,
     NeuronLine,
     ReplicaLine,
@@ -73,17 +71,8 @@ def neuron_home(overview: FleetOverview, name: str) -> NeuronRow | None:
 
 
 def _unfolded(overview: FleetOverview, neurons: list[NeuronLine]) -> tuple[NeuronRow, ...]:
-    jobs: dict[tuple[str, str], list[JobLine]] = defaultdict(list)
-    for job in overview.jobs:
-        jobs[job.model, job.neuron].append(job)
     away = frozenset(neuron.name for neuron in neurons if neuron.status == AWAY)
-    return neuron_rows(
-        neurons,
-        jobs,
-        query=BoardQuery(flipped=away),
-        num_neurons=1,
-        kept_loaded=frozenset(model.name for model in overview.models if model.min_replicas > 0),
-    )
+    return neuron_rows(overview, neurons, query=BoardQuery(flipped=away), num_neurons=1)
 
 
 def model_context(model: CatalogueModel) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -10,7 +11,7 @@ from fleet.dashboard.query import BoardQuery
 from fleet.dashboard.rows import DeviceRow, NeuronRow, ReplicaRow, SegmentRow
 from fleet.dashboard.words import job_progress
 from fleet.management.sizes import size_text, total_text
-from fleet.overview import DeviceLine, JobLine, NeuronLine, ReplicaLine
+from fleet.overview import DeviceLine, FleetOverview, JobLine, NeuronLine, ReplicaLine
 
 NUM_COLORS = 6
 NUM_UNFOLDED = 3
@@ -18,8 +19,6 @@ NUM_UNFOLDED = 3
 MAX_REPLICAS = 20
 AWAY = "away"
 ORDER = ("online", "draining", "refused", AWAY)
-
-Jobs = Mapping[tuple[str, str], Sequence[JobLine]]
 
 
 def rank_of(neuron: NeuronLine) -> int:
@@ -34,15 +33,18 @@ def rank_of(neuron: NeuronLine) -> int:
 
 
 def neuron_rows(
+    overview: FleetOverview,
     neurons: Iterable[NeuronLine],
-    jobs: Jobs,
     *,
     query: BoardQuery,
     num_neurons: int,
-    kept_loaded: frozenset[str],
 ) -> tuple[NeuronRow, ...]:
-    """``num_neurons`` are in the whole fleet; ``kept_loaded`` are the models that cannot be
-    unloaded or put to sleep."""
+    """``neurons`` are those to show, by lines that may lack some replicas; ``num_neurons`` are in
+    the whole fleet."""
+    jobs: dict[tuple[str, str], list[JobLine]] = defaultdict(list)
+    for job in overview.jobs:
+        jobs[job.model, job.neuron].append(job)
+    kept_loaded = {model.name for model in overview.models if model.min_replicas > 0}
     rows = []
     for neuron in neurons:
         is_usual = num_neurons <= NUM_UNFOLDED and neuron.status != AWAY

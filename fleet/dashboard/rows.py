@@ -72,13 +72,6 @@ class NeuronRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutdatedRow:
-    name: str
-    may_reload: bool
-    progress: tuple[ProgressRow, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
     line: ModelLine
     replicas: str

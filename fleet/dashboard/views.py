@@ -26,7 +26,7 @@ from fleet.errors import FleetError
 from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
-from fleet.overview import fleet_overview, outdated_models
+from fleet.overview import fleet_overview
 from fleet.overview.jobs import job_lines_by_id
 
 MAX_FOLLOWED_JOBS = 20
@@ -171,7 +171,7 @@ def _neuron_part(request: HttpRequest, name: str, outcomes: list[Outcome]) -> Ht
 
 
 def _outdated(request: HttpRequest, outcomes: list[Outcome] | None = None) -> HttpResponse:
-    context = {"models": outdated_rows(outdated_models()), "outcomes": outcomes or []}
+    context = {"models": outdated_rows(fleet_overview()), "outcomes": outcomes or []}
     return _part(request, "fleet/outdated.html", context)
 
 

@@ -7,7 +7,6 @@ fleet.
 """
 
 from fleet.overview.attention import attention
-from fleet.overview.jobs import outdated_models
 from fleet.overview.lines import (
     Attention,
     DeviceLine,
@@ -18,7 +17,6 @@ from fleet.overview.lines import (
     Level,
     ModelLine,
     NeuronLine,
-    OutdatedLine,
     ReplicaLine,
 )
 from fleet.overview.selector import fleet_overview
@@ -33,9 +31,7 @@ __all__ = [
     "Level",
     "ModelLine",
     "NeuronLine",
-    "OutdatedLine",
     "ReplicaLine",
     "attention",
     "fleet_overview",
-    "outdated_models",
 ]

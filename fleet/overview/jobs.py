@@ -1,4 +1,4 @@
-"""Reads load jobs that are active or have just ended, and models that need a reload."""
+"""Reads load jobs that are active or have just ended."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from uuid import UUID
 from django.db.models import Q
 from django.utils import timezone
 
-from fleet import selectors
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
-from fleet.models import LoadJob, Replica
-from fleet.overview.lines import JobLine, OutdatedLine
+from fleet.models import LoadJob
+from fleet.overview.lines import JobLine
 
 ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
 MAX_ENDED_JOBS = 20
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def job_lines(*, models: Collection[str] | None = None) -> tuple[JobLine, ...]:
-    """The jobs of these models, or of all: first active ones, then the newest that ended."""
+def job_lines() -> tuple[JobLine, ...]:
+    """First active ones, then the newest that ended."""
     is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
     has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
     rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")
-    if models is not None:
-        rows = rows.filter(model_name__in=models)
     lines = [_job_line(job) for job in rows.order_by("-created_at")]
     ended = [line for line in lines if not line.is_active]
     return (*(line for line in lines if line.is_active), *ended[:MAX_ENDED_JOBS])
@@ -51,33 +48,4 @@ def _job_line(job: LoadJob) -> JobLine:
         eta_s=job.eta_s,
         note=job.note,
         failure=job.failure_message,
-    )
-
-
-def outdated_models() -> tuple[OutdatedLine, ...]:
-    """Models with an outdated replica, by name. Two queries; one where nothing is outdated."""
-    digests = {
-        entry.name: entry.spec_digest()
-        for entry in selectors.catalogue_list()
-        if entry.base is None  # an adapter is reloaded with its base
-    }
-    loaded = list(
-        Replica.objects.exclude(spec_digest="").values_list(
-            "model_name", "spec_digest", "report__stages"
-        )
-    )
-    names = {name for name, digest, _ in loaded if digests.get(name, digest) != digest}
-    on_hosts = {
-        name for name, _, stages in loaded if any(one.get("neuron") for one in stages or ())
-    }
-    if not names:
-        return ()
-    jobs = job_lines(models=names)
-    return tuple(
-        OutdatedLine(
-            model=name,
-            jobs=tuple(job for job in jobs if job.model == name),
-            may_reload=name not in on_hosts,
-        )
-        for name in sorted(names)
     )

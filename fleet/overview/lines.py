@@ -144,13 +144,6 @@ class JobLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutdatedLine:
-    model: str
-    jobs: tuple[JobLine, ...]
-    may_reload: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLine:
     neuron: str
     source: str

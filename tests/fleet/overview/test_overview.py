@@ -80,14 +80,16 @@ def test_neurons_devices_replicas_and_models(beat, build) -> None:
 
 def test_stages_of_other_hosts_models_hold_memory(beat, build) -> None:
     beat(devices=[build.device(kind="cuda")], stages=[build.stage()])
-    (neuron,) = fleet_overview().neurons
+    overview = fleet_overview()
+    (neuron,) = overview.neurons
     assert neuron.devices[0].held == (HeldMemory(model="large", num_bytes=3 * GIB),)
     assert not neuron.replicas
-    (row,) = neuron_rows([neuron], {}, query=BoardQuery(), num_neurons=1, kept_loaded=frozenset())
+    (row,) = neuron_rows(overview, [neuron], query=BoardQuery(), num_neurons=1)
     assert row.load == "stages of other hosts' models"
     beat(devices=[build.device(kind="cuda")])
-    (neuron,) = fleet_overview().neurons
-    (row,) = neuron_rows([neuron], {}, query=BoardQuery(), num_neurons=1, kept_loaded=frozenset())
+    overview = fleet_overview()
+    (neuron,) = overview.neurons
+    (row,) = neuron_rows(overview, [neuron], query=BoardQuery(), num_neurons=1)
     assert not neuron.devices[0].held and row.load == "nothing loaded"
 
 
