@@ -48,6 +48,11 @@ UPSTREAM = "upstream"
 """The status of a model that an upstream serves: nothing of it is loaded."""
 MAX_AUDIT_ENTRIES = 8
 REFUSAL_HOURS = 2
+AS_STORED = (
+    *("id", "status", "memory_bytes", "host_memory_bytes", "in_flight", "queue_depth"),
+    *("kv_blocks_used", "kv_blocks_total", "decode_tokens_per_s"),
+)
+"""The columns of a replica that its line has under the same names."""
 
 
 def fleet_overview() -> FleetOverview:
@@ -107,44 +112,28 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
     """The replicas, without their load reports, which are long."""
     found: dict[int, list[ReplicaLine]] = defaultdict(list)
     for row in Replica.objects.order_by("model_name").values(
-        "id",
+        *AS_STORED,
         "neuron_id",
         "model_name",
-        "status",
         "spec_digest",
         "devices",
-        "memory_bytes",
-        "host_memory_bytes",
         "adapters",
-        "in_flight",
-        "queue_depth",
-        "kv_blocks_used",
-        "kv_blocks_total",
-        "decode_tokens_per_s",
         "failure_message",
         "report__stage_memory",
         "report__stages",
     ):
         digest = digests.get(row["model_name"], "")
         line = ReplicaLine(
-            id=row["id"],
+            **{name: row[name] for name in AS_STORED},
             model=row["model_name"],
-            status=row["status"],
             is_outdated=bool(digest) and row["spec_digest"] not in ("", digest),
             devices=tuple(row["devices"]),
-            memory_bytes=row["memory_bytes"],
             device_bytes={
                 one["device"]: one["actual_bytes"] + one["process_bytes"]
                 for one in row["report__stage_memory"] or ()
             },
             lies_on_hosts=any(one.get("neuron") for one in row["report__stages"] or ()),
-            host_memory_bytes=row["host_memory_bytes"],
             adapters=tuple(row["adapters"]),
-            in_flight=row["in_flight"],
-            queue_depth=row["queue_depth"],
-            kv_blocks_used=row["kv_blocks_used"],
-            kv_blocks_total=row["kv_blocks_total"],
-            decode_tokens_per_s=row["decode_tokens_per_s"],
             failure=row["failure_message"],
         )
         found[row["neuron_id"]].append(line)

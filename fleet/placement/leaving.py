@@ -106,7 +106,7 @@ def taking_requests(
 def unknown_leaves(replica: ReplicaView) -> Unload | None:
     if replica.status is ReplicaStatus.DRAINING or replica.status_age_s < UNKNOWN_GRACE_S:
         return None
-    return _unload(replica, "the catalogue does not offer it")
+    return unload_of(replica, "the catalogue does not offer it")
 
 
 def surplus_leaves(
@@ -141,7 +141,7 @@ def surplus_leaves(
     if len(ready) > assignment.max_replicas:
         has_come_back = any(replica.neuron in homes for replica in ready)
         if has_come_back or min(replica.status_age_s for replica in ready) >= SETTLED_S:
-            return _unload(
+            return unload_of(
                 least, f"one of {len(ready)}, and at most {assignment.max_replicas} stay"
             )
         return None
@@ -150,10 +150,10 @@ def surplus_leaves(
         leaves = min(expired, key=keeps)
         if assignment.idle_action == "sleep" and may_sleep(leaves):
             return Sleep(neuron=leaves.neuron, model=leaves.model, reason=f"idle for {ttl_s} s")
-        return _unload(leaves, f"idle for {ttl_s} s")
+        return unload_of(leaves, f"idle for {ttl_s} s")
     is_extra = len(ready) > max(1, assignment.min_replicas)
     if is_extra and _is_idle_for(least, EXTRA_IDLE_S):
-        return _unload(least, f"one of {len(ready)}, and idle for {EXTRA_IDLE_S:.0f} s")
+        return unload_of(least, f"one of {len(ready)}, and idle for {EXTRA_IDLE_S:.0f} s")
     return None
 
 
@@ -162,5 +162,5 @@ def _is_idle_for(replica: ReplicaView, seconds: float) -> bool:
     return idle_s is not None and idle_s >= seconds
 
 
-def _unload(replica: ReplicaView, reason: str) -> Unload:
+def unload_of(replica: ReplicaView, reason: str) -> Unload:
     return Unload(neuron=replica.neuron, model=replica.model, reason=reason)

@@ -55,7 +55,14 @@ from fleet.placement.devices.sleeping import asleep_of, has_just_refused, may_sl
 from fleet.placement.expected import with_load, with_time_slices, with_unload
 from fleet.placement.failures import failed_loads, with_reported_costs
 from fleet.placement.held_stages import failing_stages, stage_neurons
-from fleet.placement.leaving import DRAINS, staying, surplus_leaves, unknown_leaves, why_it_leaves
+from fleet.placement.leaving import (
+    DRAINS,
+    staying,
+    surplus_leaves,
+    unknown_leaves,
+    unload_of,
+    why_it_leaves,
+)
 from fleet.placement.place import load_decision
 from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus, device_name
@@ -213,7 +220,7 @@ class _Tick:
                 if self._jobs.overdue & {neuron.name, *stage_neurons(replica)}:
                     self._end(replica)
                 elif why and replica.status is ReplicaStatus.ASLEEP:
-                    self._unload(_leaving(replica, why))
+                    self._unload(unload_of(replica, why))
                 elif why and entry is not None and replica.status is ReplicaStatus.READY:
                     self._move(entry, replica, why)
 
@@ -224,11 +231,11 @@ class _Tick:
         is_idle = (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S
         if any(other.status is ReplicaStatus.READY for other in elsewhere):
             if is_idle:
-                self._unload(_leaving(replica, f"{why}, and another one has it"))
+                self._unload(unload_of(replica, f"{why}, and another one has it"))
         elif elsewhere or self._pending[entry.name] or entry.effective_min_replicas:
             return  # a missing kept model was handled already
         elif is_idle and why == DRAINS:
-            self._unload(_leaving(replica, why))
+            self._unload(unload_of(replica, why))
         else:
             self._load(entry, may_evict=not is_idle)
 
@@ -314,10 +321,6 @@ class _Tick:
             return
         self._actions.append(unload)
         self._snapshot = with_unload(self._snapshot, unload.neuron, unload.model)
-
-
-def _leaving(replica: ReplicaView, reason: str) -> Unload:
-    return Unload(neuron=replica.neuron, model=replica.model, reason=reason)
 
 
 def time_slices_kept(

@@ -27,6 +27,10 @@ from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 NO_NEURON_RETRY_AFTER_S = 5.0
 NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
 UNCHANGED_RETRY_AFTER_S = 60.0
+UNCHANGED = (
+    ". It is tried again once more is free there, its files or its catalogue entry change, or an "
+    "operator loads it"
+)
 SUGGESTION = (
     "Change device, min_devices, tensor_parallel or min_device_vram_mb of the model, or add a host "
     "with such devices."
@@ -71,7 +75,8 @@ def refuse(
     refusal is temporary. ``only``: the neurons that count, where not all do. ``division``: the
     entry's on ``capacity``, if made already."""
     if failed.recent:
-        return _load_failed(entry, failed.recent)
+        oldest = min(failed.recent, key=lambda replica: (retry_in_s(replica), replica.neuron))
+        return _load_failed(entry, oldest, max(1.0, retry_in_s(oldest)))
     short = _short(entry, capacity, failed, division)
     if short is not None and short.retry_after_s is not None:
         return short
@@ -80,7 +85,7 @@ def refuse(
     if barred := _barred(entry, capacity):
         return barred
     if failed.unchanged:
-        return _load_unchanged(entry, failed.unchanged[0])
+        return _load_failed(entry, failed.unchanged[0], UNCHANGED_RETRY_AFTER_S, UNCHANGED)
     if short is not None:
         return short
     if failed.permanent:
@@ -103,25 +108,14 @@ def _barred(entry: CatalogueEntry, capacity: FleetCapacity) -> Reject | None:
     return None
 
 
-def _load_failed(entry: CatalogueEntry, failed: Sequence[ReplicaView]) -> Reject:
-    oldest = min(failed, key=lambda replica: (retry_in_s(replica), replica.neuron))
-    why = oldest.failure.message if oldest.failure else "no reason was given"
-    return Reject(
-        code="load_failed",
-        message=f"Loading {oldest.model} failed on {oldest.neuron}: {why}",
-        retry_after_s=max(1.0, retry_in_s(oldest)),
-        model_id=_model_id(entry),
-        suggestion=oldest.failure.suggestion if oldest.failure else "",
-    )
-
-
-def _load_unchanged(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
+def _load_failed(
+    entry: CatalogueEntry, failed: ReplicaView, retry_after_s: float, again: str = ""
+) -> Reject:
     why = failed.failure.message if failed.failure else "no reason was given"
     return Reject(
         code="load_failed",
-        message=f"Loading {failed.model} failed on {failed.neuron}: {why}. It is tried again once "
-        "more is free there, its files or its catalogue entry change, or an operator loads it",
-        retry_after_s=UNCHANGED_RETRY_AFTER_S,
+        message=f"Loading {failed.model} failed on {failed.neuron}: {why}{again}",
+        retry_after_s=retry_after_s,
         model_id=_model_id(entry),
         suggestion=failed.failure.suggestion if failed.failure else "",
     )
