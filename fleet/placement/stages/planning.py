@@ -13,7 +13,7 @@ as read the weights seldom.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Literal
@@ -28,7 +28,7 @@ from fleet.placement.stages.layer_memory import (
     LayerMemory,
 )
 from fleet.placement.stages.plans import Room, Stage, StagePlan, StageRefusal
-from fleet.placement.stages.search import Candidate, Found, Search, Share, candidates_of, links_s
+from fleet.placement.stages.search import Candidate, Found, Share, candidates_of, filled, links_s
 from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import ModelCosts
 
@@ -84,36 +84,29 @@ def plan_stages(
     ``devices``."""
     memory, times = LayerMemory(costs, kv_tokens), StepTimes(costs)
     candidates = candidates_of(memory, times, devices)
-    found = _whole_on_a_card(candidates, len(costs.layers)) or _found(
-        memory, times, candidates, spread
-    )
+    cards = [[one] for one in candidates if one.device.kind == "cuda"]
+    found = _shortest(memory, times, cards) or _shortest(memory, times, _tried(candidates, spread))
     if found is None:
         return _refusal(memory, candidates, spread)
     return _plan(memory, times, found)
 
 
-def _whole_on_a_card(candidates: Sequence[Candidate], num_layers: int) -> Found | None:
-    """The one with the shortest step; of equals the first."""
-    whole = [
-        one for one in candidates if one.device.kind == "cuda" and one.most_as_first >= num_layers
-    ]
-    steps_s = [one.head_s + num_layers * one.layer_s for one in whole]
-    if not whole:
-        return None
-    fastest_s = min(steps_s)
-    fastest = whole[steps_s.index(fastest_s)]
-    return Found((Share(fastest.device, num_layers),), fastest_s)
-
-
-def _found(
-    memory: LayerMemory, times: StepTimes, candidates: Sequence[Candidate], spread: Spread
+def _shortest(
+    memory: LayerMemory, times: StepTimes, tried: Iterable[Sequence[Candidate]]
 ) -> Found | None:
+    """The stages with the shortest step; of equals the first. ``None``: nothing fits."""
+    found = (filled(memory, times, among) for among in tried)
+    return min((one for one in found if one), key=lambda one: one.step_s, default=None)
+
+
+def _tried(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
+    """Each device alone, each neuron's devices, and all, as far as ``spread`` goes."""
+    tried = _groups(candidates, "device")
+    if spread != "device":
+        tried += _groups(candidates, "host")
     if spread == "fleet":
-        return Search(memory, times, candidates).run()
-    best: Found | None = None
-    for own in _groups(candidates, spread):
-        best = Search(memory, times, own).run(best)
-    return best
+        tried.append(list(candidates))
+    return tried
 
 
 def _groups(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -10,10 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.placement.stages import StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.layer_memory import LayerMemory
 from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
-from fleet.placement.stages.search import Found, Search, candidates_of
-from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
 from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 
@@ -194,22 +190,6 @@ def test_no_device_is_given_more_than_it_has_whatever_their_order(
 
 
 @FEW
-@given(models, fleets(), st.data())
-def test_another_device_never_makes_a_plan_slower(
-    costs: ModelCosts, devices: list[StageDevice], data: st.DataObject
-) -> None:
-    """Unless it is the first card that holds the whole model, which is not split then."""
-    less = data.draw(st.lists(st.sampled_from(devices), max_size=len(devices) - 1, unique=True))
-    before, after = plan_stages(costs, less), plan_stages(costs, devices)
-    if isinstance(before, StageRefusal):
-        return
-    assert isinstance(after, StagePlan)
-    if is_whole_on_a_card(after) and not is_whole_on_a_card(before):
-        return
-    assert after.step_s <= before.step_s * (1 + 1e-9)
-
-
-@FEW
 @given(models, fleets(), st.sampled_from(["device", "host"]))
 def test_a_plan_lies_on_no_more_than_it_may(
     costs: ModelCosts, devices: list[StageDevice], spread: Any
@@ -221,28 +201,6 @@ def test_a_plan_lies_on_no_more_than_it_may(
     assert len(plan.stages) == 1 or spread == "host"
     assert isinstance(widest, StagePlan)
     assert widest.step_s <= plan.step_s * (1 + 1e-9)
-
-
-@FEW
-@given(models, fleets(most=5))
-def test_cutting_branches_loses_no_faster_plan(
-    costs: ModelCosts, devices: list[StageDevice]
-) -> None:
-    """The plan is compared with that of a search that fills every set of devices."""
-    memory, times = LayerMemory(costs, KV_TOKENS), StepTimes(costs)
-    candidates = candidates_of(memory, times, devices)
-    best: Found | None = None
-    for number in range(1, len(candidates) + 1):
-        for chosen in combinations(candidates, number):
-            filled = Search(memory, times, chosen)
-            filled._fill(chosen)
-            found = filled._best
-            if found is not None and (best is None or found.step_s < best.step_s):
-                best = found
-    searched = Search(memory, times, candidates).run()
-    assert (searched is None) == (best is None)
-    if searched is not None and best is not None:
-        assert searched.step_s == pytest.approx(best.step_s, rel=1e-9)
 
 
 @given(
