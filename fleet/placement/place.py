@@ -56,12 +56,11 @@ def place(
     snapshot: FleetSnapshot,
     *,
     catalogue: Catalogue | None = None,
-    hint: RoutingHint | None = None,
     tries_again: bool = False,
 ) -> Decision:
     """``catalogue`` has the priorities of other models; without it nothing is evicted.
     ``tries_again``: an operator requested the load, so earlier failures are ignored."""
-    if routed := route(entry, snapshot, hint=hint):
+    if routed := route(entry, snapshot):
         return routed
     replicas = _reachable(snapshot, entry.name)
     if under_way := _with_status(replicas, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):

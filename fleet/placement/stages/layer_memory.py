@@ -62,9 +62,9 @@ class LayerMemory:
         )
 
 
-def whole_bytes(costs: ModelCosts, kind: Kind, kv_tokens: int = LEAST_TOKENS) -> int:
+def whole_bytes(costs: ModelCosts, kind: Kind) -> int:
     kv_bytes = sum(
-        kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
+        LEAST_TOKENS * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
         for layer in costs.layers
     )
     beside_bytes = STAGE_BYTES[kind] + costs.step_bytes.on(kind)

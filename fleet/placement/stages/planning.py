@@ -37,9 +37,9 @@ TOKENS_PER_REQUEST = 1024
 """The assumed tokens of keys and values of a request."""
 
 
-def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> float:
-    """One step of ``num_rows`` sequences, through all stages and back."""
-    return sum(_stage_times(times, shares, num_rows)) + _links_s(times, shares, num_rows)
+def step_s(times: StepTimes, shares: Sequence[Share]) -> float:
+    """One step of one sequence, through all stages and back."""
+    return sum(_stage_times(times, shares, 1)) + _links_s(times, shares, 1)
 
 
 def tokens_per_s(times: StepTimes, shares: Sequence[Share], num_running: int) -> float:

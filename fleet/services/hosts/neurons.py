@@ -144,10 +144,9 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
     return desired
 
 
-def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = False) -> None:
+def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
     """Forgets an offline neuron: its rows, its load jobs, and its keys in Redis. An invited one may
-    come back, unless its invitation is removed as well. Raises ``UnknownNeuronError``,
-    ``NeuronAliveError``."""
+    come back. Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
     if live.is_reporting(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():
@@ -162,15 +161,7 @@ def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = Fal
         for row in (neuron, desired):
             if row is not None:
                 row.delete()
-        is_revoked = False
-        if with_invitation:
-            is_revoked = Invitation.objects.filter(neuron_name=neuron_name).delete()[0] > 0
-        audit_entry_create(
-            actor=actor,
-            action="neuron.remove",
-            object_id=neuron_name,
-            detail={"invitation": "revoked"} if is_revoked else None,
-        )
+        audit_entry_create(actor=actor, action="neuron.remove", object_id=neuron_name)
         transaction.on_commit(lambda: _forget_in_redis(neuron_name))
         transaction.on_commit(desired_states_publish)
 

@@ -80,9 +80,9 @@ def stage_orders(job: LoadJob) -> Send:
     return send
 
 
-def stage_loads_advance(*, snapshot: FleetSnapshot, now: datetime | None = None) -> None:
+def stage_loads_advance(*, snapshot: FleetSnapshot) -> None:
     """Orders the engines of loads whose stages all listen, and fails loads of which one cannot."""
-    now = now or timezone.now()
+    now = timezone.now()
     for job in selectors.load_jobs_active().exclude(stage_links=""):
         if job.model is None:
             job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_OFFERED)
