@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView
+from fleet.live.snapshot import FleetSnapshot, NeuronView
 
 GRACE_S = 10.0
 """After its heartbeat has lapsed, which takes four seconds. Long enough for a stalled host or a
@@ -27,9 +27,8 @@ class Absences:
             self._last_seen[neuron.name] = (now_s, neuron)
         absent = []
         for name, (seen_s, neuron) in list(self._last_seen.items()):
-            silent_s = now_s - seen_s
-            if silent_s >= GRACE_S or neuron.is_leaving or not neuron.is_admitted:
+            if now_s - seen_s >= GRACE_S or neuron.is_leaving or not neuron.is_admitted:
                 del self._last_seen[name]
             elif snapshot.neuron(name) is None:
-                absent.append(Absence(neuron=neuron, silent_s=silent_s))
+                absent.append(neuron)
         return replace(snapshot, absent=tuple(absent)) if absent else snapshot

@@ -175,14 +175,6 @@ class NeuronView:
         return next((replica for replica in self.replicas if replica.model == model), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absence:
-    """A neuron that has just fallen silent, by its last report."""
-
-    neuron: NeuronView
-    silent_s: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class FleetSnapshot:
     """``neurons`` are sorted by name."""
@@ -191,8 +183,9 @@ class FleetSnapshot:
     desired_states: DesiredStates = NO_DESIRED_STATES
     """The desired states as last published, also of neurons that are not in the snapshot."""
 
-    absent: tuple[Absence, ...] = ()
-    """Their replicas are expected back."""
+    absent: tuple[NeuronView, ...] = ()
+    """Neurons that have just fallen silent, by their last reports: their replicas are expected
+    back."""
     time_slices: tuple[TimeSlice, ...] = ()
     """Memory reserved for models that wait for it."""
 
@@ -224,9 +217,9 @@ class FleetSnapshot:
     def absent_holders(self, model: str) -> tuple[str, ...]:
         """Absent neurons that held it, and are expected back."""
         return tuple(
-            absence.neuron.name
-            for absence in self.absent
-            if any(r.model == model and r.status in EXPECTED_BACK for r in absence.neuron.replicas)
+            neuron.name
+            for neuron in self.absent
+            if any(r.model == model and r.status in EXPECTED_BACK for r in neuron.replicas)
         )
 
 

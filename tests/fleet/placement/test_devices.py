@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
-from fleet.live.snapshot import Absence, FleetSnapshot
+from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
 from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.devices.needs import (
@@ -282,12 +282,12 @@ def test_what_a_time_slice_promises_is_not_given_to_others() -> None:
 
 def test_an_absent_neuron_is_waited_for() -> None:
     gone = neuron("a", card(free=2), holds=(replica("tiny"),))
-    blinking = fleet(neuron("b", card(free=20)), absent=(Absence(neuron=gone, silent_s=1.0),))
+    blinking = fleet(neuron("b", card(free=20)), absent=(gone,))
     decision = place(entry(), blinking)
     assert isinstance(decision, Wait)
     assert "just fallen silent" in decision.reason
     failed = neuron("a", card(free=2), holds=(replica("tiny", FAILED),))
-    lost = fleet(neuron("b", card(free=20)), absent=(Absence(neuron=failed, silent_s=1.0),))
+    lost = fleet(neuron("b", card(free=20)), absent=(failed,))
     assert place(entry(), lost) == load("b", "cuda:0")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.live.snapshot import Absence, FleetSnapshot
+from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.decisions import Jobs, Observed, Unload
 from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
 from fleet.placement.reconcile import MAX_LOADS_A_TICK, reconcile
@@ -132,7 +132,7 @@ def test_failures_put_off_the_next_try(num: int, wait_s: float) -> None:
 def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None:
     """A pinned model used to be loaded elsewhere after four seconds, and both copies stayed."""
     holder = host("a", replica("tiny"))
-    blinking = fleet(host("b"), absent=(Absence(neuron=holder, silent_s=5.0),))
+    blinking = fleet(host("b"), absent=(holder,))
     assert act(catalogue(PINNED), blinking) == ()
     lost = fleet(host("b"))
     assert act(catalogue(PINNED), lost) == (load("b"),)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import MeasuredLoad
-from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
@@ -136,7 +136,7 @@ def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=(view,))
 
 
-BLINKED = FleetSnapshot(neurons=(), absent=(Absence(neuron=neuron("a"), silent_s=3.0),))
+BLINKED = FleetSnapshot(neurons=(), absent=(neuron("a"),))
 BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
 WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
 PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
