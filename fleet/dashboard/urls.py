@@ -7,7 +7,6 @@ from django.urls import path
 
 from fleet import first_steps
 from fleet.dashboard import views
-from fleet.dashboard.sharing import sharing
 
 urlpatterns = [
     path("board", admin.site.admin_view(views.board), name="dashboard-board"),
@@ -20,6 +19,6 @@ urlpatterns = [
     path("first-steps", admin.site.admin_view(first_steps.card), name="first-steps"),
     path("first-key", admin.site.admin_view(first_steps.make_key), name="first-key"),
     path("hide-first-steps", admin.site.admin_view(first_steps.hide), name="first-steps-hide"),
-    path("sharing", admin.site.admin_view(sharing), name="sharing"),
+    path("sharing", admin.site.admin_view(views.sharing), name="sharing"),
     path("do", admin.site.admin_view(views.do), name="dashboard-do"),
 ]

@@ -6,15 +6,16 @@ from typing import Any, cast
 from urllib.parse import urlencode
 
 from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import PermissionDenied
 from django.db.models import Model, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from fleet.admin.loading import Outcome, show_outcome
+from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.admin.unfold_types import ask
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
@@ -22,12 +23,19 @@ from fleet.dashboard.board import board_of, outdated_rows
 from fleet.dashboard.homes import model_context, neuron_context
 from fleet.dashboard.query import BoardQuery, Shown
 from fleet.dashboard.words import ASK_FIRST, CHANGE_SETTINGS
-from fleet.errors import FleetError
+from fleet.errors import FleetError, InvitationError
 from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
 from fleet.overview import fleet_overview
 from fleet.overview.jobs import job_lines_by_id
+from fleet.services.hosts.invitations import (
+    DEFAULT_SHARE_PORT,
+    redis_share,
+    redis_unshare,
+    sharing_state,
+)
+from helexa_site.web.pages import render_page
 
 MAX_FOLLOWED_JOBS = 20
 SHOWN_CHOICES = (
@@ -179,3 +187,43 @@ def _part(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpR
     response = render(request, template, context)
     add_never_cache_headers(response)
     return response
+
+
+SHARES = "fleet.change_fleetpolicy"
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+def sharing(request: HttpRequest) -> HttpResponse:
+    """The page that opens and closes the private Redis to invited hosts."""
+    if not request.user.has_perm(SHARES):
+        raise PermissionDenied
+    problem = ""
+    if request.method == "POST":
+        try:
+            _set_sharing(request)
+            return HttpResponseRedirect(reverse("sharing"))
+        except InvitationError as error:
+            problem = str(error)
+    context = {
+        "sharing": sharing_state(),
+        "share_port": request.POST.get("port") or DEFAULT_SHARE_PORT,
+        "problem": problem,
+    }
+    return render_page(
+        request,
+        "fleet/sharing.html",
+        title="Sharing",
+        context=context,
+        status=400 if problem else 200,
+    )
+
+
+def _set_sharing(request: HttpRequest) -> None:
+    if request.POST.get("do") == "close":
+        redis_unshare(actor=actor_of(request))
+        return
+    port = request.POST.get("port", "")
+    if not (port.isascii() and port.isdigit() and len(port) < 6):
+        raise InvitationError(f"{port!r} is not a port")
+    redis_share(actor=actor_of(request), host=request.POST.get("host", ""), port=int(port))

@@ -17,7 +17,7 @@ from fleet import services
 from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
 from fleet.overview import DeviceLine, NeuronLine
-from fleet.overview.feasible import why_no_host, why_not_now
+from fleet.overview.selector import why_no_host, why_not_now
 from metering.actor import COMMAND
 from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand, run_command
