@@ -14,15 +14,17 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from fleet.management.chat_client import ChatClient
-from fleet.management.connect.clients import (
+from fleet.management.clients import (
     ANY_KEY,
     CLIENTS,
     ClientSettings,
     NoModelError,
     Target,
+    UnmergeableError,
     chosen_card,
+    merged,
+    settings_text,
 )
-from fleet.management.connect.settings_files import UnmergeableError, merged, settings_text
 from helexa_site.exit_codes import ExitCode
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand

@@ -17,16 +17,14 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from fleet.management.connect.clients import (
+from fleet.management.clients import (
     ANY_KEY,
     CLIENTS,
     NEED_TOOLS,
     NoModelError,
     Target,
-    chosen_card,
-)
-from fleet.management.connect.settings_files import (
     UnmergeableError,
+    chosen_card,
     merged_json,
     merged_toml,
     settings_text,

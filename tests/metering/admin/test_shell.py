@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from fleet.first_steps import snippets
-from fleet.management.connect.clients import Target
+from fleet.management.clients import Target
 from fleet.models import CatalogueModel, Invitation
 from helexa_site.web.navigation import GROUPS
 from metering import services

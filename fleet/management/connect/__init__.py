@@ -1,1 +1,0 @@
-"""Points clients at this server: ``manage.py connect``."""
