@@ -4,18 +4,12 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [
-        ("fleet", "0041_stage_links"),
-    ]
+    dependencies = [("fleet", "0041_stage_links")]
 
     operations = [
         migrations.AddField(
             model_name="neuronwish",
             name="drain_ends_at",
-            field=models.DateTimeField(
-                blank=True,
-                help_text="When what still runs there is ended; empty: it finishes.",
-                null=True,
-            ),
-        ),
+            field=models.DateTimeField(blank=True, null=True),
+        )
     ]

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.core.management.commands.migrate import Command as DjangosMigrate
 
+from fleet.management.commands.makemigrations import Autodetector
 from helexa_site.migration_guard import (
     SchemaError,
     ensure_schema_is_known,
@@ -15,6 +16,8 @@ from helexa_site.migration_guard import (
 
 
 class Command(DjangosMigrate):
+    autodetector = Autodetector
+
     def handle(self, *args: Any, **options: Any) -> None:
         def report_waiting() -> None:
             self.stderr.write("another process migrates this database; waiting for it")
