@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 CLOSE_TIMEOUT_S = 5.0
@@ -61,12 +60,7 @@ class Guardian:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send(self, line: str) -> None:

@@ -21,7 +21,6 @@ from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from signal import SIGTERM, Signals
-from types import TracebackType
 from typing import IO, Self
 
 from helexa_site.bootstrap.console import print_step, relay
@@ -262,10 +261,5 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
