@@ -12,12 +12,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LoginAttempt",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("username", models.CharField(max_length=150)),
                 ("address", models.CharField(max_length=45)),
                 ("failures", models.PositiveIntegerField(default=0)),
@@ -28,7 +23,7 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         fields=("address", "username"), name="login_attempt_once"
                     )
-                ],
+                ]
             },
-        ),
+        )
     ]

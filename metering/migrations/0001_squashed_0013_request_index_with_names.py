@@ -32,89 +32,30 @@ class Migration(migrations.Migration):
     ]
     initial = True
 
-    dependencies = [
-        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-    ]
+    dependencies = [migrations.swappable_dependency(settings.AUTH_USER_MODEL)]
 
     operations = [
         migrations.CreateModel(
             name="Account",
             fields=[
-                (
-                    "requests_per_minute",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
-                ),
-                (
-                    "tokens_per_minute",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
-                ),
-                (
-                    "max_concurrent",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                        verbose_name="requests at once",
-                    ),
-                ),
-                (
-                    "name",
-                    models.CharField(
-                        max_length=64,
-                        primary_key=True,
-                        serialize=False,
-                        validators=[
-                            django.core.validators.RegexValidator(
-                                "^[a-z0-9]+([._-][a-z0-9]+)*$",
-                                "A lower-case slug, as in research-team.",
-                            )
-                        ],
-                    ),
-                ),
+                ("requests_per_minute", models.PositiveIntegerField(blank=True, null=True)),
+                ("tokens_per_minute", models.PositiveIntegerField(blank=True, null=True)),
+                ("max_concurrent", models.PositiveIntegerField(blank=True, null=True)),
+                ("name", models.CharField(max_length=64, primary_key=True, serialize=False)),
                 ("description", models.CharField(blank=True, max_length=200)),
-                (
-                    "weight",
-                    models.PositiveSmallIntegerField(
-                        default=1,
-                        help_text="Its share where accounts wait for the same engine.",
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
-                ),
+                ("weight", models.PositiveSmallIntegerField(default=1)),
                 ("enabled", models.BooleanField(default=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
-                (
-                    "capture_until",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="Requests and answers are stored until then, at most seven days ahead.",
-                        null=True,
-                        verbose_name="capture bodies until",
-                    ),
-                ),
+                ("capture_until", models.DateTimeField(blank=True, null=True)),
             ],
-            options={
-                "ordering": ["name"],
-            },
+            options={"ordering": ["name"]},
         ),
         migrations.CreateModel(
             name="CapturedRequest",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.UUIDField(unique=True)),
-                ("at", models.DateTimeField(db_index=True, help_text="When it ended.")),
+                ("at", models.DateTimeField(db_index=True)),
                 ("headers", models.TextField(blank=True)),
                 ("request", models.TextField(blank=True)),
                 ("answer", models.TextField(blank=True)),
@@ -131,42 +72,20 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Revision",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("number", models.PositiveBigIntegerField(default=0)),
             ],
         ),
         migrations.CreateModel(
             name="SetAsideReport",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("at", models.DateTimeField(auto_now_add=True, db_index=True)),
                 ("neuron", models.CharField(db_index=True, max_length=100)),
                 ("reason", models.CharField(max_length=500)),
-                (
-                    "request_id",
-                    models.CharField(
-                        blank=True, help_text="Where its receipt is genuine.", max_length=64
-                    ),
-                ),
+                ("request_id", models.CharField(blank=True, max_length=64)),
                 ("account", models.CharField(blank=True, max_length=64)),
-                (
-                    "num_more",
-                    models.PositiveBigIntegerField(
-                        default=0,
-                        help_text="How many reports of this neuron came after it and have no row of their own.",
-                        verbose_name="more like it",
-                    ),
-                ),
+                ("num_more", models.PositiveBigIntegerField(default=0)),
             ],
             options={
                 "verbose_name": "usage report set aside",
@@ -177,75 +96,22 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ApiKey",
             fields=[
-                (
-                    "requests_per_minute",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
-                ),
-                (
-                    "tokens_per_minute",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
-                ),
-                (
-                    "max_concurrent",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                        verbose_name="requests at once",
-                    ),
-                ),
+                ("requests_per_minute", models.PositiveIntegerField(blank=True, null=True)),
+                ("tokens_per_minute", models.PositiveIntegerField(blank=True, null=True)),
+                ("max_concurrent", models.PositiveIntegerField(blank=True, null=True)),
                 ("prefix", models.CharField(max_length=16, primary_key=True, serialize=False)),
-                ("digest", models.CharField(editable=False, max_length=64)),
+                ("digest", models.CharField(max_length=64)),
                 ("name", models.CharField(blank=True, max_length=100)),
                 ("scopes", models.JSONField(default=list)),
-                (
-                    "model_names",
-                    models.JSONField(
-                        blank=True,
-                        default=list,
-                        help_text="Catalogue names it may use; empty: all.",
-                    ),
-                ),
+                ("model_names", models.JSONField(blank=True, default=list)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("created_by", models.CharField(blank=True, max_length=150)),
                 ("expires_at", models.DateTimeField(blank=True, null=True)),
                 ("revoked_at", models.DateTimeField(blank=True, null=True)),
                 ("last_used_at", models.DateTimeField(blank=True, null=True)),
-                (
-                    "names_end_user",
-                    models.BooleanField(
-                        db_default=False,
-                        default=False,
-                        help_text="Its clients are trusted to name the person whom they ask for.",
-                        verbose_name="names its end users",
-                    ),
-                ),
-                (
-                    "capture_until",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="Requests and answers are stored until then, at most seven days ahead.",
-                        null=True,
-                        verbose_name="capture bodies until",
-                    ),
-                ),
-                (
-                    "may_leave_network",
-                    models.BooleanField(
-                        db_default=True,
-                        default=True,
-                        help_text="Its requests may go to upstreams outside your network, where the model's may.",
-                        verbose_name="may leave the network",
-                    ),
-                ),
+                ("names_end_user", models.BooleanField(db_default=False, default=False)),
+                ("capture_until", models.DateTimeField(blank=True, null=True)),
+                ("may_leave_network", models.BooleanField(db_default=True, default=True)),
                 (
                     "account",
                     models.ForeignKey(
@@ -255,26 +121,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-            options={
-                "verbose_name": "API key",
-                "ordering": ["-created_at"],
-            },
+            options={"verbose_name": "API key", "ordering": ["-created_at"]},
         ),
         migrations.CreateModel(
             name="AuditEntry",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("at", models.DateTimeField(auto_now_add=True, db_index=True)),
                 ("actor", models.CharField(max_length=200)),
-                (
-                    "action",
-                    models.CharField(help_text="As in key.create or model.update.", max_length=64),
-                ),
+                ("action", models.CharField(max_length=64)),
                 ("object_id", models.CharField(max_length=200)),
                 ("detail", models.JSONField(default=dict)),
             ],
@@ -287,47 +142,14 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Budget",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "unit",
-                    models.CharField(
-                        choices=[("tokens", "Tokens"), ("micro_usd", "micro-USD")], max_length=10
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("unit", models.CharField(max_length=10)),
                 ("cap", models.PositiveBigIntegerField()),
-                (
-                    "window",
-                    models.CharField(
-                        choices=[
-                            ("balance", "balance (never resets)"),
-                            ("day", "calendar day (UTC)"),
-                            ("month", "calendar month (UTC)"),
-                            ("seconds", "so many seconds from the first request"),
-                        ],
-                        default="balance",
-                        max_length=8,
-                    ),
-                ),
-                (
-                    "window_s",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                        verbose_name="window (seconds)",
-                    ),
-                ),
-                ("spent", models.PositiveBigIntegerField(default=0, editable=False)),
-                ("reserved", models.PositiveBigIntegerField(default=0, editable=False)),
-                (
-                    "window_ends_unix_s",
-                    models.BigIntegerField(blank=True, editable=False, null=True),
-                ),
+                ("window", models.CharField(default="balance", max_length=8)),
+                ("window_s", models.PositiveIntegerField(blank=True, null=True)),
+                ("spent", models.PositiveBigIntegerField(default=0)),
+                ("reserved", models.PositiveBigIntegerField(default=0)),
+                ("window_ends_unix_s", models.BigIntegerField(blank=True, null=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 (
                     "account",
@@ -350,21 +172,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-            options={
-                "ordering": ["id"],
-            },
+            options={"ordering": ["id"]},
         ),
         migrations.CreateModel(
             name="LedgerEntry",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.CharField(max_length=64, unique=True)),
-                ("at", models.DateTimeField(db_index=True, help_text="When it ended.")),
+                ("at", models.DateTimeField(db_index=True)),
                 ("account", models.CharField(max_length=64)),
                 ("key", models.CharField(blank=True, max_length=16)),
                 ("model", models.CharField(max_length=100)),
@@ -379,20 +194,8 @@ class Migration(migrations.Migration):
                 ("cost_micro_usd", models.PositiveBigIntegerField()),
                 ("time_to_first_token_ms", models.PositiveIntegerField(blank=True, null=True)),
                 ("duration_ms", models.PositiveBigIntegerField()),
-                (
-                    "num_units",
-                    models.PositiveBigIntegerField(db_default=0, default=0, verbose_name="units"),
-                ),
-                (
-                    "unit",
-                    models.CharField(
-                        blank=True,
-                        db_default="",
-                        default="",
-                        help_text="What a request without tokens is metered by: request, second, character, image.",
-                        max_length=9,
-                    ),
-                ),
+                ("num_units", models.PositiveBigIntegerField(db_default=0, default=0)),
+                ("unit", models.CharField(blank=True, db_default="", default="", max_length=9)),
             ],
             options={
                 "verbose_name_plural": "ledger entries",
@@ -406,20 +209,8 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Membership",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "role",
-                    models.CharField(
-                        choices=[("owner", "Owner"), ("member", "Member"), ("viewer", "Viewer")],
-                        default="member",
-                        max_length=8,
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("role", models.CharField(default="member", max_length=8)),
                 (
                     "account",
                     models.ForeignKey(
@@ -437,21 +228,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-            options={
-                "ordering": ["account", "user"],
-            },
+            options={"ordering": ["account", "user"]},
         ),
         migrations.CreateModel(
             name="RequestRecord",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.UUIDField(unique=True)),
-                ("at", models.DateTimeField(help_text="When it ended.")),
+                ("at", models.DateTimeField()),
                 ("account", models.CharField(blank=True, max_length=64)),
                 ("key", models.CharField(blank=True, max_length=16)),
                 ("end_user", models.CharField(blank=True, max_length=128, null=True)),
@@ -460,24 +244,8 @@ class Migration(migrations.Migration):
                 ("neuron", models.CharField(blank=True, max_length=100)),
                 ("endpoint", models.CharField(max_length=40)),
                 ("client", models.CharField(blank=True, max_length=32)),
-                (
-                    "status",
-                    models.PositiveSmallIntegerField(
-                        help_text="Of the HTTP response; 0: none was sent."
-                    ),
-                ),
-                (
-                    "outcome",
-                    models.CharField(
-                        choices=[
-                            ("answered", "answered"),
-                            ("cancelled", "cancelled"),
-                            ("refused", "refused"),
-                            ("failed", "failed"),
-                        ],
-                        max_length=9,
-                    ),
-                ),
+                ("status", models.PositiveSmallIntegerField()),
+                ("outcome", models.CharField(max_length=9)),
                 ("code", models.CharField(blank=True, max_length=64, null=True)),
                 ("message", models.CharField(blank=True, max_length=500)),
                 ("queue_ms", models.PositiveBigIntegerField(blank=True, null=True)),
@@ -488,38 +256,13 @@ class Migration(migrations.Migration):
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 ("reasoning_tokens", models.PositiveBigIntegerField()),
                 ("cost_micro_usd", models.PositiveBigIntegerField()),
-                (
-                    "is_usage_estimated",
-                    models.BooleanField(
-                        db_default=False,
-                        default=False,
-                        help_text="An upstream did not report the tokens: they are estimated.",
-                    ),
-                ),
+                ("is_usage_estimated", models.BooleanField(db_default=False, default=False)),
                 (
                     "targets_tried",
-                    models.CharField(
-                        blank=True,
-                        db_default="",
-                        default="",
-                        help_text="The model's targets that it left, each with its error's code.",
-                        max_length=500,
-                    ),
+                    models.CharField(blank=True, db_default="", default="", max_length=500),
                 ),
-                (
-                    "num_units",
-                    models.PositiveBigIntegerField(db_default=0, default=0, verbose_name="units"),
-                ),
-                (
-                    "unit",
-                    models.CharField(
-                        blank=True,
-                        db_default="",
-                        default="",
-                        help_text="What a request without tokens is metered by: request, second, character, image.",
-                        max_length=9,
-                    ),
-                ),
+                ("num_units", models.PositiveBigIntegerField(db_default=0, default=0)),
+                ("unit", models.CharField(blank=True, db_default="", default="", max_length=9)),
             ],
             options={
                 "ordering": ["-at", "-id"],
@@ -557,12 +300,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Reservation",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.CharField(max_length=64)),
                 ("amount", models.PositiveBigIntegerField()),
                 ("gateway_id", models.CharField(db_index=True, max_length=64)),
@@ -579,27 +317,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="SeriesRow",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("step_s", models.PositiveIntegerField()),
-                ("at", models.DateTimeField(help_text="When its step begins.")),
-                (
-                    "kind",
-                    models.CharField(
-                        choices=[
-                            ("fleet", "fleet"),
-                            ("model", "model"),
-                            ("neuron", "neuron"),
-                            ("account", "account"),
-                            ("device", "device"),
-                        ],
-                        max_length=8,
-                    ),
-                ),
+                ("at", models.DateTimeField()),
+                ("kind", models.CharField(max_length=8)),
                 ("name", models.CharField(blank=True, max_length=128)),
                 ("requests", models.PositiveBigIntegerField(default=0)),
                 ("figures", models.JSONField(default=dict)),
@@ -617,12 +338,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="UsageHour",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("hour", models.DateTimeField()),
                 ("account", models.CharField(max_length=64)),
                 ("key", models.CharField(blank=True, max_length=16)),

@@ -4,10 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    replaces = [
-        ("batches", "0001_initial"),
-        ("batches", "0002_file_expiry"),
-    ]
+    replaces = [("batches", "0001_initial"), ("batches", "0002_file_expiry")]
     initial = True
 
     dependencies = []
@@ -17,63 +14,24 @@ class Migration(migrations.Migration):
             name="StoredFile",
             fields=[
                 ("id", models.CharField(max_length=64, primary_key=True, serialize=False)),
-                (
-                    "account",
-                    models.CharField(
-                        db_index=True, help_text="Whose it is: nobody else finds it.", max_length=64
-                    ),
-                ),
-                ("name", models.CharField(help_text="As the client called it.", max_length=255)),
+                ("account", models.CharField(db_index=True, max_length=64)),
+                ("name", models.CharField(max_length=255)),
                 ("purpose", models.CharField(max_length=32)),
                 ("size_bytes", models.PositiveBigIntegerField()),
                 ("created_at", models.DateTimeField()),
-                (
-                    "expires_at",
-                    models.DateTimeField(
-                        blank=True,
-                        db_index=True,
-                        help_text="From then on it is not found.",
-                        null=True,
-                    ),
-                ),
+                ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
             ],
-            options={
-                "ordering": ["-created_at", "-id"],
-            },
+            options={"ordering": ["-created_at", "-id"]},
         ),
         migrations.CreateModel(
             name="Batch",
             fields=[
                 ("id", models.CharField(max_length=64, primary_key=True, serialize=False)),
                 ("account", models.CharField(db_index=True, max_length=64)),
-                (
-                    "key",
-                    models.CharField(
-                        blank=True, help_text="The key's public prefix.", max_length=64
-                    ),
-                ),
-                (
-                    "dialect",
-                    models.CharField(
-                        choices=[("openai", "openai"), ("anthropic", "anthropic")], max_length=16
-                    ),
-                ),
+                ("key", models.CharField(blank=True, max_length=64)),
+                ("dialect", models.CharField(max_length=16)),
                 ("endpoint", models.CharField(max_length=64)),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("validating", "validating"),
-                            ("in_progress", "in_progress"),
-                            ("cancelling", "cancelling"),
-                            ("completed", "completed"),
-                            ("failed", "failed"),
-                            ("expired", "expired"),
-                            ("cancelled", "cancelled"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
+                ("status", models.CharField(max_length=16)),
                 ("input_file", models.CharField(max_length=64)),
                 ("output_file", models.CharField(max_length=64)),
                 ("error_file", models.CharField(max_length=64)),

@@ -19,66 +19,20 @@ class Migration(migrations.Migration):
             name="StoredResponse",
             fields=[
                 ("id", models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ("model", models.CharField(help_text="As the client named it.", max_length=256)),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("queued", "queued"),
-                            ("in_progress", "in_progress"),
-                            ("completed", "completed"),
-                            ("incomplete", "incomplete"),
-                            ("failed", "failed"),
-                            ("cancelled", "cancelled"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
+                ("model", models.CharField(max_length=256)),
+                ("status", models.CharField(max_length=16)),
                 ("background", models.BooleanField(default=False)),
-                (
-                    "previous_id",
-                    models.CharField(
-                        blank=True,
-                        help_text="The response it continues; may be gone.",
-                        max_length=64,
-                    ),
-                ),
+                ("previous_id", models.CharField(blank=True, max_length=64)),
                 ("response_json", models.TextField()),
                 ("input_items_json", models.TextField()),
                 ("created_at", models.DateTimeField(db_index=True)),
                 ("lease_until", models.DateTimeField(blank=True, null=True)),
-                (
-                    "account",
-                    models.CharField(
-                        db_index=True,
-                        default="anonymous",
-                        help_text="Whose it is: nobody else finds it.",
-                        max_length=64,
-                    ),
-                ),
-                (
-                    "size_bytes",
-                    models.PositiveBigIntegerField(
-                        default=0, help_text="Of both documents, as they were first stored."
-                    ),
-                ),
-                (
-                    "last_event_number",
-                    models.PositiveIntegerField(
-                        blank=True,
-                        help_text="Of its stream's closing event, where it is known.",
-                        null=True,
-                    ),
-                ),
+                ("account", models.CharField(db_index=True, default="anonymous", max_length=64)),
+                ("size_bytes", models.PositiveBigIntegerField(default=0)),
+                ("last_event_number", models.PositiveIntegerField(blank=True, null=True)),
                 (
                     "gateway_id",
-                    models.CharField(
-                        blank=True,
-                        db_default="",
-                        default="",
-                        help_text="Of the gateway that works on it.",
-                        max_length=32,
-                    ),
+                    models.CharField(blank=True, db_default="", default="", max_length=32),
                 ),
             ],
             options={
@@ -110,5 +64,5 @@ class Migration(migrations.Migration):
                     ),
                 ],
             },
-        ),
+        )
     ]

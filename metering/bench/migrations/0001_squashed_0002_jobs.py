@@ -1,16 +1,12 @@
 """The tables of helexa 0.2.0."""
 
-import django.core.validators
 from django.db import migrations, models
 
 import metering.bench.models
 
 
 class Migration(migrations.Migration):
-    replaces = [
-        ("bench", "0001_initial"),
-        ("bench", "0002_jobs"),
-    ]
+    replaces = [("bench", "0001_initial"), ("bench", "0002_jobs")]
     initial = True
 
     dependencies = []
@@ -19,26 +15,8 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="BenchJob",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("pending", "Pending"),
-                            ("running", "Running"),
-                            ("done", "Done"),
-                            ("failed", "Failed"),
-                            ("cancelled", "Cancelled"),
-                        ],
-                        default="pending",
-                        max_length=10,
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("status", models.CharField(default="pending", max_length=10)),
                 ("open_slot", models.PositiveSmallIntegerField(default=1, null=True, unique=True)),
                 ("requested_by", models.CharField(max_length=200)),
                 ("requested_at", models.DateTimeField(auto_now_add=True)),
@@ -58,157 +36,47 @@ class Migration(migrations.Migration):
                 ("lines", models.JSONField(default=list)),
                 ("error", models.TextField(blank=True)),
             ],
-            options={
-                "verbose_name": "job",
-                "db_table": "bench_jobs",
-                "ordering": ["-id"],
-            },
+            options={"verbose_name": "job", "db_table": "bench_jobs", "ordering": ["-id"]},
         ),
         migrations.CreateModel(
             name="BenchTarget",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=100, unique=True)),
-                (
-                    "kind",
-                    models.CharField(
-                        choices=[
-                            ("neuron", "a neuron of helexa"),
-                            ("openai", "an endpoint of OpenAI's API"),
-                            ("anthropic", "an endpoint of Anthropic's API"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
-                (
-                    "endpoint",
-                    models.CharField(
-                        help_text="For a neuron of this fleet http://gateway:31313/api/neurons/NAME, else what clients are given, with or without /v1.",
-                        max_length=500,
-                    ),
-                ),
+                ("kind", models.CharField(max_length=16)),
+                ("endpoint", models.CharField(max_length=500)),
                 ("label", models.CharField(blank=True, max_length=200)),
                 ("enabled", models.BooleanField(default=True)),
-                (
-                    "only_models",
-                    models.JSONField(
-                        blank=True,
-                        default=list,
-                        help_text="A list of names; empty: all that are loaded.",
-                    ),
-                ),
-                (
-                    "scenarios",
-                    models.JSONField(
-                        blank=True, default=list, help_text='As ["chat:128"]; empty: the sweep\'s.'
-                    ),
-                ),
-                (
-                    "api_key_env",
-                    models.CharField(
-                        blank=True,
-                        help_text="The environment variable that holds the key: keys are not kept here.",
-                        max_length=100,
-                        verbose_name="variable of the API key",
-                    ),
-                ),
-                (
-                    "build",
-                    models.CharField(
-                        blank=True,
-                        help_text="Where the endpoint does not tell its own.",
-                        max_length=100,
-                    ),
-                ),
+                ("only_models", models.JSONField(blank=True, default=list)),
+                ("scenarios", models.JSONField(blank=True, default=list)),
+                ("api_key_env", models.CharField(blank=True, max_length=100)),
+                ("build", models.CharField(blank=True, max_length=100)),
                 ("hostname", models.CharField(blank=True, max_length=200)),
-                (
-                    "gpus",
-                    models.JSONField(
-                        blank=True, default=list, help_text="Where the endpoint tells none."
-                    ),
-                ),
+                ("gpus", models.JSONField(blank=True, default=list)),
             ],
-            options={
-                "ordering": ["name"],
-            },
+            options={"ordering": ["name"]},
         ),
         migrations.CreateModel(
             name="SweepPlan",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "samples_per_version",
-                    models.PositiveSmallIntegerField(
-                        default=5,
-                        validators=[
-                            django.core.validators.MinValueValidator(1),
-                            django.core.validators.MaxValueValidator(1000),
-                        ],
-                    ),
-                ),
-                (
-                    "iteration_pause_s",
-                    models.FloatField(
-                        default=2.0, validators=[django.core.validators.MinValueValidator(0.0)]
-                    ),
-                ),
-                (
-                    "request_timeout_s",
-                    models.FloatField(
-                        default=600.0, validators=[django.core.validators.MinValueValidator(1.0)]
-                    ),
-                ),
-                (
-                    "sweep_interval_s",
-                    models.FloatField(
-                        default=1800.0, validators=[django.core.validators.MinValueValidator(1.0)]
-                    ),
-                ),
-                (
-                    "max_tokens",
-                    models.PositiveIntegerField(
-                        default=256, validators=[django.core.validators.MinValueValidator(1)]
-                    ),
-                ),
-                (
-                    "concurrency_prompt_tokens",
-                    models.PositiveIntegerField(
-                        default=512, validators=[django.core.validators.MinValueValidator(1)]
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("samples_per_version", models.PositiveSmallIntegerField(default=5)),
+                ("iteration_pause_s", models.FloatField(default=2.0)),
+                ("request_timeout_s", models.FloatField(default=600.0)),
+                ("sweep_interval_s", models.FloatField(default=1800.0)),
+                ("max_tokens", models.PositiveIntegerField(default=256)),
+                ("concurrency_prompt_tokens", models.PositiveIntegerField(default=512)),
                 (
                     "scenarios",
                     models.JSONField(blank=True, default=metering.bench.models.default_scenarios),
                 ),
-                (
-                    "probes",
-                    models.JSONField(
-                        blank=True,
-                        default=list,
-                        help_text='As [{"name": "poem", "prompt": "…", "max_tokens": 2048}].',
-                    ),
-                ),
+                ("probes", models.JSONField(blank=True, default=list)),
             ],
         ),
         migrations.CreateModel(
             name="BenchRun",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("ts", models.DateTimeField(db_index=True)),
                 ("origin", models.CharField(default="measured", max_length=20)),
                 ("target_name", models.CharField(max_length=100)),
@@ -238,14 +106,7 @@ class Migration(migrations.Migration):
                 ("cached_tokens", models.PositiveIntegerField(blank=True, null=True)),
                 ("max_tokens", models.PositiveIntegerField(blank=True, null=True)),
                 ("completion_tokens", models.PositiveIntegerField(blank=True, null=True)),
-                (
-                    "timing",
-                    models.CharField(
-                        choices=[("server", "Server"), ("client", "Client")],
-                        default="client",
-                        max_length=8,
-                    ),
-                ),
+                ("timing", models.CharField(default="client", max_length=8)),
                 ("ttft_s", models.FloatField(blank=True, null=True)),
                 ("decode_tps", models.FloatField(blank=True, null=True)),
                 ("prefill_tps", models.FloatField(blank=True, null=True)),

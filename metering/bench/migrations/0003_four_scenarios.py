@@ -39,8 +39,6 @@ class Migration(migrations.Migration):
         migrations.RunPython(keep_measured_scenarios, migrations.RunPython.noop, elidable=True),
         # Its help text alone: there is no form of it any more.
         migrations.AlterField(
-            model_name="sweepplan",
-            name="probes",
-            field=models.JSONField(blank=True, default=list),
+            model_name="sweepplan", name="probes", field=models.JSONField(blank=True, default=list)
         ),
     ]

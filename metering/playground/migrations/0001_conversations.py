@@ -10,20 +10,13 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [
-        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-    ]
+    dependencies = [migrations.swappable_dependency(settings.AUTH_USER_MODEL)]
 
     operations = [
         migrations.CreateModel(
             name="Conversation",
             fields=[
-                (
-                    "id",
-                    models.UUIDField(
-                        default=uuid.uuid4, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
+                ("id", models.UUIDField(default=uuid.uuid4, primary_key=True, serialize=False)),
                 ("title", models.CharField(max_length=100)),
                 ("state", models.TextField()),
                 ("search_text", models.TextField(blank=True)),
@@ -47,5 +40,5 @@ class Migration(migrations.Migration):
                     models.Index(fields=["user", "-updated_at"], name="conversation_user_at")
                 ],
             },
-        ),
+        )
     ]
