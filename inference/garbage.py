@@ -71,7 +71,8 @@ def make_full_collections_rare() -> None:
 def release_freed_memory() -> None:
     """Returns glibc's freed memory to the system (``malloc_trim``): the allocator keeps tens of
     megabytes. Called after each tensor, it bounds a load's memory by the model and one tensor, and
-    two loads of a model use the same. After a tokenizer's load it returns as much as that keeps."""
+    two loads of a model use the same. After a whole load, or a tokenizer's, it returns as much as
+    that keeps."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)

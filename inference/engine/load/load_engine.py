@@ -63,6 +63,7 @@ from inference.engine.stages.stage_specs import (
     stage_progress,
 )
 from inference.engine.step import PrefillAverage
+from inference.garbage import release_freed_memory
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings
 from inference.loading.host import triton_problem
@@ -151,6 +152,7 @@ def _load(
         engine = build(first_concurrencies(built.model))
         seconds = time.monotonic() - started_s
         report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
+        release_freed_memory()
         if built.ranked is not None:
             return LoadedEngine(engine, report, built.ranked.followers)
         report = msgspec.structs.replace(report, asleep=sleeping)
