@@ -20,7 +20,7 @@ import redis.asyncio
 from fleet.live.reports import MAX_CONTEXT_TOKENS
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
-from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS
+from inference.gateway.request.tokens import DEFAULT_OUTPUT_TOKENS
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (

@@ -21,7 +21,7 @@ from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.rules import untranslated_defaults
 from inference.gateway.request.outcome import Call, RequestOutcome
-from inference.gateway.request.token_bounds import (
+from inference.gateway.request.tokens import (
     PromptRatios,
     TokenBounds,
     fewest_tokens,

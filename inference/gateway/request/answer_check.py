@@ -17,7 +17,7 @@ import math
 import re
 from itertools import chain
 
-from inference.gateway.request.token_bounds import num_prompts
+from inference.gateway.request.tokens import num_prompts
 from inference.protocol.events import (
     MAX_TRACE_BYTES,
     Accepted,

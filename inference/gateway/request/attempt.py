@@ -32,8 +32,7 @@ from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
-from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import TokenBounds, UsageCounter, num_prompts, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import (
     GenerationRequest,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import UsageCounter
 from inference.protocol.events import (
     ANSWERS,
     Accepted,

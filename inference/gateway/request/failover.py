@@ -23,7 +23,7 @@ from inference.gateway.request.admission import check_sees
 from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.place import Placer
-from inference.gateway.request.token_bounds import TokenBounds
+from inference.gateway.request.tokens import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
 from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.events import Accepted, Event, Failure

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from inference.gateway.request.identify import end_user_of_headers, via_of
-from inference.gateway.request.token_bounds import TokenBounds
-from inference.gateway.request.usage_counter import NOTHING, UsageCounter
+from inference.gateway.request.tokens import NOTHING, TokenBounds, UsageCounter
 from inference.protocol.events import Usage
 from inference.wire.errors import ApiError
 from metering.ledger.entries import (

@@ -25,8 +25,7 @@ from typing import Protocol
 
 from inference.gateway.request.admission import Limiting
 from inference.gateway.request.outcome import Call, RequestOutcome
-from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import DEFAULT_OUTPUT_TOKENS, TokenBounds, UsageCounter
 from inference.protocol.events import Usage
 from inference.protocol.refusals import Cause
 from inference.wire.errors import (

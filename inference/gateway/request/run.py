@@ -23,7 +23,7 @@ from inference.gateway.request.attempt import Asked, PlacedRequest, RunningReque
 from inference.gateway.request.failover import TargetedRequest
 from inference.gateway.request.identify import take_end_user
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.token_bounds import is_billed
+from inference.gateway.request.tokens import is_billed
 from inference.gateway.upstreams.forwarded import ForwardedRequest
 from inference.protocol.generation import (
     GenerationRequest,

@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import UsageCounter
 from inference.logs.redaction import Redactor
 from inference.protocol.events import StageTimes
 from inference.wire.errors import ApiError

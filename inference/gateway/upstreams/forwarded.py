@@ -25,13 +25,13 @@ from inference.gateway.request.admission import with_defaults_at
 from inference.gateway.request.attempt import Asked
 from inference.gateway.request.identify import has_passed, passed_on
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.token_bounds import (
+from inference.gateway.request.tokens import (
     DEFAULT_OUTPUT_TOKENS,
     TokenBounds,
+    UsageCounter,
     num_prompts,
     token_bounds,
 )
-from inference.gateway.request.usage_counter import UsageCounter
 from inference.gateway.upstreams.answer import UpstreamAnswer
 from inference.gateway.upstreams.links import UpstreamLink, Watch
 from inference.protocol.events import (

@@ -25,8 +25,7 @@ from inference.gateway.request.admission import check_task
 from inference.gateway.request.failover import Failover
 from inference.gateway.request.identify import cleaned
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.token_bounds import TokenBounds
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import TokenBounds, UsageCounter
 from inference.gateway.server.bodies import parse_aside, spooled_file
 from inference.gateway.upstreams.forwarded import attempt_headers, permitted_upstream
 from inference.gateway.upstreams.passed_answer import PassedAnswer, Reply

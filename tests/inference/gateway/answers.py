@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.gateway.request.answer_check import AnswerCheck
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import UsageCounter
 from inference.protocol.events import Usage
 from inference.protocol.generation import GenerationRequest, TextInput
 

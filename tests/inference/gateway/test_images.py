@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from inference.gateway.images import image_rules, without_files
-from inference.gateway.request.token_bounds import TokenBounds, token_bounds
+from inference.gateway.request.tokens import TokenBounds, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
 from inference.protocol.images import ImageRef, VisionInput, image_layout

@@ -13,7 +13,7 @@ import pytest
 
 from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.reserve import Accounting
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.tokens import UsageCounter
 from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished, Usage
 from inference.wire.errors import ServiceUnavailableError
 from metering.ledger import store

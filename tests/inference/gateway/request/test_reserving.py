@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.gateway.request.reserve import ReservationQueue, _refusal
-from inference.gateway.request.token_bounds import PromptRatios
+from inference.gateway.request.tokens import PromptRatios
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.book import Book
