@@ -251,7 +251,7 @@ class ApiConsumer(AbortableConsumer):
             await self.send_body(frame, last=True)
         else:
             body = self.errors.error_body(error, request_id=self.request_id)
-            advice = advice_headers(self.context().headers.get("user-agent", ""), error)
+            advice = advice_headers(self.call.client, error)
             await self.respond(error.status, body, [*error_headers(error), *advice])
 
     def context(self) -> RequestContext:

@@ -243,6 +243,7 @@ _FAMILIES = (
     ("zed", r"\bzed/"),
     ("qwen-code", r"\bqwencode/|\bqwen-code"),
     ("open-webui", r"\bopen[ -]?webui\b"),
+    ("agent-zero", r"\bagent[ _-]?zero\b"),
     ("litellm", r"\blitellm\b"),
     ("ai-sdk", r"\bai-sdk/|\bai/\d"),
     ("langchain", r"\blangchain"),

@@ -13,8 +13,9 @@ import pytest
 
 from inference.gateway.consumers import generate as generation
 from inference.gateway.consumers.api_consumer import ignored_headers
-from inference.gateway.consumers.context_advice import CLIENTS, HEADER, advice_for, advice_headers
+from inference.gateway.consumers.context_advice import ADVICE, HEADER, advice_headers
 from inference.gateway.gateway import Gateway
+from inference.gateway.metrics.requests import client_family
 from inference.protocol.events import Accepted, Cancelled, Delta, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import (
@@ -335,15 +336,15 @@ FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too l
 )
 def test_known_clients_get_advice_on_a_full_context(agent: str, name: str | None) -> None:
     """By the name of their own setting, in one ASCII line."""
-    advice = advice_for(agent, FULL)
-    assert (advice and advice.partition(":")[0]) == name
-    assert advice_for(agent, ModelNotFoundError("m")) is None
-    assert advice_headers(agent, FULL) == ([(HEADER, advice.encode())] if advice else [])
+    client = client_family(agent)
+    advice = [text.decode("ascii") for _, text in advice_headers(client, FULL)]
+    assert [text.partition(":")[0] for text in advice] == ([] if name is None else [name])
+    assert advice_headers(client, ModelNotFoundError("m")) == []
 
 
 def test_a_header_holds_every_advice() -> None:
-    for client in CLIENTS:
-        assert client.advice.isascii() and client.advice.isprintable()
+    for advice in ADVICE.values():
+        assert advice.isascii() and advice.isprintable()
 
 
 async def test_the_advice_is_in_the_refusal_alone(client: AsgiClient, neuron: FakeNeuron) -> None:
