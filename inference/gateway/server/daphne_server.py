@@ -27,8 +27,7 @@ from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.bodies import BODY, MESSAGE_TOO_LARGE, spooled_file, with_large_bodies
-from inference.gateway.server.clients import OpenClients
-from inference.gateway.server.http_channel import Headers, StreamChannel, write_at_once
+from inference.gateway.server.clients import Headers, OpenClients, StreamChannel, write_at_once
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
 from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError

@@ -13,9 +13,8 @@ from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.garbage import uncollected
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
-from inference.gateway.server.clients import ClientConnections, OpenClients
+from inference.gateway.server.clients import ClientConnections, OpenClients, ReadTimeouts
 from inference.gateway.server.daphne_server import DaphneServer
-from inference.gateway.server.http_channel import ReadTimeouts
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.logs.setup import configure_logging
 from inference.settings.gateway import MetricsListen

@@ -14,8 +14,7 @@ from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.tcp import Connection as TcpConnection
 from twisted.web.http import Request
 
-from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
-from inference.gateway.server.http_channel import (
+from inference.gateway.server.clients import (
     LINGER_S,
     MAX_BODY_S,
     MIN_BODY_BYTES,
@@ -25,6 +24,7 @@ from inference.gateway.server.http_channel import (
     StreamChannel,
     origin_target,
 )
+from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.common.failures import FAILURES
 from inference.wire.errors import ApiError, RequestTooLargeError
