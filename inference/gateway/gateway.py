@@ -29,12 +29,11 @@ from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.database import Catalogue
 from inference.gateway.images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
-from inference.gateway.redis.event_reader import NeuronConduct
+from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.neurons import LOOK_INTERVAL_S, HeldRequestsWatch, Liveness, repeat
-from inference.gateway.redis.readers import EventReaders
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
-from inference.gateway.redis.reports import QueueDemandReporter, RefusalCounts
+from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.event_stream import (
     STANDSTILL_INTERVAL_S,

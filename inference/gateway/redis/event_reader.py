@@ -15,23 +15,29 @@ skipped, and too many of them are a fault.
 One read is bounded in entries, and neurons bound their entries in bytes. If a read is larger all
 the same, the stream is deleted and its neuron's requests fail.
 
-``NeuronConduct`` counts messages that no honest neuron writes, until it is shut out:
+``EventReaders`` has one for each neuron that this gateway sends requests to:
 
-    fault ─▶ counted for a minute ─▶ too many, or grave ─▶ on_cut_off, once a minute
+    ensure(neuron) ─▶ its stream is made, its reader runs ─▶ … ─▶ idle for a while: closed
+    every second      trim the read entries, keep the streams from expiring, remake a lost one
+
+While Redis does not answer, readers wait: its data is not lost. When they give up, or it is back
+without this gateway's marker, everything in flight fails, because the missed entries are unknown. A
+single missing stream was deleted by its neuron, and fails that one's requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 import redis
+import redis.asyncio
 
+from inference.gateway.background_loops import BackgroundLoops, SharedWork
 from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
 from inference.logs.throttled import ThrottledLog
@@ -42,6 +48,7 @@ from inference.redis_link import (
     RedisLink,
     RedisOutage,
     ReplyTooLargeError,
+    redis_unavailable,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,11 +72,6 @@ UNKNOWN_WITHIN_S = 60.0
 """The window in which events of unknown requests are counted: an honest neuron writes them only for
 requests that ended meanwhile."""
 LOG_INTERVAL_S = 10.0
-WINDOW_S = 60.0
-MAX_FAULTS = 30
-"""The most faults in a window. A neuron with a broken build fails a few requests, and no more than
-these."""
-MAX_NEURONS = 2000
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -234,40 +236,136 @@ class EventReader:
         await asyncio.sleep(GRAVE_PAUSE_S)
 
 
+IDLE_LIMIT_S = 60.0
+
+
 @dataclass(slots=True)
-class _Record:
-    window_began_s: float
-    num_faults: int = 0
-    is_reported: bool = False
+class _Running:
+    reader: EventReader
+    link: RedisLink
+    loops: BackgroundLoops
+    making: SharedWork[None]
+    is_made: bool = False
+    seen_s: float = 0.0
 
 
-class NeuronConduct:
+class EventReaders:
     def __init__(
         self,
-        on_cut_off: Callable[[str, str], None],
+        client: redis.asyncio.Redis,
+        make_link: Callable[[], RedisLink],
+        gateway_id: str,
+        streams: RequestStreams,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        stall_limit_s: float,
+        on_fault: OnFault,
     ) -> None:
-        self._on_cut_off = on_cut_off
-        self._clock = clock
-        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)
-        self._records: dict[str, _Record] = {}
+        self._redis = client
+        self._make_link = make_link
+        self._gateway_id = gateway_id
+        self._streams = streams
+        self._outage = RedisOutage(stall_limit_s, self._fail_everything)
+        self._on_fault = on_fault
+        self._running: dict[str, _Running] = {}
 
-    def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
-        now_s = self._clock()
-        record = self._record(neuron, now_s)
-        record.num_faults += 1
-        self._log.log(neuron, f"neuron {neuron}: {what}")
-        if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
+    async def ensure(self, neuron: str) -> None:
+        """Raises ``ServiceUnavailableError``."""
+        running = self._running.get(neuron) or self._start(neuron)
+        if not running.is_made:
+            await running.making.join()
+
+    @property
+    def neurons(self) -> frozenset[str]:
+        return frozenset(self._running)
+
+    def caught_up_s(self, neuron: str) -> float:
+        running = self._running.get(neuron)
+        return 0.0 if running is None else running.reader.caught_up_s
+
+    def redis_lost_everything(self) -> None:
+        logger.error("Redis has lost what it held: open requests fail")
+        self._fail_everything()
+        for running in self._running.values():
+            running.is_made = False
+            running.reader.stream_is_gone()
+
+    async def upkeep(self, neurons: Collection[str]) -> None:
+        """Raises ``redis.RedisError``."""
+        await self._close_idle(neurons)
+        made = [running for running in self._running.values() if running.is_made]
+        pipeline = self._redis.pipeline(transaction=False)
+        for running in made:
+            reader = running.reader
+            pipeline.xtrim(reader.key, minid=reader.last_entry_id, approximate=True)
+            pipeline.expire(reader.key, keys.EVENTS_EXPIRY_S)
+        replies = await pipeline.execute(raise_on_error=False) if made else []
+        for running, trimmed, is_there in zip(made, replies[::2], replies[1::2], strict=True):
+            if isinstance(trimmed, Exception) or not is_there:
+                self._stream_lost(running)
+        for running in self._running.values():
+            if not running.is_made:
+                await running.making.join()
+
+    async def close(self) -> None:
+        self._outage.close()
+        stream_keys = [running.reader.key for running in self._running.values()]
+        for neuron in list(self._running):
+            await self._close(neuron)
+        if not stream_keys:
             return
-        record.is_reported = True
-        times = "" if is_grave else f", the last of {record.num_faults} faults in a minute"
-        self._on_cut_off(neuron, f"{what}{times}")
+        try:
+            await self._redis.delete(*stream_keys)
+        except (redis.RedisError, OSError) as error:
+            logger.info("streams of events are left to expire: %s", error)
 
-    def _record(self, neuron: str, now_s: float) -> _Record:
-        record = self._records.get(neuron)
-        if record is None or now_s - record.window_began_s > WINDOW_S:
-            record = self._records[neuron] = _Record(window_began_s=now_s)
-            while len(self._records) > MAX_NEURONS:
-                del self._records[next(iter(self._records))]
-        return record
+    def _start(self, neuron: str) -> _Running:
+        link, loops = self._make_link(), BackgroundLoops()
+        reader = EventReader(
+            link,
+            neuron=neuron,
+            gateway_id=self._gateway_id,
+            streams=self._streams,
+            outage=self._outage,
+            on_fault=self._on_fault,
+        )
+        running = _Running(reader, link, loops, SharedWork(lambda: self._make(running)))
+        running.seen_s = asyncio.get_running_loop().time()
+        self._running[neuron] = running
+        return running
+
+    async def _make(self, running: _Running) -> None:
+        key = running.reader.key
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.unlink(key)
+        pipeline.xadd(key, {b"": b""}, id=keys.EVENTS_FIRST_ENTRY_ID)
+        pipeline.expire(key, keys.EVENTS_EXPIRY_S)
+        try:
+            await pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            raise redis_unavailable() from error
+        running.is_made = True
+        if not running.loops.are_running:
+            running.loops.begin(f"events of {running.reader.neuron}", running.reader.run)
+
+    def _stream_lost(self, running: _Running) -> None:
+        running.is_made = False
+        running.reader.stream_is_gone()
+        self._on_fault(running.reader.neuron, "its stream of events is gone")
+
+    async def _close_idle(self, neurons: Collection[str]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        serving = {stream.neuron for stream in self._streams}
+        for neuron, running in list(self._running.items()):
+            if neuron in neurons or neuron in serving:
+                running.seen_s = now_s
+            elif now_s - running.seen_s > IDLE_LIMIT_S:
+                await self._close(neuron)
+
+    async def _close(self, neuron: str) -> None:
+        running = self._running.pop(neuron)
+        await running.making.finish()
+        await running.loops.stop()
+        await running.link.aclose()
+
+    def _fail_everything(self) -> None:
+        self._streams.fail_where(lambda _: True, redis_unavailable())

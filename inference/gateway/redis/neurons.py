@@ -32,8 +32,8 @@ from fleet.live.neuron_reads import NeuronValueError, fields_read, hash_read, ru
 from fleet.live.reading import read_snapshot
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from inference.gateway.background_loops import SharedWork
+from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
-from inference.gateway.redis.readers import EventReaders
 from inference.gateway.request.event_stream import (
     RequestStream,
     RequestStreams,

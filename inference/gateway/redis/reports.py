@@ -1,18 +1,25 @@
-"""Reports of this gateway in Redis: refused callers, for pages that list them with reasons, and the
-models that requests wait for, for the control. Each class belongs to one event loop."""
+"""Reports of this gateway. In Redis: refused callers, for pages that list them with reasons, and
+the models that requests wait for, for the control. Each class belongs to one event loop.
+
+``NeuronConduct`` counts messages that no honest neuron writes, until it is shut out:
+
+    fault ─▶ counted for a minute ─▶ too many, or grave ─▶ on_cut_off, once a minute
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import redis
 import redis.asyncio
 
 from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
 from inference.gateway.request.outcome import RequestOutcome
+from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingModel, WaitingReport, encode_waiting_report
 from inference.protocol.refusals import (
@@ -25,6 +32,17 @@ from inference.protocol.refusals import (
 )
 from inference.redis_link import redis_unavailable
 from metering.ledger.entries import Outcome
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+MAX_COUNTED = 1000
+LOG_INTERVAL_S = 10.0
+WINDOW_S = 60.0
+MAX_FAULTS = 30
+"""The most faults in a window. A neuron with a broken build fails a few requests, and no more than
+these."""
+MAX_NEURONS = 2000
 
 
 class QueueDemandReporter:
@@ -55,12 +73,6 @@ class QueueDemandReporter:
                 await self._redis.hdel(keys.WAITING, self._gateway_id)
             except (redis.RedisError, OSError) as error:
                 logger.info("what waited here is not withdrawn: %s", error)
-
-
-logger = logging.getLogger(__name__)
-
-INTERVAL_S = 1.0
-MAX_COUNTED = 1000
 
 
 class RefusalCounts:
@@ -95,3 +107,42 @@ class RefusalCounts:
             await pipeline.execute()
         except (redis.RedisError, OSError) as error:
             logger.info("%d refusals are not counted: %s", counts.total(), error)
+
+
+@dataclass(slots=True)
+class _Record:
+    window_began_s: float
+    num_faults: int = 0
+    is_reported: bool = False
+
+
+class NeuronConduct:
+    def __init__(
+        self,
+        on_cut_off: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_cut_off = on_cut_off
+        self._clock = clock
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)
+        self._records: dict[str, _Record] = {}
+
+    def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        now_s = self._clock()
+        record = self._record(neuron, now_s)
+        record.num_faults += 1
+        self._log.log(neuron, f"neuron {neuron}: {what}")
+        if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
+            return
+        record.is_reported = True
+        times = "" if is_grave else f", the last of {record.num_faults} faults in a minute"
+        self._on_cut_off(neuron, f"{what}{times}")
+
+    def _record(self, neuron: str, now_s: float) -> _Record:
+        record = self._records.get(neuron)
+        if record is None or now_s - record.window_began_s > WINDOW_S:
+            record = self._records[neuron] = _Record(window_began_s=now_s)
+            while len(self._records) > MAX_NEURONS:
+                del self._records[next(iter(self._records))]
+        return record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,12 +13,8 @@ import redis.asyncio
 
 from inference.gateway.redis import event_reader
 from inference.gateway.redis.event_reader import (
-    LOG_INTERVAL_S,
-    MAX_FAULTS,
     TRIM_AFTER_BYTES,
-    WINDOW_S,
     EventReader,
-    NeuronConduct,
 )
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
@@ -229,42 +224,3 @@ async def test_other_tasks_run_between_large_batches(
     steps = [after - before for before, after in itertools.pairwise(seen)]
     assert sum(steps) == 7
     assert max(steps) <= 3
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def conduct_of(clock: Clock) -> tuple[NeuronConduct, list[tuple[str, str]]]:
-    """With the neurons that it cut off, and why."""
-    cut_off: list[tuple[str, str]] = []
-    return NeuronConduct(lambda *one: cut_off.append(one), clock=clock), cut_off
-
-
-def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    conduct, cut_off = conduct_of(clock := Clock())
-    with caplog.at_level(logging.ERROR):
-        for _ in range(20_000):
-            conduct.fault("evil", "junk")
-        for _ in range(MAX_FAULTS):
-            conduct.fault("odd", "junk")
-    assert cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
-    assert len(caplog.records) == 2
-    clock.now_s = LOG_INTERVAL_S
-    conduct.fault("odd", "junk")
-    assert f"and {MAX_FAULTS - 1} more" in caplog.text
-    assert [name for name, _ in cut_off] == ["evil", "odd"]
-
-
-def test_faults_of_long_ago_do_not_count_and_a_grave_one_is_enough() -> None:
-    conduct, cut_off = conduct_of(clock := Clock())
-    for _ in range(10):
-        for _ in range(MAX_FAULTS):
-            conduct.fault("beast", "junk")
-        clock.now_s += WINDOW_S + 1
-    assert cut_off == []
-    conduct.fault("evil", "an entry is too large", is_grave=True)
-    assert cut_off == [("evil", "an entry is too large")]

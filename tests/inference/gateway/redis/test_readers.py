@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from inference.gateway.redis import readers as event_readers
-from inference.gateway.redis.readers import EventReaders
+from inference.gateway.redis import event_reader
+from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol import keys
 from inference.protocol.events import (
@@ -135,7 +135,7 @@ async def test_a_reader_of_a_neuron_that_left_is_closed(
     streams: RequestStreams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_readers, "IDLE_LIMIT_S", 0.0)
+    monkeypatch.setattr(event_reader, "IDLE_LIMIT_S", 0.0)
     await readers.ensure("n1")
     await readers.upkeep(["n1"])
     assert readers.neurons == {"n1"}

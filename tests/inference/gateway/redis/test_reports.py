@@ -1,7 +1,8 @@
-"""Refusals of all gateways, counted in Redis by hour, account and code."""
+"""Refusals of all gateways, counted in Redis by hour, account and code; neurons' faults."""
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -9,7 +10,13 @@ import redis
 import redis.asyncio
 
 from fleet.live.refusals import read_counts, read_refusals
-from inference.gateway.redis.reports import RefusalCounts
+from inference.gateway.redis.reports import (
+    LOG_INTERVAL_S,
+    MAX_FAULTS,
+    WINDOW_S,
+    NeuronConduct,
+    RefusalCounts,
+)
 from inference.gateway.request.outcome import RequestOutcome
 from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
 from metering.ledger.entries import outcome_of
@@ -82,3 +89,42 @@ def test_hours() -> None:
 def test_what_does_not_read_like_a_count_is_left_out() -> None:
     odd = {b"code": b"1", b"code account": b"many", b"other \xff": b"2"}
     assert list(sum_of([odd]).values()) == [2]
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def conduct_of(clock: Clock) -> tuple[NeuronConduct, list[tuple[str, str]]]:
+    """With the neurons that it cut off, and why."""
+    cut_off: list[tuple[str, str]] = []
+    return NeuronConduct(lambda *one: cut_off.append(one), clock=clock), cut_off
+
+
+def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    conduct, cut_off = conduct_of(clock := Clock())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(20_000):
+            conduct.fault("evil", "junk")
+        for _ in range(MAX_FAULTS):
+            conduct.fault("odd", "junk")
+    assert cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
+    assert len(caplog.records) == 2
+    clock.now_s = LOG_INTERVAL_S
+    conduct.fault("odd", "junk")
+    assert f"and {MAX_FAULTS - 1} more" in caplog.text
+    assert [name for name, _ in cut_off] == ["evil", "odd"]
+
+
+def test_faults_of_long_ago_do_not_count_and_a_grave_one_is_enough() -> None:
+    conduct, cut_off = conduct_of(clock := Clock())
+    for _ in range(10):
+        for _ in range(MAX_FAULTS):
+            conduct.fault("beast", "junk")
+        clock.now_s += WINDOW_S + 1
+    assert cut_off == []
+    conduct.fault("evil", "an entry is too large", is_grave=True)
+    assert cut_off == [("evil", "an entry is too large")]
