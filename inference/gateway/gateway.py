@@ -40,7 +40,7 @@ from inference.gateway.request.event_stream import (
     RequestStreams,
     StandstillWatch,
 )
-from inference.gateway.request.identify import SENDER, Directory, Identifier, pseudonym_of
+from inference.gateway.request.identify import Directory, Identifier, pseudonym_of
 from inference.gateway.request.outcome import (
     PROBES,
     Call,
@@ -217,17 +217,12 @@ class Gateway:
         except (redis.RedisError, OSError):
             return True
 
-    async def check_headers(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]]
-    ) -> dict[str, Any]:
-        """Identifies the sender of a large body to ``path`` before the body is read. Returns the
-        additions to the ASGI scope. The admin identifies its users itself. Raises ``ApiError``."""
-        if api_path_of(path) is None:
-            return {}
-        self.ensure_started()
-        sender = await self.identifier.sender_of(headers)
-        await self.identifier.identify(headers, scope=Scope.INFERENCE, sender=sender)
-        return {SENDER: sender}
+    async def check_headers(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Identifies the sender of a large body to ``path`` before the body is read. The admin
+        identifies its users itself. Raises ``ApiError``."""
+        if api_path_of(path) is not None:
+            self.ensure_started()
+            await self.identifier.identify(headers, scope=Scope.INFERENCE)
 
     def _free_limits(self, outcome: RequestOutcome) -> None:
         self.limits.settle(outcome)

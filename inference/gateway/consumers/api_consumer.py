@@ -23,7 +23,7 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
-from inference.gateway.request.identify import LOGIN, SENDER, Login, cleaned, ensure_scope
+from inference.gateway.request.identify import LOGIN, Login, cleaned, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
 from inference.gateway.server.paths import UNKNOWN_ENDPOINT, unknown_url, with_model
@@ -283,9 +283,7 @@ class ApiConsumer(AbortableConsumer):
         if login is not None:
             principal = login.known()
         else:
-            principal = await self.gateway.identifier.principal_of(
-                headers, sender=self.scope.get(SENDER)
-            )
+            principal = await self.gateway.identifier.principal_of(headers)
         self.call.identify(principal, headers)
         if login is not None:
             self.call.end_user = cleaned(login.username)

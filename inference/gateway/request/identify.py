@@ -23,8 +23,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,22 +48,12 @@ from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-SENDER = "helexa.sender"
 BEARER = b"bearer"
 OUR_MARK = re.compile(rb"(?<![A-Za-z0-9])" + re.escape(PREFIX_MARK.encode()))
 SELF_TEST_HEADER = b"helexa-self-test"
 """Sent by ``serve`` with its own key, which commands on its machine use too."""
-KNOWN_FOR_S = 0.5
-"""How long the body of an identified sender may take without a second check: as long as a revoked
-key may be cached."""
 API_KEY_HEADERS = (b"x-api-key", b"api-key")
 """Anthropic's clients use the first, Azure's the second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    principal: Principal
-    identified_s: float
 
 
 REQUEST_ID = "helexa.request_id"
@@ -136,34 +126,21 @@ class Identifier:
         self._directory = directory
         self._allows_anonymous = allows_anonymous(config)
 
-    async def identify(
-        self, headers: Headers, *, scope: Scope, sender: Sender | None = None
-    ) -> Principal:
-        """``headers`` as in an ASGI scope, names in lower case. ``sender``: the result of
-        ``sender_of``, if any. Raises ``ApiError``."""
-        principal = await self.principal_of(headers, sender=sender)
+    async def identify(self, headers: Headers, *, scope: Scope) -> Principal:
+        """``headers`` as in an ASGI scope, names in lower case. Raises ``ApiError``."""
+        principal = await self.principal_of(headers)
         ensure_scope(principal, scope)
         return principal
 
-    async def principal_of(self, headers: Headers, *, sender: Sender | None) -> Principal:
+    async def principal_of(self, headers: Headers) -> Principal:
         """Raises ``ApiError``."""
-        if sender is None or time.monotonic() - sender.identified_s > KNOWN_FOR_S:
-            sender = await self.sender_of(headers)
-        return sender.principal
-
-    async def sender_of(self, headers: Headers) -> Sender:
-        """Raises ``ApiError``."""
-        try:
-            return Sender(await self._principal(dict(headers)), time.monotonic())
-        except KeyRefusedError as error:
-            raise _refused(error) from error
-        except DirectoryUnavailableError as error:
-            raise ServiceUnavailableError("database_unavailable", str(error)) from error
+        with _refusals():
+            return await self._principal(dict(headers))
 
     async def still(self, account: str, key: str) -> Principal:
         """The present state of an earlier caller; ``key`` is its public prefix. Raises
         ``ApiError``."""
-        try:
+        with _refusals():
             if key:
                 principal = await self._directory.find_by_prefix(key)
             elif account == ANONYMOUS_ACCOUNT:
@@ -172,10 +149,6 @@ class Identifier:
                 principal = self._directory.anonymous()
             else:
                 principal = self._directory.shared()
-        except KeyRefusedError as error:
-            raise _refused(error) from error
-        except DirectoryUnavailableError as error:
-            raise ServiceUnavailableError("database_unavailable", str(error)) from error
         ensure_scope(principal, Scope.INFERENCE)
         return principal
 
@@ -211,8 +184,14 @@ class Identifier:
             )
 
 
-def _refused(error: KeyRefusedError) -> InvalidApiKeyError:
-    return InvalidApiKeyError(str(error), account=error.account, key=error.key)
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except KeyRefusedError as error:
+        raise InvalidApiKeyError(str(error), account=error.account, key=error.key) from error
+    except DirectoryUnavailableError as error:
+        raise ServiceUnavailableError("database_unavailable", str(error)) from error
 
 
 def ensure_scope(principal: Principal, scope: Scope) -> None:

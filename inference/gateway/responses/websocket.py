@@ -90,9 +90,7 @@ class ResponseSocket(AbortableConsumer):
     async def _connect(self) -> None:
         self.gateway.ensure_started()
         try:
-            self._connected = await self.gateway.identifier.principal_of(
-                self.scope["headers"], sender=None
-            )
+            self._connected = await self.gateway.identifier.principal_of(self.scope["headers"])
             ensure_scope(self._connected, Scope.INFERENCE)
         except ApiError as error:
             self._record_refusal(error, REFUSED_HANDSHAKE, self.scope.get(REQUEST_ID, ""))
@@ -167,7 +165,9 @@ class ResponseSocket(AbortableConsumer):
     async def _run(self, call: Call, message: bytes) -> None:
         """The caller is looked up for each turn: a key may have been revoked since the last. Raises
         ``ApiError`` where no turn exists yet that could end."""
-        call.identify(await self._identify(), self.scope["headers"])
+        headers = self.scope["headers"]
+        principal = await self.gateway.identifier.identify(headers, scope=Scope.INFERENCE)
+        call.identify(principal, headers)
         turn = ResponseTurn(
             self.gateway, self._store, call, send=self._send_frames, abort=self.abort
         )
@@ -187,9 +187,6 @@ class ResponseSocket(AbortableConsumer):
         # Only the turn that the failed one continued is forgotten.
         if kept is not None and kept.response_id != turn.previous_response_id:
             self._kept = kept
-
-    async def _identify(self) -> Principal:
-        return await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.INFERENCE)
 
     async def _refuse(self, turn: ResponseTurn, error: ApiError) -> None:
         turn.call.fail(error)

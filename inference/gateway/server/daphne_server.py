@@ -34,7 +34,7 @@ from inference.wire.errors import ApiError, InternalError, InvalidHttpError, Req
 
 logger = logging.getLogger(__name__)
 
-CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[dict[str, Any]]]
+CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[None]]
 
 READ_BUFFER_BYTES = 256 * 1024
 SMALL_BODY_BYTES = 64 * 1024
@@ -60,7 +60,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self._has_begun = False
         """The application has it, and decides on refusals."""
         self._checking: asyncio.Task[None] | None = None
-        self.scope_extras: dict[str, Any] = {}
 
     @property
     def is_responding(self) -> bool:
@@ -144,9 +143,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         network.pauseProducing()
         self.channel.deadline.stop()
         try:
-            self.scope_extras = await self.server.check_headers(
-                self.channel._path, self._header_pairs()
-            )
+            await self.server.check_headers(self.channel._path, self._header_pairs())
         except ApiError as refused:
             error = refused
         finally:
@@ -198,10 +195,10 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
-    of a request refused for its path and headers alone, else returns additions to its scope.
-    ``on_refused`` gets each refusal that the application does not see: a new request id, the
-    target, the error, the status and the headers that were read; ``on_left`` the target of each
-    request whose client leaves before its body is complete."""
+    of a request with a large body that is refused for its path and headers alone. ``on_refused``
+    gets each refusal that the application does not see: a new request id, the target, the error,
+    the status and the headers that were read; ``on_left`` the target of each request whose client
+    leaves before its body is complete."""
 
     def __init__(
         self,
@@ -286,7 +283,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         if isinstance(protocol, StreamRequest):
-            scope |= protocol.scope_extras
             if (body := protocol.detached_body()) is not None:
                 scope[BODY] = body
         else:

@@ -48,7 +48,7 @@ class UnhandledRequests:
         self, call: Call, headers: Headers, error: ApiError, status: int
     ) -> None:
         try:
-            call.identify(await self._gateway.identifier.principal_of(headers, sender=None))
+            call.identify(await self._gateway.identifier.principal_of(headers))
         except ApiError as unknown:
             error.account, error.key = unknown.account, unknown.key
         self._close(call, error, status)

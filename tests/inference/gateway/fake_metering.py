@@ -28,7 +28,6 @@ class FakeDirectory:
 
     def __init__(self) -> None:
         self.is_away = False
-        self.num_finds = 0
         self.keys = {
             KEY: Principal(account="lab", key=KEY[:13]),
             OTHERS_KEY: Principal(account="other", key=OTHERS_KEY[:13]),
@@ -48,7 +47,6 @@ class FakeDirectory:
         pass
 
     async def find(self, presented_key: str) -> Principal:
-        self.num_finds += 1
         if presented_key in self.refused:
             raise self.refused[presented_key]
         if self.is_away:
