@@ -33,7 +33,7 @@ from inference.gateway.request.tokens import (
     token_bounds,
 )
 from inference.gateway.upstreams.answer import UpstreamAnswer
-from inference.gateway.upstreams.links import UpstreamLink, Watch
+from inference.gateway.upstreams.links import UpstreamLink, UpstreamPlace
 from inference.protocol.events import (
     Embedded,
     Event,
@@ -52,7 +52,6 @@ from inference.wire.errors import (
     ForbiddenError,
     InvalidRequestError,
     RequestFailedError,
-    ServiceUnavailableError,
 )
 from inference.wire.upstream.answer_events import AnswerEvents
 from inference.wire.upstream.dialects import Exchange, Forwarded, exchange_of, is_forwarded
@@ -65,9 +64,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    link: UpstreamLink
     made: AnswerEvents
-    watch: Watch
+    place: UpstreamPlace
     counter: UsageCounter
     most: Usage
     bounds: TokenBounds
@@ -130,7 +128,7 @@ class ForwardedRequest:
             assert attempt is not None, "a request that has not begun, or has ended"
             assert attempt.answer is not None, "an attempt that could not be made"
             events = await attempt.answer.next_events()
-            attempt.watch.answered()
+            attempt.place.answered()
             events = self._counted(attempt, events)
         except BaseException as error:
             self._leave(error)
@@ -184,17 +182,12 @@ class ForwardedRequest:
         )
         since_s = loop.time()
         place_s = min(self._deadline_s, self._place_deadline_s) - since_s
-        await link.take_place(timeout_s=max(0.0, place_s))
-        try:
-            watch = link.watch()
-        except ServiceUnavailableError:
-            link.leave_place()
-            raise
+        place = await link.take_place(timeout_s=max(0.0, place_s))
         self.is_sent = True
         self._call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"
         counter = UsageCounter()
         self._gateway.accounting.submitted(self._call, counter)
-        attempt = self._attempt = _Attempt(link, made, watch, counter, most, bounds)
+        attempt = self._attempt = _Attempt(made, place, counter, most, bounds)
         headers = attempt_headers(
             self._gateway.pseudonym, self._call, link.entry, self._served, since_s
         )
@@ -218,9 +211,8 @@ class ForwardedRequest:
                 # A request without a token costs nothing and is not estimated.
                 self._call.is_usage_estimated = attempt.counter.first_token_s is not None
                 attempt.counter.settle_as_counted()
-            attempt.watch.end(error)
         finally:
-            attempt.link.leave_place()
+            attempt.place.end(error)
 
     def _counted(self, attempt: _Attempt, events: list[Event]) -> list[Event]:
         charged = [self._charged(event, attempt) for event in events]

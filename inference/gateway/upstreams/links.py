@@ -1,8 +1,8 @@
 """This gateway's connections to upstreams: a pool for each, as large as its row allows.
 
-    UpstreamEntry ─▶ UpstreamLink ─┬▶ place()    waits while all are taken
-                                   ├▶ watched()  refuses while it is left out, and probes it
-                                   └▶ post()     over its UpstreamTransport
+    UpstreamEntry ─▶ UpstreamLink ─┬▶ take_place()  waits while all are taken; refuses while it is
+                                   │                left out
+                                   └▶ post()        over its UpstreamTransport
     another entry ─▶ another link; the old one is closed once its last request has ended
 
 An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left out:
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -50,10 +49,18 @@ FIRST_SERVER_ERROR = 500
 UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
 
 
-class Watch:
+class UpstreamPlace:
+    """One request's, until it ends. Tells the link whether the upstream was available."""
+
     def __init__(self, link: UpstreamLink) -> None:
         self._link = link
         self._has_answered = False
+
+    def __enter__(self) -> UpstreamPlace:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self.end(error)
 
     def answered(self) -> None:
         """The upstream is well from its first token on: others are sent before this one ends."""
@@ -66,6 +73,7 @@ class Watch:
             self.answered()
         elif isinstance(error, RequestFailedError) and not self._has_answered:
             self._link.was_unavailable(error.message)
+        self._link.leave_place()
 
 
 class UpstreamLink:
@@ -128,48 +136,28 @@ class UpstreamLink:
             num_requests=self.num_open,
         )
 
-    @asynccontextmanager
-    async def place(self, *, timeout_s: float) -> AsyncIterator[None]:
-        """Raises ``ServiceUnavailableError`` where too many wait or none is free in time."""
-        await self.take_place(timeout_s=timeout_s)
-        try:
-            yield
-        finally:
-            self.leave_place()
-
-    async def take_place(self, *, timeout_s: float) -> None:
-        """Raises as ``place`` does."""
+    async def take_place(self, *, timeout_s: float) -> UpstreamPlace:
+        """Raises ``ServiceUnavailableError`` where too many wait, none is free in time, or the
+        upstream is left out."""
         self.num_open += 1
         try:
             await self._acquire(timeout_s)
         except BaseException:
             self._left()
             raise
-
-    def leave_place(self) -> None:
-        self._places.release()
-        self._left()
-
-    @contextmanager
-    def watched(self) -> Iterator[Watch]:
-        watch = self.watch()
-        try:
-            yield watch
-        except BaseException as error:
-            watch.end(error)
-            raise
-        watch.end(None)
-
-    def watch(self) -> Watch:
-        """Raises ``ServiceUnavailableError``."""
         if self.is_left_out:
+            self.leave_place()
             raise ServiceUnavailableError(
                 UNAVAILABLE,
                 f"The upstream {self.entry.name} was unavailable several times in a row, and is "
                 "left out for a moment.",
                 retry_after_s=PROBE_AFTER_S,
             )
-        return Watch(self)
+        return UpstreamPlace(self)
+
+    def leave_place(self) -> None:
+        self._places.release()
+        self._left()
 
     def has_answered(self) -> None:
         if self._was_left_out:

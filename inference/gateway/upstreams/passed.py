@@ -121,22 +121,21 @@ class _PassedThrough:
         link = await self._gateway.upstreams.link(upstream)
         since_s = loop.time()
         place_s = min(self._deadline_s, self._failover.place_deadline_s or self._deadline_s)
-        async with link.place(timeout_s=max(0.0, place_s - since_s)):
-            with link.watched() as watch:
-                self._failover.is_sent = True
-                call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
-                counter = UsageCounter()
-                self._gateway.accounting.submitted(call, counter)
-                answer = PassedAnswer(link, call, self._request, self._reply, watch)
-                headers = attempt_headers(self._gateway.pseudonym, call, upstream, served, since_s)
-                content, content_headers = self._content(served.model)
-                try:
-                    await answer.pass_on(
-                        content, {**headers, **content_headers}, deadline_s=self._deadline_s
-                    )
-                finally:
-                    self._settle(answer, target, counter)
-                    counter.settle_as_counted()
+        with await link.take_place(timeout_s=max(0.0, place_s - since_s)) as place:
+            self._failover.is_sent = True
+            call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
+            counter = UsageCounter()
+            self._gateway.accounting.submitted(call, counter)
+            answer = PassedAnswer(link, call, self._request, self._reply, place)
+            headers = attempt_headers(self._gateway.pseudonym, call, upstream, served, since_s)
+            content, content_headers = self._content(served.model)
+            try:
+                await answer.pass_on(
+                    content, {**headers, **content_headers}, deadline_s=self._deadline_s
+                )
+            finally:
+                self._settle(answer, target, counter)
+                counter.settle_as_counted()
 
     def _content(self, model: str) -> tuple[bytes | AsyncIterator[bytes], dict[str, str]]:
         form = self._request.form

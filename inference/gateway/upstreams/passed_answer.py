@@ -21,7 +21,7 @@ import orjson
 
 from inference.gateway.request.outcome import Call
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
-from inference.gateway.upstreams.links import UpstreamLink, Watch
+from inference.gateway.upstreams.links import UpstreamLink, UpstreamPlace
 from inference.protocol.events import Failure, Usage
 from inference.wire.errors import RequestFailedError
 from inference.wire.openai.passed.request import (
@@ -56,13 +56,18 @@ class Reply(Protocol):
 
 class PassedAnswer:
     def __init__(
-        self, link: UpstreamLink, call: Call, request: PassedRequest, reply: Reply, watch: Watch
+        self,
+        link: UpstreamLink,
+        call: Call,
+        request: PassedRequest,
+        reply: Reply,
+        place: UpstreamPlace,
     ) -> None:
         self._link = link
         self._call = call
         self._request = request
         self._reply = reply
-        self._watch = watch
+        self._place = place
         self._guard = SecretGuard(link.secret)
         self._units: UnitsReader | None = None
         self.has_begun = False
@@ -145,7 +150,7 @@ class PassedAnswer:
         self.has_begun = True
         self._call.may_move = False
         counter.begun_s = counter.first_token_s = time.monotonic()
-        self._watch.answered()
+        self._place.answered()
 
     def _checked(self, part: bytes) -> bytes:
         assert self._units is not None, "an answer without a type"
