@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, ClassVar, cast
+from typing import IO, Any, ClassVar
 from urllib.parse import parse_qsl
 
 import orjson
-from django.core.exceptions import SuspiciousOperation
-from django.core.files.uploadedfile import UploadedFile
-from django.core.files.uploadhandler import FileUploadHandler
-from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from inference.batches import selectors
 from inference.batches.records import BatchRecord
-from inference.gateway.batches.store import BatchStore
+from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
@@ -28,11 +23,11 @@ from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
-    MissingParameterError,
     UnsupportedParameterError,
 )
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import errors as openai_errors
+from inference.wire.openai.passed.form import Rewritten, read_form
 
 BINARY = b"application/octet-stream"
 
@@ -97,7 +92,12 @@ class FilesConsumer(BatchApiConsumer):
         if upload.fields.get("purpose") != openai_batches.PURPOSE:
             raise InvalidRequestError("'purpose' must be batch.", param="purpose")
         added = await self._store.add_file(
-            self.account, upload.name, openai_batches.PURPOSE, upload.content, lasts=lasts
+            self.account,
+            upload.name,
+            openai_batches.PURPOSE,
+            upload.content.chunks(),
+            upload.content.num_bytes,
+            lasts=lasts,
         )
         if lasts is not None:
             self._worker.wake()
@@ -183,41 +183,20 @@ def _parse(body: bytes, _context: object) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
     name: str
-    content: IO[bytes]
+    content: Rewritten
     fields: dict[str, str]
 
 
 def read_upload(content_type: str, body: IO[bytes]) -> Upload:
-    """Raises ``InvalidRequestError``."""
-    if not content_type.startswith("multipart/form-data"):
-        raise InvalidRequestError("Send the file as multipart/form-data.", param="file")
-    num_bytes = body.seek(0, os.SEEK_END)
-    body.seek(0)
-    meta: dict[str, Any] = {"CONTENT_TYPE": content_type, "CONTENT_LENGTH": num_bytes}
-    try:
-        fields, files = MultiPartParser(meta, cast(Any, body), [_ToFile()], "utf-8").parse()
-    except (MultiPartParserError, SuspiciousOperation) as error:
-        # Django's limits count fields only: a file without a name is one.
-        raise InvalidRequestError(f"The form cannot be read: {error}", param="file") from None
-    file = files.get("file")
-    if file is None:
-        raise MissingParameterError("file")
-    form = {name: str(value) for name, value in fields.items()}
-    assert file.file is not None, "a file that was not read"
-    return Upload(name=str(file.name), content=file.file, fields=form)
-
-
-class _ToFile(FileUploadHandler):
-    def new_file(self, *args: Any, **kwargs: Any) -> None:
-        super().new_file(*args, **kwargs)
-        self._content = spooled_file()
-
-    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        self._content.write(raw_data)
-
-    def file_complete(self, file_size: int) -> UploadedFile[bytes]:
-        self._content.seek(0)
-        return UploadedFile(self._content, str(self.file_name), size=file_size)
+    """Raises ``ApiError``."""
+    form = read_form(content_type, body)
+    file = form.file("file")
+    fields = {part.name: form.text(part.name) for part in form.parts if part is not file}
+    return Upload(
+        name="".join(filter(str.isprintable, file.filename or "")),
+        content=Rewritten(body, (file,)),
+        fields={name: text for name, text in fields.items() if text is not None},
+    )
 
 
 JSON_LINES = b"application/x-jsonl"
@@ -257,7 +236,11 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
     async def _create(self, body: bytes) -> None:
         lines = spooled_file()
         num_total = await self.parsed(partial(_write_lines, lines), body)
-        file = await self._store.add_file(self.account, "requests.jsonl", INPUT_PURPOSE, lines)
+        num_bytes = lines.tell()
+        lines.seek(0)
+        file = await self._store.add_file(
+            self.account, "requests.jsonl", INPUT_PURPOSE, pieces_of(lines), num_bytes
+        )
         try:
             created = await self._store.add_batch(
                 account=self.account,

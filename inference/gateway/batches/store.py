@@ -7,9 +7,8 @@ Each account finds only its own.
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -52,19 +51,18 @@ class BatchStore:
         account: str,
         name: str,
         purpose: str,
-        content: IO[bytes],
+        content: Iterable[bytes],
+        size_bytes: int,
         *,
         lasts: timedelta | None = None,
     ) -> FileRecord:
         """``lasts``: until it expires. Raises ``InsufficientQuotaError``, before the content is
         written or, where others used the room meanwhile, after it."""
         file_id = f"file-{uuid.uuid4().hex}"
-        size_bytes = content.seek(0, os.SEEK_END)
-        content.seek(0)
         try:
             used = await self.database.query(lambda: selectors.account_usage(account))
             self._quota.check(used, size_bytes)
-            await self._on_disk(lambda: self.files.write(file_id, pieces_of(content)))
+            await self._on_disk(lambda: self.files.write(file_id, content))
             return await self.database.query(
                 lambda: services.file_add(
                     file_id=file_id,
