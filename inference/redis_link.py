@@ -24,7 +24,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -297,6 +297,21 @@ class RedisOutage:
 
 
 REDIS_BACKOFF = Backoff(first_s=0.1, max_s=1.0)
+
+
+async def until_answered(ask: Callable[[], Awaitable[object]], *, give_up_s: float) -> None:
+    """Repeats ``ask`` while Redis does not answer, until ``give_up_s`` on the event loop's clock.
+    Raises ``redis.RedisError`` or ``OSError``."""
+    loop, num_failures = asyncio.get_running_loop(), 0
+    while True:
+        try:
+            await ask()
+            return
+        except (redis.ConnectionError, redis.TimeoutError, OSError):
+            if loop.time() >= give_up_s:
+                raise
+        num_failures += 1
+        await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
 
 
 def redis_unavailable() -> ServiceUnavailableError:

@@ -39,7 +39,7 @@ from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.inbox_parts import image_fields
 from inference.protocol.keys import images_key
-from inference.redis_link import REDIS_BACKOFF, redis_unavailable
+from inference.redis_link import redis_unavailable, until_answered
 from inference.supervised_threads import SupervisedPool
 from inference.wire.common.parts import ImageFile, ImageReading, ImageRules, images_read
 from inference.wire.errors import InvalidImageError
@@ -339,31 +339,19 @@ class ImageSender:
             fields = list(image_fields(image.digest, image.data).items())
             for start in range(0, len(fields), PIECES_A_WRITE):
                 some = dict(fields[start : start + PIECES_A_WRITE])
-                await self._put_fields(key, some, expiry_s=expiry_s, give_up_s=give_up_s)
-
-    async def _put_fields(
-        self, key: str, fields: dict[str, bytes], *, expiry_s: int, give_up_s: float
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        num_failures = 0
-        while True:
-            try:
-                # Both or neither: a key without expiry would stay.
-                async with self._client.pipeline(transaction=True) as pipeline:
-                    pipeline.hset(key, mapping=fields)  # type: ignore[arg-type]  # names are str
-                    pipeline.expire(key, expiry_s)
-                    await pipeline.execute()
-            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-                if loop.time() >= give_up_s:
-                    logger.warning("images cannot be put beside the inbox: %s", error)
+                write = partial(self._write, key, some, expiry_s)
+                try:
+                    await until_answered(write, give_up_s=give_up_s)
+                except (redis.RedisError, OSError) as error:
+                    logger.warning("Redis takes no images: %s", error)
                     raise redis_unavailable() from error
-                num_failures += 1
-                await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
-            except redis.RedisError as error:
-                logger.warning("Redis takes no images: %s", error)
-                raise redis_unavailable() from error
-            else:
-                return
+
+    async def _write(self, key: str, fields: dict[str, bytes], expiry_s: int) -> None:
+        # Both or neither: a key without expiry would stay.
+        async with self._client.pipeline(transaction=True) as pipeline:
+            pipeline.hset(key, mapping=fields)  # type: ignore[arg-type]  # names are str
+            pipeline.expire(key, expiry_s)
+            await pipeline.execute()
 
     def forget_soon(self, neuron: str, request_id: str) -> None:
         task = asyncio.create_task(self._forget(images_key(neuron, request_id)))

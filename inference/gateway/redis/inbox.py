@@ -27,16 +27,16 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
-import redis
 
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
 from inference.protocol.inbox_parts import Entry, inbox_entries
-from inference.redis_link import REDIS_BACKOFF, LuaScript, RedisLink, redis_unavailable
+from inference.redis_link import LuaScript, RedisLink, redis_unavailable, until_answered
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -137,29 +137,13 @@ class Dispatcher:
         give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
         try:
             for entries in _pushes(batch):
-                await self._push_until_acknowledged(neuron, entries, give_up_s)
+                await until_answered(partial(self._push, neuron, entries), give_up_s=give_up_s)
         except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
             self._fail(neuron, batch, error)
             return
         for outgoing in batch:
             if not outgoing.delivered.done():
                 outgoing.delivered.set_result(None)
-
-    async def _push_until_acknowledged(
-        self, neuron: str, entries: Sequence[Entry], give_up_s: float
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        num_failures = 0
-        while True:
-            try:
-                await self._push(neuron, entries)
-            except (redis.ConnectionError, redis.TimeoutError, OSError):
-                if loop.time() >= give_up_s:
-                    raise
-                num_failures += 1
-                await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
-            else:
-                return
 
     async def _push(self, neuron: str, entries: Sequence[Entry]) -> None:
         now = datetime.datetime.now(datetime.UTC)
