@@ -19,6 +19,7 @@ import httpx2
 from inference.gateway.upstreams.connection import Headers, UpstreamConnection
 
 KEEP_ALIVE_S = 30.0
+"""An idle connection is not used after this time. Its upstream closes one that is not used."""
 DRAIN_TIMEOUT_S = 0.5
 ADDRESS_DELAY_S = 0.25
 """When a host's next address is tried beside one that does not answer (RFC 8305)."""
@@ -35,7 +36,6 @@ class UpstreamTransport:
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
-        self._sweep: asyncio.TimerHandle | None = None
         self._draining: set[asyncio.Task[None]] = set()
 
     async def send(
@@ -74,7 +74,6 @@ class UpstreamTransport:
             return
         connection.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(connection)
-        self._sweep_later()
 
     def free_drained(self, connection: UpstreamConnection) -> None:
         if connection.is_complete:
@@ -85,8 +84,6 @@ class UpstreamTransport:
         task.add_done_callback(self._draining.discard)
 
     async def aclose(self) -> None:
-        if self._sweep is not None:
-            self._sweep.cancel()
         for task in self._draining:
             task.cancel()
         for connection in (*self._idle, *self._open):
@@ -103,30 +100,13 @@ class UpstreamTransport:
             self.free(connection)
 
     def _taken(self) -> UpstreamConnection | None:
+        oldest_s = asyncio.get_running_loop().time() - KEEP_ALIVE_S
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_reusable:
+            if connection.is_reusable and connection.idle_since_s > oldest_s:
                 return connection
             connection.abort()
         return None
-
-    def _sweep_later(self) -> None:
-        if self._sweep is None:
-            loop = asyncio.get_running_loop()
-            self._sweep = loop.call_later(KEEP_ALIVE_S, self._close_expired)
-
-    def _close_expired(self) -> None:
-        self._sweep = None
-        oldest_s = asyncio.get_running_loop().time() - KEEP_ALIVE_S
-        kept = []
-        for connection in self._idle:
-            if connection.is_reusable and connection.idle_since_s > oldest_s:
-                kept.append(connection)
-            else:
-                connection.abort()
-        self._idle = kept
-        if kept:
-            self._sweep_later()
 
     def _target(self, url: httpx2.URL) -> bytes:
         if self._proxy is None or url.scheme == SECURE:
