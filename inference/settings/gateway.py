@@ -14,10 +14,6 @@ METRICS_OFF_WORDS = frozenset({"", "off", "0", "no", "false", "none"})
 ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+))?(?::(?P<port>\d+))?")
 
 
-class MetricsListenError(ValueError):
-    """The text is not HOST, HOST:PORT, :PORT or off."""
-
-
 @dataclass(frozen=True, slots=True)
 class MetricsListen:
     host: str
@@ -42,36 +38,30 @@ class MetricsSetting:
 METRICS_OFF = MetricsSetting(is_on=False)
 
 
-def parse_metrics_listen(word: str | None) -> MetricsSetting:
-    """Parses the listen address of a gateway's metrics. Raises ``MetricsListenError``.
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """The listen address of a gateway's metrics.
 
-    (not set)         the gateway's host, port 31314
     9100, :9100       the gateway's host, port 9100
     10.0.0.5          port 31314 there
     10.0.0.5:9100, [::1]:9100
     off, (empty)      nowhere
     """
-    if word is None:
-        return MetricsSetting()
-    word = word.strip()
-    if word.lower() in METRICS_OFF_WORDS:
-        return METRICS_OFF
-    if word.isdigit():
-        word = f":{word}"
-    found = ADDRESS.fullmatch(word)
-    port = int(found["port"] or DEFAULT_PORT) if found else 0
-    if found is None or not 1 <= port <= MAX_PORT:
-        raise MetricsListenError(f"{word!r} is not like 127.0.0.1:{DEFAULT_PORT}, :9100 or off")
-    host = found["host"]
-    return MetricsSetting(host=host.strip("[]") if host else None, port=port)
 
-
-@dataclass(frozen=True, slots=True)
-class MetricsAddress:
     rule: str = "HOST:PORT, HOST, :PORT or off"
 
     def parse(self, word: str) -> MetricsSetting:
-        return parse_metrics_listen(word)
+        word = word.strip()
+        if word.lower() in METRICS_OFF_WORDS:
+            return METRICS_OFF
+        if word.isdigit():
+            word = f":{word}"
+        found = ADDRESS.fullmatch(word)
+        port = int(found["port"] or DEFAULT_PORT) if found else 0
+        if found is None or not 1 <= port <= MAX_PORT:
+            raise ValueError(f"{word!r} is not like 127.0.0.1:{DEFAULT_PORT}, :9100 or off")
+        host = found["host"]
+        return MetricsSetting(host=host.strip("[]") if host else None, port=port)
 
 
 API_KEY: Setting[str | None] = Setting(
