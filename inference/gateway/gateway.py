@@ -45,7 +45,6 @@ from inference.gateway.request.outcome import (
     PROBES,
     Call,
     Outcomes,
-    RequestOutcome,
     RequestRecords,
     end_spans,
     recorded_by,
@@ -116,7 +115,7 @@ class Gateway:
         self.outcomes = Outcomes(
             self.accounting.settle,
             self.metrics.observe,
-            self._free_limits,
+            lambda outcome: self.limits.settle(outcome),
             *(() if records is None else (recorded_by(records),)),
             *(() if config.traces_url is None else (end_spans,)),
             on_error=self.refusals.observe,
@@ -223,9 +222,6 @@ class Gateway:
         if api_path_of(path) is not None:
             self.ensure_started()
             await self.identifier.identify(headers, scope=Scope.INFERENCE)
-
-    def _free_limits(self, outcome: RequestOutcome) -> None:
-        self.limits.settle(outcome)
 
     def when_started(self, begin: Callable[[], None]) -> None:
         """Calls ``begin`` on the event loop that serves, once it runs."""

@@ -93,7 +93,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def is_permanent(self) -> bool:
         """The same load fails again on the same neuron until the operator changes the model's
         entry, its files or the host."""
-        return is_permanent_failure(self.code)
+        return self.code in PERMANENT_FAILURES
 
 
 SUGGESTIONS = {
@@ -119,10 +119,6 @@ PERMANENT_FAILURES = frozenset(
 )
 TOO_LARGE = frozenset({"does_not_fit", "exceeds_device"})
 """Codes of loads that lacked memory on a device."""
-
-
-def is_permanent_failure(code: str) -> bool:
-    return code in PERMANENT_FAILURES
 
 
 LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")

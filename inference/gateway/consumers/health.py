@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import orjson
@@ -69,9 +68,11 @@ class HealthConsumer(ApiConsumer):
         reasons += upstream_reasons(entries or (), left_out)
         serves = snapshot is not None and can_serve(entries, snapshot, left_out)
         knows = await self._may_see_causes()
-        found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
-        instance = instance_header(self.gateway.config.data_dir)
-        await self.respond(200 if serves else 503, found, instance)
+        brief = orjson.dumps({"status": "ok" if serves else "unhealthy"})
+        found = health_body(serves, reasons, snapshot) if knows else brief
+        instance = instance_id(self.gateway.config.data_dir)
+        headers = [(INSTANCE_HEADER.encode(), instance.encode())] if instance else []
+        await self.respond(200 if serves else 503, found, headers)
 
     async def _may_see_causes(self) -> bool:
         try:
@@ -84,11 +85,6 @@ class HealthConsumer(ApiConsumer):
 class PingConsumer(HealthConsumer):
     endpoint = "/ping"
     other_methods: ClassVar[tuple[str, ...]] = ("POST",)
-
-
-def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:
-    found = instance_id(data_dir)
-    return [(INSTANCE_HEADER.encode(), found.encode())] if found else []
 
 
 def can_serve(
@@ -139,10 +135,6 @@ def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) ->
         if reason := _model_reason(entry, replicas):
             reasons.append(reason)
     return reasons
-
-
-def brief_body(serves: bool) -> bytes:
-    return orjson.dumps({"status": "ok" if serves else "unhealthy"})
 
 
 def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot | None) -> bytes:

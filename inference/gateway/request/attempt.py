@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 FINAL_USAGE_TIMEOUT_S = 30.0
 """How long a neuron may take to report a cancelled request's usage. After that the request is
 charged for the tokens counted."""
-MAX_ID_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,9 +287,7 @@ class PlacedRequest:
 
     def _attempt_id(self) -> str:
         request_id = self._call.request_id
-        if self.num_attempts == 1:
-            return request_id
-        return f"{request_id[:MAX_ID_CHARACTERS]}.{self.num_attempts}"
+        return request_id if self.num_attempts == 1 else f"{request_id}.{self.num_attempts}"
 
     def _frame(self, place: Place, timeout_s: float) -> Submit:
         principal = self._call.who

@@ -244,13 +244,13 @@ class FrameLog:
     def __init__(self) -> None:
         self.is_closed = False
         self._frames: deque[bytes] = deque()
-        self._first = 0
+        self.first = 0
         self._kept_bytes = 0
         self._watches: set[FrameWatch] = set()
 
     @property
     def end(self) -> int:
-        return self._first + len(self._frames)
+        return self.first + len(self._frames)
 
     def put(self, frames: bytes) -> None:
         for frame in frames.split(FRAME_END)[:-1]:
@@ -258,7 +258,7 @@ class FrameLog:
             self._kept_bytes += len(frame) + len(FRAME_END)
         while self._kept_bytes > MAX_KEPT_BYTES and len(self._frames) > 1:
             self._kept_bytes -= len(self._frames.popleft())
-            self._first += 1
+            self.first += 1
         for watch in tuple(self._watches):
             watch.wake()
 
@@ -269,17 +269,14 @@ class FrameLog:
 
     def watch(self, abort: Callable[[], None], *, after: int = -1) -> FrameWatch:
         """Raises ``EventsGoneError``."""
-        if after + 1 < self._first:
-            raise EventsGoneError(self._first)
+        if after + 1 < self.first:
+            raise EventsGoneError(self.first)
         watch = FrameWatch(self, abort, after + 1)
         self._watches.add(watch)
         return watch
 
     def since(self, number: int) -> bytes:
-        return b"".join(islice(self._frames, number - self._first, None))
-
-    def has_lost(self, number: int) -> bool:
-        return number < self._first
+        return b"".join(islice(self._frames, number - self.first, None))
 
     def forget(self, watch: FrameWatch) -> None:
         self._watches.discard(watch)
@@ -294,7 +291,7 @@ class FrameWatch:
         self.wake()
 
     def wake(self) -> None:
-        if self._log.has_lost(self._next_number):
+        if self._next_number < self._log.first:
             self.leave()
             self._abort()
         elif self._log.is_closed or self._log.end > self._next_number:

@@ -153,7 +153,7 @@ class _PassedThrough:
     def _settle(self, answer: PassedAnswer, target: Target, counter: UsageCounter) -> None:
         if not answer.has_begun:
             return
-        request, reported = self._request, answer.reported_units
+        request, (reported, reported_tokens) = self._request, answer.reported
         units = request.likely_units
         if reported is not None and reported <= request.most_units:
             units = reported
@@ -169,7 +169,7 @@ class _PassedThrough:
             )
         self._call.metered = self._metered(target, units)
         if self._entry.charges_tokens_at(target):
-            used = believed(answer.reported_tokens, self._most)
+            used = believed(reported_tokens, self._most)
             if used is None:
                 self._call.is_usage_estimated = True
                 used = estimate(self._most, request, units=units, num_bytes=answer.num_bytes)

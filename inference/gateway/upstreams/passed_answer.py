@@ -75,12 +75,11 @@ class PassedAnswer:
         self.num_bytes = 0
 
     @property
-    def reported_units(self) -> int | None:
-        return self._units.units if self._units is not None and self.is_whole else None
-
-    @property
-    def reported_tokens(self) -> Usage | None:
-        return self._units.tokens if self._units is not None and self.is_whole else None
+    def reported(self) -> tuple[int | None, Usage | None]:
+        """The units and tokens that the whole answer reports."""
+        if self._units is None or not self.is_whole:
+            return None, None
+        return self._units.units, self._units.tokens
 
     async def pass_on(
         self,
