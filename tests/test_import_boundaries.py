@@ -135,10 +135,7 @@ BOUNDARIES = (
             package,
             ("opentelemetry",),
             # Imported where a collector is named, and only then.
-            frozenset(
-                (f"inference/gateway/tracing/{file}.py", "opentelemetry")
-                for file in ("exporter", "spans")
-            ),
+            frozenset({("inference/gateway/tracing/spans.py", "opentelemetry")}),
         )
         for package in PACKAGES
     ),

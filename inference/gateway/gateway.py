@@ -63,7 +63,7 @@ from metering.principal import Scope
 
 if TYPE_CHECKING:
     from inference.gateway.metrics.endpoint import MetricsEndpoint
-    from inference.gateway.tracing.exporter import Tracing
+    from inference.gateway.tracing.spans import Tracing
 
 logger = logging.getLogger(__name__)
 

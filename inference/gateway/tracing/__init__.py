@@ -1,9 +1,6 @@
 """Spans of requests, sent to an OpenTelemetry collector where ``OTEL_EXPORTER_OTLP_ENDPOINT`` names
 one. Without it OpenTelemetry is not imported, and no request has spans.
 
-    exporter     batches spans and sends them, beside the requests
-    spans        the spans of one request, with pure functions for stages and attributes
-
     chat tiny                      the request, in the trace of its client's ``traceparent``
     ├─ placement                   until a replica or an upstream has a place for it
     ├─ neuron beast                an attempt, from its ``Submit`` to its last event
@@ -22,7 +19,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.gateway.tracing.exporter import Tracing
+    from inference.gateway.tracing.spans import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ logger = logging.getLogger(__name__)
 def started_tracing(url: str | None, *, gateway_id: str) -> Tracing | None:
     if url is None:
         return None
-    from inference.gateway.tracing.exporter import Tracing
+    from inference.gateway.tracing.spans import Tracing
 
     try:
         return Tracing(url, gateway_id=gateway_id)

@@ -1,4 +1,10 @@
-"""The spans of one request, from its first header to its settled end. Belongs to one event loop.
+"""The spans of one request, from its first header to its settled end, and their way to a collector.
+
+    RequestSpans ─▶ queue (bounded) ─▶ thread: batches ─▶ collector, by OTLP over HTTP
+                    full: dropped              └▶ does not answer: dropped, and logged
+
+OpenTelemetry's library reads its other variables itself (headers, timeouts, sampling, sizes of
+queue and batch). ``RequestSpans`` belongs to one event loop:
 
     RequestSpans ─┬▶ placed             a span, once the place is known
                   ├▶ begin_neuron, begin_upstream   an attempt, one open at a time; its counter
@@ -11,6 +17,8 @@ request's beginning, so that a clock set meanwhile does not bend a trace.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Awaitable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +26,10 @@ from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -25,12 +37,62 @@ from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.gateway.request.tokens import UsageCounter
 from inference.logs.redaction import Redactor
+from inference.logs.throttled import ThrottledLog
 from inference.protocol.events import StageTimes
+from inference.version import VERSION
 from inference.wire.errors import ApiError
 from metering.ledger.entries import CANCELLED, Outcome
 
 if TYPE_CHECKING:
     from inference.gateway.request.place import Place
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "helexa"
+LIBRARY_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
+)
+"""Which report each failed batch and each dropped span."""
+
+
+class Tracing:
+    def __init__(self, url: str, *, gateway_id: str) -> None:
+        resource = Resource.create({SERVICE_VERSION: VERSION, SERVICE_INSTANCE_ID: gateway_id})
+        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._tracer = self._provider.get_tracer("helexa", VERSION)
+        self._failures = _Failures(url)
+        for name in LIBRARY_LOGGERS:
+            logging.getLogger(name).addFilter(self._failures)
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpans:
+        return RequestSpans(self._tracer, headers)
+
+    def stop(self, timeout_s: float) -> None:
+        """Sends the queued spans, for ``timeout_s`` at most. Blocks."""
+        stopping = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        stopping.start()
+        stopping.join(timeout_s)
+        for name in LIBRARY_LOGGERS:
+            logging.getLogger(name).removeFilter(self._failures)
+
+
+class _Failures(logging.Filter):
+    """Logs one of the library's messages a minute, in place of all of them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._log = ThrottledLog(logger, logging.WARNING)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            why = record.getMessage()
+            self._log.log("spans", f"spans are not exported to {self._url}, and are dropped: {why}")
+        return False
 
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"

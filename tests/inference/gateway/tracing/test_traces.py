@@ -241,7 +241,7 @@ async def test_a_collector_in_trouble_delays_nobody(
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.name.endswith("tracing.exporter")]
+    return [one.getMessage() for one in caplog.records if one.name.endswith("tracing.spans")]
 
 
 MS = st.floats(0, 1e12)
