@@ -5,16 +5,28 @@ of its model's upstreams, and metered by its parameters or the upstream's report
                                             ▲            │
                                             └── leave ───┘ before the first byte
 
-An answer is charged once it has begun: by the upstream's report, else by the estimate.
+    send ─▶ status ─▶ a type that an answer has ─▶ first part ─▶ parts ─▶ end
+                                                     │ from here on it is charged
+                                                     └ a small JSON body is read whole before
+
+An answer is charged once it has begun: by the upstream's report, else by the estimate. Time is
+bounded until the first part and between two, bytes as in other answers. Nothing is read ahead: a
+slow client slows its upstream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
+
+import orjson
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
@@ -24,30 +36,47 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import check_task
 from inference.gateway.request.failover import Failover
 from inference.gateway.request.identify import cleaned
-from inference.gateway.request.outcome import Call
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
 from inference.gateway.server.bodies import parse_aside, spooled_file
+from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
 from inference.gateway.upstreams.forwarded import attempt_headers, permitted_upstream
-from inference.gateway.upstreams.passed_answer import PassedAnswer, Reply
-from inference.protocol.events import Usage
-from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
+from inference.gateway.upstreams.links import UpstreamLink, UpstreamPlace
+from inference.protocol.events import Failure, Usage
+from inference.wire.errors import (
+    ModelNotAllowedError,
+    RequestFailedError,
+    UnsupportedParameterError,
+)
 from inference.wire.openai.passed.form import Rewritten, read_form
 from inference.wire.openai.passed.request import (
     END_USER_FIELDS,
+    EVENTS,
+    JSON,
     PassedEndpoint,
     PassedRequest,
+    SecretGuard,
+    UnitsReader,
     read_json,
     read_upload,
     to_json,
 )
-from inference.wire.upstream.answer_events import BYTES_A_TOKEN
+from inference.wire.upstream.answer_events import (
+    BYTES_A_TOKEN,
+    UpstreamErrorObject,
+    UpstreamFaultError,
+)
+from inference.wire.upstream.refusals import FAILED
 from metering.prices import NOT_METERED, Metered
+
+if TYPE_CHECKING:
+    from inference.gateway.upstreams.transport import UpstreamResponse
 
 logger = logging.getLogger(__name__)
 
 
-async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, reply: Reply) -> None:
+async def pass_through(reply: PassThroughConsumer, request: PassedRequest) -> None:
     """Raises ``ApiError``."""
+    gateway, call = reply.gateway, reply.call
     call.model_asked = request.model
     if call.who.names_end_user:
         call.end_user = call.end_user or cleaned(request.end_user)
@@ -60,31 +89,29 @@ async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, rep
     most = most_tokens(entry, request)
     is_counted = most is not NO_TOKENS and call.who.tokens_per_minute is not None
     await gateway.limits.acquire(call, most if is_counted else None, entry.name)
-    await _PassedThrough(gateway, call, request, entry, most, reply).run()
+    await _PassedThrough(reply, request, entry, most).run()
 
 
 class _PassedThrough:
     def __init__(
         self,
-        gateway: Gateway,
-        call: Call,
+        reply: PassThroughConsumer,
         request: PassedRequest,
         entry: CatalogueEntry,
         most: TokenBounds,
-        reply: Reply,
     ) -> None:
-        self._gateway = gateway
-        self._call = call
+        gateway = self._gateway = reply.gateway
+        self._call = reply.call
+        self._reply = reply
         self._request = request
         self._entry = entry
         self._most = most
-        self._reply = reply
         self._unit = UNIT_OF_TASK[entry.task]
         self._deadline_s = asyncio.get_running_loop().time() + gateway.config.request_timeout_s
         self._failover = Failover(
             gateway.placer,
             gateway.upstreams,
-            call,
+            reply.call,
             entry,
             entry.ordered_targets,
             deadline_s=self._deadline_s,
@@ -126,7 +153,7 @@ class _PassedThrough:
             call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
             counter = UsageCounter()
             self._gateway.accounting.submitted(call, counter)
-            answer = PassedAnswer(link, call, self._request, self._reply, place)
+            answer = PassedAnswer(link, self._request, self._reply, place)
             headers = attempt_headers(self._gateway.pseudonym, call, upstream, served, since_s)
             content, content_headers = self._content(served.model)
             try:
@@ -217,6 +244,154 @@ def estimate(most: TokenBounds, request: PassedRequest, *, units: int, num_bytes
     return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
 
+HELD_BYTES = 64 * 1024
+TYPES = re.compile(
+    r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
+    r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
+)
+"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
+as one of this server's."""
+BINARY = "application/octet-stream"
+
+
+class PassedAnswer:
+    def __init__(
+        self,
+        link: UpstreamLink,
+        request: PassedRequest,
+        reply: PassThroughConsumer,
+        place: UpstreamPlace,
+    ) -> None:
+        self._link = link
+        self._call = reply.call
+        self._request = request
+        self._reply = reply
+        self._place = place
+        self._guard = SecretGuard(link.secret)
+        self._units: UnitsReader | None = None
+        self.has_begun = False
+        self.is_whole = False
+        self.num_bytes = 0
+
+    @property
+    def reported(self) -> tuple[int | None, Usage | None]:
+        """The units and tokens that the whole answer reports."""
+        if self._units is None or not self.is_whole:
+            return None, None
+        return self._units.units, self._units.tokens
+
+    async def pass_on(
+        self,
+        content: bytes | AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Raises ``RequestFailedError``."""
+        with faults(self._link, lambda: self.has_begun):
+            entry = self._link.entry
+            until_s = min(
+                deadline_s, asyncio.get_running_loop().time() + entry.first_token_timeout_s
+            )
+            url = entry.url + self._request.endpoint.path.removeprefix("/v1")
+            response = await self._link.post(
+                url, content, {"accept": "*/*", **headers}, until_s=until_s
+            )
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await check_status(self._link, response)
+                type_ = _type_of(response)
+                async with aclosing(self._parts(response, until_s)) as parts:
+                    await self._pass_parts(parts, type_)
+            finally:
+                response.close()
+        if self._units is not None and self._units.has_failed:
+            message = f"The upstream {entry.name} failed in its answer."
+            raise RequestFailedError(Failure(code=FAILED, message=message))
+
+    async def _parts(self, response: UpstreamResponse, until_s: float) -> AsyncGenerator[bytes]:
+        loop = asyncio.get_running_loop()
+        left_bytes = MAX_ANSWER_BYTES
+        while (part := await response.next_part(until_s)) is not None:
+            left_bytes -= len(part)
+            if left_bytes < 0:
+                raise UpstreamFaultError(f"more than {MAX_ANSWER_BYTES:,} bytes")
+            yield part
+            until_s = loop.time() + self._link.entry.token_timeout_s
+
+    async def _pass_parts(self, parts: AsyncGenerator[bytes], type_: str) -> None:
+        kind = type_.partition(";")[0].strip().lower()
+        self._units = UnitsReader(self._request.endpoint.task, kind)
+        held, has_ended = await _held(parts, HELD_BYTES if kind == JSON else 0)
+        if has_ended and kind == JSON:
+            _check_object(held)
+        first = self._checked(held)
+        self._begin()
+        if has_ended:
+            self.is_whole = True
+            await self._reply.respond(200, first + self._guard.rest(), type_=type_.encode())
+            return
+        if kind == EVENTS:
+            await self._reply.begin_events(type_=type_.encode())
+        else:
+            await self._reply.begin_body(200, type_=type_.encode())
+        await self._send(first)
+        async for part in parts:
+            await self._send(self._checked(part))
+        self.is_whole = True
+        await self._reply.send_body(self._guard.rest(), last=True)
+
+    def _begin(self) -> None:
+        """It is charged from now on, and no other target answers it."""
+        counter = self._call.usage_counter
+        assert counter is not None, "an attempt that nothing counts"
+        self.has_begun = True
+        self._call.may_move = False
+        counter.begun_s = counter.first_token_s = time.monotonic()
+        self._place.answered()
+
+    def _checked(self, part: bytes) -> bytes:
+        assert self._units is not None, "an answer without a type"
+        self._units.feed(part)
+        self.num_bytes += len(part)
+        passed = self._guard.feed(part)
+        if passed is None:
+            raise UpstreamFaultError("the key that it was sent")
+        return passed
+
+    async def _send(self, part: bytes) -> None:
+        if part:
+            await self._reply.send_body(part)
+
+
+def _type_of(response: UpstreamResponse) -> str:
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UpstreamFaultError("a compressed body")
+    type_: str = response.headers.get("content-type", BINARY).strip()
+    if not TYPES.fullmatch(type_.lower()):
+        raise UpstreamFaultError("something else than audio, text or JSON")
+    return type_
+
+
+async def _held(parts: AsyncGenerator[bytes], max_bytes: int) -> tuple[bytes, bool]:
+    held = bytearray()
+    async for part in parts:
+        held += part
+        if len(held) > max_bytes:
+            return bytes(held), False
+    return bytes(held), True
+
+
+def _check_object(body: bytes) -> None:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise UpstreamFaultError("something that is no JSON") from None
+    if isinstance(found, dict) and found.get("error"):
+        raise UpstreamErrorObject(found["error"])
+
+
 class PassThroughConsumer(ApiConsumer):
     method = "POST"
 
@@ -236,7 +411,7 @@ class PassThroughConsumer(ApiConsumer):
             request = await parse_aside(partial(read_json, self._passed, body), len(body))
         else:
             request = await asyncio.to_thread(self._read_form)
-        await pass_through(self.gateway, self.call, request, self)
+        await pass_through(self, request)
 
     async def begin_events(self, *, type_: bytes) -> None:
         """Starts a stream of events. Where it fails later, an error is its last one."""
