@@ -20,9 +20,8 @@ from inference.conversations.records import (
     ACTIVE,
     CONTINUABLE,
     MAX_CHAIN,
-    ConversationTooLongError,
+    ConversationError,
     PreviousResponseMissingError,
-    PreviousResponseUnfinishedError,
     ResponseRecord,
     is_response_id,
 )
@@ -64,13 +63,19 @@ def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
     if not chain:
         raise PreviousResponseMissingError(response_id)
     if len(chain) > MAX_CHAIN:
-        raise ConversationTooLongError(MAX_CHAIN)
+        raise ConversationError(
+            f"This conversation is {MAX_CHAIN:,} responses long, which is as many as are kept "
+            "together; compact it, or send it whole."
+        )
     if missing_id := chain[-1].previous_id:
         raise PreviousResponseMissingError(missing_id)
     now = timezone.now()
     records = [_record(row, now) for row in chain]
     if records[0].status not in CONTINUABLE:
-        raise PreviousResponseUnfinishedError(response_id, records[0].status)
+        raise ConversationError(
+            f"Previous response with id '{response_id}' is {records[0].status}: only completed and "
+            "incomplete ones can be built on."
+        )
     return [
         item for record in reversed(records) for item in (*record.input_items, *record.output_items)
     ]

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from inference.conversations import selectors, services
 from inference.conversations.records import (
-    ConversationTooLongError,
+    ConversationError,
     PreviousResponseMissingError,
-    PreviousResponseUnfinishedError,
     ResponseRecord,
 )
 from inference.gateway.database import DatabaseThreads
@@ -217,7 +216,7 @@ class ResponseStore:
                 return selectors.history_items(response_id, account=principal.account)
             except PreviousResponseMissingError as error:
                 raise PreviousResponseNotFoundError(error.message) from error
-            except (PreviousResponseUnfinishedError, ConversationTooLongError) as error:
+            except ConversationError as error:
                 raise InvalidRequestError(error.message, param="previous_response_id") from error
 
         return read_back(await self._database.query(read))

@@ -19,9 +19,8 @@ from helexa_site.config import read_config
 from inference.conversations import selectors, services, tasks
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import (
-    ConversationTooLongError,
+    ConversationError,
     PreviousResponseMissingError,
-    PreviousResponseUnfinishedError,
     ResponseRecord,
 )
 from inference.quotas import Quota, Used
@@ -111,13 +110,13 @@ def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
     assert not services.response_delete(response_id=response_id(2), account=ACCOUNT)
     with pytest.raises(PreviousResponseMissingError) as refused:
         selectors.history_items(response_id(3), account=ACCOUNT)
-    assert refused.value.response_id == response_id(2)
+    assert response_id(2) in refused.value.message
 
 
 def test_only_what_was_answered_can_be_continued() -> None:
     for number, status in enumerate(["queued", "in_progress", "failed", "cancelled"]):
         save(record=record(number, status=status))
-        with pytest.raises(PreviousResponseUnfinishedError):
+        with pytest.raises(ConversationError, match="only completed and"):
             selectors.history_items(response_id(number), account=ACCOUNT)
 
 
@@ -165,7 +164,7 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
     found = selectors.response_find(response_id(1), account=ACCOUNT)
     assert found is not None and found.status == "failed"
     assert found.response["error"]["message"] == selectors.GATEWAY_LOST
-    with pytest.raises(PreviousResponseUnfinishedError):
+    with pytest.raises(ConversationError, match="only completed and"):
         selectors.history_items(response_id(1), account=ACCOUNT)
     assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
     assert status_of(1) == "failed"
@@ -248,7 +247,7 @@ def test_a_chain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (2, 3, 4):
         save(record=record(number, previous=number - 1))
     assert len(selectors.history_items(response_id(3), account=ACCOUNT)) == 6
-    with pytest.raises(ConversationTooLongError):
+    with pytest.raises(ConversationError, match="responses long"):
         selectors.history_items(response_id(4), account=ACCOUNT)
 
 
