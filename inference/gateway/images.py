@@ -79,8 +79,6 @@ async def fetch_image(
                 is_downgrade = (first.scheme, address.scheme) == ("https", "http")
                 if address.host != first.host or is_downgrade:
                     raise ImageFetchError("the image's address leads to another host")
-    except ImageAddressError as error:
-        raise ImageFetchError(str(error)) from None
     except (OSError, httpx2.HTTPError, ValueError) as error:
         logger.info("an image could not be fetched from %s: %r", address.host, error)
         raise ImageFetchError("the image could not be fetched") from error
@@ -136,10 +134,6 @@ CARRIES_IPV4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002
 """Ranges that gateways translate to IPv4 addresses."""
 
 
-class ImageAddressError(ValueError):
-    """The message is the reason shown to clients."""
-
-
 @dataclass(frozen=True, slots=True)
 class ImageAddress:
     scheme: str
@@ -156,22 +150,22 @@ class ImageAddress:
 
 
 def image_address(url: str, hosts: Sequence[str]) -> ImageAddress:
-    """``hosts``: those that the operator allows. Raises ``ImageAddressError``."""
+    """``hosts``: those that the operator allows. Raises ``ImageFetchError``."""
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):
-        raise ImageAddressError("the address holds spaces or control characters")
+        raise ImageFetchError("the address holds spaces or control characters")
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").encode("idna").decode(), parts.port
     except ValueError:
-        raise ImageAddressError("the address is not understood") from None
+        raise ImageFetchError("the address is not understood") from None
     if parts.scheme not in USUAL_PORTS or not host:
-        raise ImageAddressError("the address is not one of http or https")
+        raise ImageFetchError("the address is not one of http or https")
     if parts.username is not None or parts.password is not None:
-        raise ImageAddressError("the address holds a name or a password")
+        raise ImageFetchError("the address holds a name or a password")
     usual = USUAL_PORTS[parts.scheme]
     is_named = _is_named(host, port or usual, usual, hosts)
     if not is_named and not (port in (None, usual) and _is_allowed(host, hosts)):
-        raise ImageAddressError("images are not fetched from this host here")
+        raise ImageFetchError("images are not fetched from this host here")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return ImageAddress(
         scheme=parts.scheme,
@@ -202,13 +196,13 @@ def _quoted(target: str) -> str:
 
 def check_resolved(address: ImageAddress, resolved: Sequence[str]) -> None:
     """``resolved``: all addresses of its name. One that is not public refuses them all. Raises
-    ``ImageAddressError``."""
+    ``ImageFetchError``."""
     if not resolved:
-        raise ImageAddressError("the host of the image is not known")
+        raise ImageFetchError("the host of the image is not known")
     if address.is_named:
         return
     if not all(_is_public(ipaddress.ip_address(one.split("%")[0])) for one in resolved):
-        raise ImageAddressError("images are not fetched from this host here")
+        raise ImageFetchError("images are not fetched from this host here")
 
 
 def _is_public(address: Address) -> bool:
