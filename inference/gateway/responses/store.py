@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from inference.conversations import selectors, services
 from inference.conversations.records import (
@@ -18,6 +18,7 @@ from inference.conversations.records import (
     ResponseRecord,
 )
 from inference.gateway.database import DatabaseThreads
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.outcome import Call
 from inference.protocol.events import Finished
 from inference.protocol.refusals import Cause
@@ -50,20 +51,12 @@ class _Kept:
     size_bytes: int
 
 
-class Presence(Protocol):
-    """Which gateways are online: ``inference.gateway.gateway``, by Redis."""
-
-    gateway_id: str
-
-    async def is_gateway_alive(self, gateway_id: str) -> bool: ...
-
-
 class ResponseStore:
     """Each method raises 503 database_unavailable when the database is offline. Each account finds
     only its own."""
 
-    def __init__(self, presence: Presence, *, max_responses: int, max_bytes: int) -> None:
-        self._presence = presence
+    def __init__(self, gateway: Gateway, *, max_responses: int, max_bytes: int) -> None:
+        self._gateway = gateway
         self._database = DatabaseThreads("responses")
         self._max_bytes = max_bytes
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
@@ -97,7 +90,7 @@ class ResponseStore:
         gateway_id = record.presumed_lost_by
         if gateway_id is None:
             return record
-        if await self._presence.is_gateway_alive(gateway_id):
+        if await self._gateway.is_gateway_alive(gateway_id):
             return await self._read(response_id, principal, gateway_id)
         await self._database.query(lambda: services.response_lost(response_id=response_id))
         return await self._read(response_id, principal)
@@ -136,7 +129,7 @@ class ResponseStore:
         try:
             size_bytes = await self._database.query(
                 lambda: services.response_save(
-                    record=record, quota=self._quota, gateway_id=self._presence.gateway_id
+                    record=record, quota=self._quota, gateway_id=self._gateway.gateway_id
                 )
             )
         except QuotaFullError as error:
