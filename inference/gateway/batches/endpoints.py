@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, ClassVar
 from urllib.parse import parse_qsl
 
@@ -16,7 +18,7 @@ from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.bodies import respond_with_files, spooled_file
+from inference.gateway.server.bodies import FILE_PIECE_BYTES, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.dialect import ErrorDialect
@@ -56,6 +58,15 @@ class BatchApiConsumer(ApiConsumer):
     @property
     def query(self) -> dict[str, str]:
         return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+
+    async def respond_with_files(self, paths: Sequence[Path], type_: bytes) -> None:
+        size_bytes = sum(path.stat().st_size for path in paths)
+        await self.begin_body(200, type_=type_, num_bytes=size_bytes)
+        for path in paths:
+            with path.open("rb") as file:
+                while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
+                    await self.send_body(piece)
+        await self.send_body(b"", last=True)
 
 
 class FilesConsumer(BatchApiConsumer):
@@ -122,7 +133,7 @@ class FileContentConsumer(BatchApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         path = await self._store.content(self.named, self.account)
-        await respond_with_files(self, [path], type_=BINARY)
+        await self.respond_with_files([path], BINARY)
 
 
 class BatchesConsumer(BatchApiConsumer):
@@ -288,7 +299,7 @@ class MessageBatchResultsConsumer(MessageBatchApiConsumer):
         batch = await self.found()
         if batch.is_open:
             raise InvalidRequestError("The batch has not ended; its results come then.")
-        await respond_with_files(self, self._store.results(batch), type_=JSON_LINES)
+        await self.respond_with_files(self._store.results(batch), JSON_LINES)
 
 
 def _write_lines(file: IO[bytes], body: bytes, _context: object) -> int:

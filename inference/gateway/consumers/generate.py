@@ -23,7 +23,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.background import FrameWatch
-from inference.gateway.server.bodies import BodyWriter
+from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,
@@ -240,18 +240,31 @@ class EmbeddingsConsumer(ApiConsumer):
         async with run_request(
             self.gateway, self.call, request.embedding, abort=self.abort
         ) as stream:
-            await write_body(stream, encoder, BodyWriter(self))
+            await write_body(stream, encoder, self)
 
 
-async def write_body(stream: RunningRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
-    """Raises the ``ApiError`` that the stream failed with."""
-    has_ended = False
+async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: ApiConsumer) -> None:
+    """Sends a body that fits into one piece whole, with its length; a longer one in pieces, as it
+    is encoded. A slow client delays the encoding of its own answer alone. Raises the ``ApiError``
+    that the stream failed with."""
+    pending = bytearray()
+    has_begun = has_ended = False
     while not has_ended:
         for event in await stream.next_events():
             for part in encoder.parts(event):
-                await writer.write(part)
+                pending += part
+                while len(pending) > PIECE_BYTES:
+                    if not has_begun:
+                        has_begun = True
+                        await consumer.begin_body(200)
+                    await consumer.send_body(bytes(memoryview(pending)[:PIECE_BYTES]))
+                    del pending[:PIECE_BYTES]
+                    await asyncio.sleep(0)
             has_ended = isinstance(event, Embedded)
-    await writer.finish()
+    if has_begun:
+        await consumer.send_body(bytes(pending), last=True)
+    else:
+        await consumer.respond(200, bytes(pending))
 
 
 async def all_vectors(stream: RunningRequest) -> Embedded:

@@ -21,7 +21,6 @@ from inference.gateway.consumers.generate import GenerationConsumer, write_body
 from inference.gateway.consumers.models import model_card
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
-from inference.gateway.server.bodies import BodyWriter
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
@@ -157,7 +156,7 @@ class OllamaEmbedConsumer(ApiConsumer):
         async with run_request(
             self.gateway, self.call, request.embedding, abort=self.abort
         ) as stream:
-            await write_body(stream, encoder, BodyWriter(self))
+            await write_body(stream, encoder, self)
 
 
 class OllamaModelsConsumer(ApiConsumer):

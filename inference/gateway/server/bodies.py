@@ -4,12 +4,9 @@ A large request's body is in a file, and the application reads it piece by piece
 pieces into the application's queue at once, so a body in a file would be in memory whole; here only
 the end of a large one is queued.
 
-An answer's body is sent in pieces of bounded size, as it is encoded.
+An answer's body is sent in pieces of bounded size.
 
     parts ─▶ | up to PIECE_BYTES | ─▶ socket, when it has room ─▶ other tasks run ─▶ …
-
-A body that fits into one piece is sent whole, with its length; a longer one's is unknown when it
-begins. A slow client delays the encoding of its own answer alone.
 """
 
 from __future__ import annotations
@@ -17,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from inference.wire.common.fields import shown
 from inference.wire.errors import InvalidRequestError, RequestTooLargeError
@@ -58,41 +54,6 @@ async def parse_aside(parse: Callable[[], Parsed], num_bytes: int) -> Parsed:
 
 PIECE_BYTES = 64 * 1024
 FILE_PIECE_BYTES = 256 * 1024
-Headers = list[tuple[bytes, bytes]]
-
-
-class Responder(Protocol):
-    async def respond(self, status: int, body: bytes, *, type_: bytes = b"") -> None: ...
-    async def begin_body(
-        self, status: int, *, type_: bytes = b"", num_bytes: int | None = None
-    ) -> None: ...
-    async def send_body(self, body: bytes, *, last: bool = False) -> None: ...
-
-
-class BodyWriter:
-    def __init__(self, responder: Responder, *, type_: bytes = b"") -> None:
-        self._responder = responder
-        self._type = type_
-        self._pending = bytearray()
-        self._has_begun = False
-
-    async def write(self, part: bytes) -> None:
-        self._pending += part
-        while len(self._pending) > PIECE_BYTES:
-            piece = bytes(memoryview(self._pending)[:PIECE_BYTES])
-            del self._pending[:PIECE_BYTES]
-            if not self._has_begun:
-                self._has_begun = True
-                await self._responder.begin_body(200, type_=self._type)
-            await self._responder.send_body(piece)
-            await asyncio.sleep(0)
-
-    async def finish(self) -> None:
-        rest = bytes(self._pending)
-        if self._has_begun:
-            await self._responder.send_body(rest, last=True)
-        else:
-            await self._responder.respond(200, rest, type_=self._type)
 
 
 async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[None]]) -> None:
@@ -105,16 +66,6 @@ async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[N
             await asyncio.sleep(0)
         pending = pending[len(starts) * PIECE_BYTES :]
     await send(pending, last=True)
-
-
-async def respond_with_files(responder: Responder, paths: Sequence[Path], *, type_: bytes) -> None:
-    size_bytes = sum(path.stat().st_size for path in paths)
-    await responder.begin_body(200, type_=type_, num_bytes=size_bytes)
-    for path in paths:
-        with path.open("rb") as file:
-            while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
-                await responder.send_body(piece)
-    await responder.send_body(b"", last=True)
 
 
 BODY = "helexa.body"
