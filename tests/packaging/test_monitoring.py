@@ -16,7 +16,7 @@ import yaml
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
-from inference.gateway.metrics.endpoint import DatabaseCounts, FleetCollector
+from inference.gateway.metrics.endpoint import DatabaseCounts, database_metrics, fleet_metrics
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import Outcome
@@ -68,9 +68,9 @@ def exported() -> dict[str, set[str]]:
         (),
     )
     counts = DatabaseCounts(load_jobs={"pending": 1}, reservations=1)
-    metrics.registry.register(FleetCollector(lambda: snapshot, lambda: counts))
     series: dict[str, set[str]] = {name: set(labels) for name, labels in OF_PROMETHEUS.items()}
-    for family in metrics.registry.collect():
+    of_fleet = (*fleet_metrics(snapshot), *database_metrics(counts))
+    for family in (*metrics.registry.collect(), *of_fleet):
         if family.type != "histogram":
             series.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
         for sample in family.samples:

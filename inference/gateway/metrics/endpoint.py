@@ -42,17 +42,18 @@ CLIENT_TIMEOUT_S = 10.0
 DATABASE_TIMEOUT_S = 2.0
 
 
-class MetricsEndpoint:
+class MetricsEndpoint(Collector):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._database = DatabaseThreads("metrics")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: WSGIServer | None = None
         self._thread: SupervisedThread | None = None
-        collector = FleetCollector(self._snapshot, self._counts)
-        gateway.metrics.registry.register(collector)
+        gateway.metrics.registry.register(self)
         gateway.metrics.watch(
-            "helexa_requests_open", "Requests that a neuron works on.", self._num_open
+            "helexa_requests_open",
+            "Requests that a neuron works on.",
+            lambda: len(gateway.streams),
         )
 
     @property
@@ -94,11 +95,15 @@ class MetricsEndpoint:
 
         return application
 
-    def _snapshot(self) -> FleetSnapshot | None:
-        return self._gateway.liveness.latest
+    def describe(self) -> Iterable[Metric]:
+        """Empty: names are checked when collected."""
+        return ()
 
-    def _num_open(self) -> float:
-        return len(self._gateway.streams)
+    def collect(self) -> Iterator[Metric]:
+        if (counts := self._counts()) is not None:
+            yield from database_metrics(counts)
+        if (snapshot := self._gateway.liveness.latest) is not None:
+            yield from fleet_metrics(snapshot)
 
     def _counts(self) -> DatabaseCounts | None:
         """Runs on the event loop, which has threads for it: a scrape does not wait for a database
@@ -226,35 +231,16 @@ class DatabaseCounts:
     reservations: int
 
 
-class FleetCollector(Collector):
-    def __init__(
-        self,
-        read_snapshot: Callable[[], FleetSnapshot | None],
-        read_counts: Callable[[], DatabaseCounts | None],
-    ) -> None:
-        self._read_snapshot = read_snapshot
-        self._read_counts = read_counts
-
-    def describe(self) -> Iterable[Metric]:
-        """Empty: names are checked when collected."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        if (counts := self._read_counts()) is not None:
-            jobs = GaugeMetricFamily(
-                "helexa_load_jobs", "Load jobs by their state.", labels=("state",)
-            )
-            for state, num_jobs in sorted(counts.load_jobs.items()):
-                jobs.add_metric((state,), num_jobs)
-            yield jobs
-            yield GaugeMetricFamily(
-                "helexa_reservations_open",
-                "Reservations that stand, one for each cap of an open request.",
-                counts.reservations,
-            )
-        snapshot = self._read_snapshot()
-        if snapshot is not None:
-            yield from fleet_metrics(snapshot)
+def database_metrics(counts: DatabaseCounts) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("helexa_load_jobs", "Load jobs by their state.", labels=("state",))
+    for state, num_jobs in sorted(counts.load_jobs.items()):
+        jobs.add_metric((state,), num_jobs)
+    yield jobs
+    yield GaugeMetricFamily(
+        "helexa_reservations_open",
+        "Reservations that stand, one for each cap of an open request.",
+        counts.reservations,
+    )
 
 
 def fleet_metrics(snapshot: FleetSnapshot) -> Iterator[Metric]:

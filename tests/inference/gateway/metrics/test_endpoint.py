@@ -17,8 +17,8 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import endpoint as metrics_endpoint
 from inference.gateway.metrics.endpoint import (
     DatabaseCounts,
-    FleetCollector,
     MetricsEndpoint,
+    database_metrics,
     fleet_metrics,
 )
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
@@ -232,9 +232,9 @@ def test_what_nobody_reported_has_no_gauge() -> None:
     )
 
 
-def test_a_fleet_that_cannot_be_seen_has_no_gauges() -> None:
+def test_what_the_database_counts() -> None:
     counts = DatabaseCounts(load_jobs={"pending": 2}, reservations=7)
-    families = list(FleetCollector(lambda: None, lambda: counts).collect())
+    families = list(database_metrics(counts))
     values = [(s.name, s.labels, s.value) for family in families for s in family.samples]
     assert values == [
         ("helexa_load_jobs", {"state": "pending"}, 2),
