@@ -1,6 +1,6 @@
 """The HTTP connections of clients: one, and all that are open. Belongs to Twisted's reactor.
 
-    Port ─accept─▶ StreamChannel ─opened─▶ OpenClients ─▶ ClientConnections    served or refused
+    Port ─accept─▶ StreamChannel ─opened─▶ OpenClients    served or refused
                         ▲                     │ every second
                         └──── close_overdue ──┘
 
@@ -263,6 +263,7 @@ ACCEPTS_A_TURN = 8
 """Twisted accepts a hundred at a time, more than the reserve of file descriptors."""
 BACKLOG = 1024
 SWEEP_S = 1.0
+OVERLOADED_RETRY_AFTER_S = 2.0
 REFUSED_TIMEOUTS = ReadTimeouts(head_s=2.0, body_s=2.0, idle_s=2.0)
 
 
@@ -279,9 +280,23 @@ class BoundedPort(Port):  # type: ignore[misc]
 
 
 class OpenClients:
-    def __init__(self, connections: ClientConnections, timeouts: ReadTimeouts) -> None:
-        self._connections = connections
+    def __init__(
+        self,
+        *,
+        timeouts: ReadTimeouts,
+        max_per_address: int,
+        trusted_proxies: tuple[Network, ...],
+        marks: DescriptorMarks,
+        on_refused: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._timeouts = timeouts
+        self._max_per_address = max_per_address
+        self._trusted_proxies = trusted_proxies
+        self._marks = marks
+        self._on_refused = on_refused
+        self._log = ThrottledLog(logger, logging.WARNING, clock=clock)
+        self._by_address: Counter[str] = Counter()
         self._channels: dict[Any, tuple[str, StreamChannel]] = {}
         self._ports: list[Port] = []
         self._is_accepting = True
@@ -302,10 +317,10 @@ class OpenClients:
         transport = channel.transport
         host, descriptor = str(transport.getPeer().host), transport.fileno()
         self._channels[transport] = host, channel
-        channel.refusal = self._connections.admit(host, descriptor)
+        channel.refusal = self.admit(host, descriptor)
         timeouts = self._timeouts if channel.refusal is None else REFUSED_TIMEOUTS
         channel.deadline = ReadDeadline(timeouts, time.monotonic())
-        if self._connections.is_too_many(descriptor) and self._is_accepting:
+        if descriptor >= self._marks.stop_from and self._is_accepting:
             self._is_accepting = False
             for port in self._ports:
                 port.stopReading()
@@ -314,39 +329,11 @@ class OpenClients:
         host, _ = self._channels.pop(transport, (None, None))
         if host is None:
             return
-        self._connections.release(host)
+        self.release(host)
         if not self._is_accepting:
             self._is_accepting = True
             for port in self._ports:
                 port.startReading()
-
-    def _sweep(self) -> None:
-        now_s = time.monotonic()
-        for _, channel in list(self._channels.values()):
-            if channel.deadline.is_overdue(now_s):
-                channel.close_overdue()
-        reactor.callLater(SWEEP_S, self._sweep)
-
-
-OVERLOADED_RETRY_AFTER_S = 2.0
-
-
-class ClientConnections:
-    def __init__(
-        self,
-        *,
-        max_per_address: int,
-        trusted_proxies: tuple[Network, ...],
-        marks: DescriptorMarks,
-        on_refused: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._max_per_address = max_per_address
-        self._trusted_proxies = trusted_proxies
-        self._marks = marks
-        self._on_refused = on_refused
-        self._log = ThrottledLog(logger, logging.WARNING, clock=clock)
-        self._by_address: Counter[str] = Counter()
 
     def admit(self, host: str, descriptor: int) -> ApiError | None:
         address = self._counted(host)
@@ -366,9 +353,6 @@ class ClientConnections:
         if self._by_address[address] <= 0:
             del self._by_address[address]
 
-    def is_too_many(self, descriptor: int) -> bool:
-        return descriptor >= self._marks.stop_from
-
     def _counted(self, host: str) -> str | None:
         address = client_address(host, "", ())
         if address.is_loopback or any(address in network for network in self._trusted_proxies):
@@ -383,6 +367,13 @@ class ClientConnections:
             f"of {self._marks.limit}",
         )
         return error
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        for _, channel in list(self._channels.values()):
+            if channel.deadline.is_overdue(now_s):
+                channel.close_overdue()
+        reactor.callLater(SWEEP_S, self._sweep)
 
 
 def _overloaded() -> ServiceUnavailableError:

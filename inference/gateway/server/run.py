@@ -13,7 +13,7 @@ from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.garbage import uncollected
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
-from inference.gateway.server.clients import ClientConnections, OpenClients, ReadTimeouts
+from inference.gateway.server.clients import OpenClients, ReadTimeouts
 from inference.gateway.server.daphne_server import DaphneServer
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.logs.setup import configure_logging
@@ -49,16 +49,15 @@ def run(host: str, port: int) -> None:
 
 def _clients(gateway: Gateway) -> OpenClients:
     config = gateway.config
-    connections = ClientConnections(
+    return OpenClients(
+        timeouts=ReadTimeouts(
+            head_s=config.head_timeout_s, body_s=config.body_timeout_s, idle_s=config.idle_timeout_s
+        ),
         max_per_address=config.max_connections_per_address,
         trusted_proxies=config.trusted_proxies,
         marks=DescriptorMarks.of_limit(raise_descriptor_limit()),
         on_refused=gateway.refusals.observe_connection,
     )
-    timeouts = ReadTimeouts(
-        head_s=config.head_timeout_s, body_s=config.body_timeout_s, idle_s=config.idle_timeout_s
-    )
-    return OpenClients(connections, timeouts)
 
 
 def _begin(

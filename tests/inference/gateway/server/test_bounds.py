@@ -9,7 +9,7 @@ import ipaddress
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from inference.descriptors import DescriptorMarks
 from inference.gateway.gateway import LifespanConsumer
 from inference.gateway.request.admission import Bounds
 from inference.gateway.server.bodies import BODY, FILE_PIECE_BYTES, with_large_bodies
-from inference.gateway.server.clients import ClientConnections
+from inference.gateway.server.clients import ENDLESS, OpenClients
 from inference.gateway.server.run import _Stopper
 from inference.wire.errors import ApiError
 from tests.cases import each_case
@@ -119,8 +119,9 @@ class Clock:
         return self.now_s
 
 
-def _connections(clock: Clock | None = None, refused: list[str] | None = None) -> ClientConnections:
-    return ClientConnections(
+def _connections(clock: Clock | None = None, refused: list[str] | None = None) -> OpenClients:
+    return OpenClients(
+        timeouts=ENDLESS,
         max_per_address=2,
         trusted_proxies=(ipaddress.ip_network("10.0.0.0/8"),),
         marks=DescriptorMarks.of_limit(1024),
@@ -129,7 +130,7 @@ def _connections(clock: Clock | None = None, refused: list[str] | None = None) -
     )
 
 
-def _codes(connections: ClientConnections, *hosts: str) -> list[str | None]:
+def _codes(connections: OpenClients, *hosts: str) -> list[str | None]:
     errors = [connections.admit(host, FEW) for host in hosts]
     return [None if error is None else error.code for error in errors]
 
@@ -170,8 +171,31 @@ def test_a_connection_in_the_reserve_is_refused_whoever_it_is_of() -> None:
     assert error is not None
     assert (error.status, error.code, error.retry_after_s) == (503, "overloaded", 2.0)
     assert refused == ["overloaded"]
-    assert not connections.is_too_many(895)
-    assert connections.is_too_many(896)
+
+
+class Transport:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def getPeer(self) -> Any:  # noqa: N802
+        return SimpleNamespace(host="127.0.0.1")
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+def test_no_more_are_accepted_until_one_has_left() -> None:
+    connections, seen = _connections(), list[str]()
+    port: Any = SimpleNamespace(
+        stopReading=lambda: seen.append("stop"), startReading=lambda: seen.append("start")
+    )
+    connections._ports = [port]
+    opened = [Transport(descriptor) for descriptor in (895, 896, 897)]
+    for transport in opened:
+        connections.opened(cast(Any, SimpleNamespace(transport=transport)))
+    assert seen == ["stop"]
+    connections.closed(opened[0])
+    assert seen == ["stop", "start"]
 
 
 def test_the_log_reports_what_ran_out_and_not_with_every_connection(
