@@ -35,11 +35,7 @@ from inference.gateway.redis.neurons import LOOK_INTERVAL_S, HeldRequestsWatch, 
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
-from inference.gateway.request.event_stream import (
-    STANDSTILL_INTERVAL_S,
-    RequestStreams,
-    StandstillWatch,
-)
+from inference.gateway.request.event_stream import STANDSTILL_INTERVAL_S, RequestStreams
 from inference.gateway.request.identify import Directory, Identifier, pseudonym_of
 from inference.gateway.request.outcome import (
     PROBES,
@@ -176,9 +172,8 @@ class Gateway:
         )
         self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
-        standstills = StandstillWatch(self.streams)
         for name, loop in (
-            ("standstills", partial(repeat, standstills.look, STANDSTILL_INTERVAL_S)),
+            ("standstills", partial(repeat, self.streams.check_standstill, STANDSTILL_INTERVAL_S)),
             ("alive", self.liveness.run_alive),
             ("watch", self.liveness.run_watch),
             ("held requests", partial(repeat, self._poll_held, LOOK_INTERVAL_S)),

@@ -259,8 +259,10 @@ class RequestStream:
 
 
 class RequestStreams:
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._by_id: dict[str, RequestStream] = {}
+        self._clock = clock
+        self._checked_s = clock()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -282,28 +284,16 @@ class RequestStreams:
             if affected(stream):
                 stream.fail(error)
 
-
-class StandstillWatch:
-    """Detects that this process stood still: it was stopped, swapped out, or starved.
-
-    Meanwhile its key lapsed, so that neurons took it for dead and cancelled its requests: the error
-    of these names the gateway.
-    """
-
-    def __init__(
-        self, streams: RequestStreams, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._streams = streams
-        self._clock = clock
-        self._checked_s = clock()
-
-    async def look(self) -> None:
+    async def check_standstill(self) -> None:
+        """Call it often. Detects that this process stood still: it was stopped, swapped out, or
+        starved. Meanwhile its key lapsed, so that neurons took it for dead and cancelled its
+        requests: the error of these names the gateway."""
         before_s, self._checked_s = self._checked_s, self._clock()
         paused_s = self._checked_s - before_s
         if paused_s <= GATEWAY_ALIVE_EXPIRY_S:
             return
         logger.error("this gateway stood still for %.0f s", paused_s)
-        for stream in self._streams:
+        for stream in self:
             stream.stood_still_s = paused_s
 
 

@@ -9,7 +9,6 @@ from inference.gateway.request.event_stream import (
     STANDSTILL_INTERVAL_S,
     RequestStream,
     RequestStreams,
-    StandstillWatch,
     events_lost,
     neuron_lost,
     request_lost,
@@ -75,15 +74,15 @@ async def message_of(stream: RequestStream, error: ApiError) -> str:
 
 
 async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
-    now_s, streams = 1000.0, RequestStreams()
-    watch = StandstillWatch(streams, clock=lambda: now_s)
+    now_s = 1000.0
+    streams = RequestStreams(clock=lambda: now_s)
     errors = (request_lost("beast"), events_lost(), redis_unavailable(), neuron_lost("beast"))
     opened = [open_stream(streams, f"r{number}", "beast") for number in range(len(errors))]
     now_s += STANDSTILL_INTERVAL_S + GATEWAY_ALIVE_EXPIRY_S - 1
-    await watch.look()
+    await streams.check_standstill()
     assert not any(stream.stood_still_s for stream in opened), "its key has not lapsed"
     now_s += 12
-    await watch.look()
+    await streams.check_standstill()
     words = [await message_of(one, error) for one, error in zip(opened, errors, strict=True)]
     assert all("This gateway stood still for 12 s" in one for one in words[:3])
     assert words[3] == neuron_lost("beast").message, "its neuron did go away"
