@@ -159,8 +159,8 @@ def engine_log_key(name: str, ask_id: str) -> str:
 
 
 def images_key(name: str, request_id: str) -> str:
-    """A key of one request: its neuron deletes it after reading, and no other request can refer to
-    its images."""
+    """A key of one request: its gateway deletes it, and no other request can refer to its
+    images."""
     return f"helexa:neuron:{name}:images:{request_id}"
 
 

@@ -194,7 +194,7 @@ class PlacedRequest:
     def close(self) -> None:
         if self._stream is not None:
             self._end(self._stream)
-        self._forget_images()
+        self._files = ()
 
     def _hint(self) -> RoutingHint:
         who = self._call.who
@@ -261,6 +261,8 @@ class PlacedRequest:
         """Ends an attempt. Unless it is settled its neuron is told to drop the request, because it
         may still hold blocks, and its answer reports the usage."""
         stream.end()
+        if self._files:
+            self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)
         streams = self._gateway.streams
         if stream.usage_counter.is_settled:
             streams.remove(stream)
@@ -272,17 +274,12 @@ class PlacedRequest:
         if self._call.spans is not None:
             self._call.spans.leave_attempt(error.code)
         self._end(stream)
-        if self._files:
-            self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)
-
-    def _forget_images(self) -> None:
-        if self._files and self._stream is not None:
-            self._gateway.image_sender.forget_soon(self._stream.neuron, self._stream.request_id)
-            self._files = ()
 
     def _accepted(self, attempt: int, prompt_tokens: int) -> None:
-        if attempt == self.num_attempts:
-            self._forget_images()
+        stream = self._stream
+        if self._files and stream is not None and attempt == self.num_attempts:
+            self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)
+            self._files = ()
         self._budget.accepted(prompt_tokens)
 
     def _attempt_id(self) -> str:
