@@ -61,10 +61,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         """The application has it, and decides on refusals."""
         self._checking: asyncio.Task[None] | None = None
 
-    @property
-    def is_responding(self) -> bool:
-        return bool(self._response_started)
-
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         # Twisted opens a file for each body without a length, however small.
         self.content = spooled_file()
@@ -131,7 +127,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     def application_ended(self) -> None:
         """Cuts the connection of an incomplete response: its client would wait for more."""
-        if self.is_responding and not self.finished and self.channel is not None:
+        if self._response_started and not self.finished and self.channel is not None:
             self.channel.forceAbortClient()
 
     async def _check_sender(self) -> None:
