@@ -67,6 +67,10 @@ class SharedWork(Generic[Result]):
         self._work = work
         self._task: asyncio.Task[Result] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     async def join(self) -> Result:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())

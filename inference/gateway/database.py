@@ -24,6 +24,7 @@ from fleet.live.catalogue_cache import CACHE_S, OfferedModels
 from fleet.models import Download
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
+from inference.gateway.background_loops import SharedWork
 from inference.protocol.events import Failure
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import (
@@ -106,9 +107,8 @@ class DatabaseCatalogue:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._database = DatabaseThreads("catalogue")
-        self._reading: asyncio.Task[OfferedModels] | None = None
-        """One read at a time, shared by all callers: a burst of requests may find the cache
-        expired."""
+        self._reading = SharedWork(self._read)
+        """A burst of requests may find the cache expired."""
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
         self._outage: tuple[float, ServiceUnavailableError] | None = None
@@ -146,14 +146,12 @@ class DatabaseCatalogue:
             return kept
         if self._outage is not None and self._clock() - self._outage[0] < CACHE_S:
             raise self._outage[1].with_traceback(None)
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
+        if not self._reading.is_running:
             self._reading_since_s = time.monotonic()
-            self._reading.add_done_callback(self._has_read)
         wait_s = FIRST_WAIT_S if self._last is None else READ_WAIT_S
         try:
             async with asyncio.timeout(self._reading_since_s + wait_s - time.monotonic()):
-                return await asyncio.shield(self._reading)
+                return await self._reading.join()
         except TimeoutError:
             raise unavailable() from None
 
@@ -165,11 +163,6 @@ class DatabaseCatalogue:
             raise
         self._outage = None
         return self._last
-
-    def _has_read(self, reading: asyncio.Task[OfferedModels]) -> None:
-        self._reading = None
-        if not reading.cancelled():
-            reading.exception()
 
     async def start_load(self, load: Load) -> None:
         try:
