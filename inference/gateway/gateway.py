@@ -114,7 +114,7 @@ class Gateway:
             lambda outcome: self.limits.settle(outcome),
             *(() if records is None else (recorded_by(records),)),
             *(() if config.traces_url is None else (end_spans,)),
-            on_error=self.refusals.observe,
+            self.refusals.observe,
         )
         self._tracing: Tracing | None = None
         self.draining = False

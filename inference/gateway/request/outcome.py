@@ -23,7 +23,6 @@ from inference.protocol.events import Usage
 from inference.wire.errors import ApiError
 from metering.ledger.entries import (
     CANCELLED,
-    ERRORS,
     GATEWAY_LOST,
     TOKENS,
     UNAVAILABLE,
@@ -328,16 +327,13 @@ Listener = Callable[[RequestOutcome], None]
 
 
 class Outcomes:
-    """``listeners`` are called in their order, then ``on_error`` where the client got an error; one
-    that fails does not keep the others from it."""
+    """``listeners`` are called in their order; one that fails does not keep the others from it."""
 
-    def __init__(self, *listeners: Listener, on_error: Listener) -> None:
+    def __init__(self, *listeners: Listener) -> None:
         self._listeners = (log, *listeners)
-        self._listeners_of_errors = (*self._listeners, on_error)
 
     def record(self, outcome: RequestOutcome) -> None:
-        listeners = self._listeners_of_errors if outcome.kind in ERRORS else self._listeners
-        for listener in (log,) if outcome.is_self_test else listeners:
+        for listener in (log,) if outcome.is_self_test else self._listeners:
             try:
                 listener(outcome)
             except Exception:
