@@ -311,9 +311,7 @@ class BatchRow:
         call.discount_percent = self._gateway.config.batch_discount_percent
         written = spooled_file()
         try:
-            async with run_request(
-                self._gateway, call, _inside(parsed), abort=_nothing_to_abort
-            ) as stream:
+            async with run_request(self._gateway, call, _inside(parsed)) as stream:
                 encoder = parsed.body_encoder(request_id=self.request_id, clock=unix_time_s)
                 has_ended = False
                 while not has_ended:
@@ -378,7 +376,3 @@ async def _pause(wanted_s: float, until_unix_s: float) -> None:
 
 def _inside(parsed: Any) -> Any:
     return parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
-
-
-def _nothing_to_abort() -> None:
-    """The stream fails by itself when its events are not read."""

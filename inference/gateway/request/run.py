@@ -37,11 +37,16 @@ from metering.prices import FREE
 
 @asynccontextmanager
 async def run_request(
-    gateway: Gateway, call: Call, request: Request, *, abort: Callable[[], None]
+    gateway: Gateway,
+    call: Call,
+    request: Request,
+    *,
+    abort: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningRequest]:
     """Runs a request and yields it with its events; while Redis hangs nothing comes. Leaving the
     block before the last event cancels the request; its usage by then is charged all the same.
-    ``abort`` is called when the events are not read as fast as they come. Raises ``ApiError``."""
+    ``abort`` is called when the events are not read as fast as they come, which fails the request.
+    Raises ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
     call.model_asked = request.model

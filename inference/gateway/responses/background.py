@@ -96,9 +96,7 @@ class BackgroundRun:
             self.call.outcome = CANCELLED if self._is_cancelled else FINISHED
 
     async def _answer(self) -> None:
-        async with run_request(
-            self._gateway, self.call, self._request.generation, abort=_nothing_to_abort
-        ) as stream:
+        async with run_request(self._gateway, self.call, self._request.generation) as stream:
             async for event in _events(stream):
                 if isinstance(event, Finished) and not await self._keep(event):
                     self._stop()
@@ -224,10 +222,6 @@ async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
             yield event
             if isinstance(event, Finished):
                 return
-
-
-def _nothing_to_abort() -> None:
-    """The stream fails by itself when its events are not read."""
 
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
