@@ -19,13 +19,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target
 from fleet.placement.targets import Chosen, TargetState, choose_target, may_fail_over
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import check_sees
 from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.place import Placer
 from inference.gateway.request.tokens import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
-from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.events import Accepted, Event, Failure
 from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
@@ -46,8 +45,7 @@ class Failover:
 
     def __init__(
         self,
-        placer: Placer,
-        upstreams: UpstreamLinks,
+        gateway: Gateway,
         call: Call,
         entry: CatalogueEntry,
         targets: Sequence[Target],
@@ -56,8 +54,7 @@ class Failover:
     ) -> None:
         """``targets``: those of the entry that can answer such a request. ``deadline_s``, on the
         event loop's clock, is for the first token."""
-        self._placer = placer
-        self._upstreams = upstreams
+        self._gateway = gateway
         self._call = call
         self._entry = entry
         self._targets = targets
@@ -189,9 +186,9 @@ class Failover:
     async def _state(self, target: Target) -> TargetState:
         served = target.upstream_model
         if served is not None:
-            return self._upstreams.state_of(served.upstream)
+            return self._gateway.upstreams.state_of(served.upstream)
         try:
-            return await self._placer.target_state(self._entry)
+            return await self._gateway.placer.target_state(self._entry)
         except ServiceUnavailableError:
             return UNKNOWN
 
@@ -205,12 +202,7 @@ class TargetedRequest:
         self._asked = asked
         self._call = asked.call
         self._failover = Failover(
-            asked.gateway.placer,
-            asked.gateway.upstreams,
-            asked.call,
-            asked.entry,
-            targets,
-            deadline_s=asked.deadline_s,
+            asked.gateway, asked.call, asked.entry, targets, deadline_s=asked.deadline_s
         )
         self._files = files
         self._num_placed = 0

@@ -109,8 +109,7 @@ class _PassedThrough:
         self._unit = UNIT_OF_TASK[entry.task]
         self._deadline_s = asyncio.get_running_loop().time() + gateway.config.request_timeout_s
         self._failover = Failover(
-            gateway.placer,
-            gateway.upstreams,
+            gateway,
             reply.call,
             entry,
             entry.ordered_targets,
