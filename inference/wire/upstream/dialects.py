@@ -1,7 +1,7 @@
 """Requests to upstreams and readers of their answers, by dialect. Pure.
 
-A new dialect is a file for its requests, one for its answers, and a case here. Tokens are counted
-at Anthropic's own path, or at vLLM's /tokenize, which helexa and SGLang have too. Sources:
+A new dialect is a file for its requests and answers, and a case here. Tokens are counted at
+Anthropic's own path, or at vLLM's /tokenize, which helexa and SGLang have too. Sources:
 https://docs.anthropic.com/en/api/messages-count-tokens and
 https://docs.vllm.ai/en/latest/serving/online_serving (Tokenizer API).
 """
@@ -17,7 +17,7 @@ import orjson
 
 from inference.protocol.events import Event
 from inference.protocol.generation import EmbeddingRequest, GenerationRequest, TokenCountRequest
-from inference.wire.upstream import chat_request, embeddings, messages_request, ollama
+from inference.wire.upstream import chat, embeddings, messages_request, ollama
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
     AnswerReader,
@@ -28,7 +28,7 @@ from inference.wire.upstream.answer_events import (
     decoded,
     tokens_of,
 )
-from inference.wire.upstream.chat_events import ChatEvents
+from inference.wire.upstream.chat import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.sending import Sending
 
@@ -88,8 +88,8 @@ def _generation(dialect: str, request: GenerationRequest, sending: Sending) -> E
             content_type=JSON_LINES,
         )
     return Exchange(
-        path=chat_request.path_of(request),
-        body=chat_request.body_of(request, sending),
+        path=chat.path_of(request),
+        body=chat.body_of(request, sending),
         reader_of=lambda answer: ChatEvents(answer, wants_logprobs=wants_logprobs),
         content_type=EVENT_STREAM,
         frames=SseReader,
@@ -120,7 +120,7 @@ def _token_count(dialect: str, request: TokenCountRequest, sending: Sending) -> 
             body=orjson.dumps(messages_request.prompt_of(counted, sending)),
             reader_of=lambda answer: TokenCountReader(answer, "input_tokens"),
         )
-    prompt = chat_request.rendered_of(counted, sending)
+    prompt = chat.rendered_of(counted, sending)
     return Exchange(
         path="/tokenize",
         is_unversioned=True,

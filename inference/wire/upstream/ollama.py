@@ -33,7 +33,7 @@ from inference.wire.upstream.answer_events import (
     UpstreamFaultError,
     decoded,
 )
-from inference.wire.upstream.chat_events import logprobs_of
+from inference.wire.upstream.chat import logprobs_of
 from inference.wire.upstream.sending import (
     BY_UPSTREAM,
     Sending,

@@ -19,7 +19,7 @@ from inference.protocol.events import (
 )
 from inference.wire.dialect import RequestContext
 from inference.wire.upstream.answer_events import LinesReader, SseReader
-from inference.wire.upstream.chat_events import ChatEvents
+from inference.wire.upstream.chat import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
