@@ -33,16 +33,16 @@ decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 REQUEST_FIELDS = f.table(
-    f.honoured(
+    f.required(
         "custom_id",
         f.spelled(_CUSTOM_ID, "1 to 64 letters, digits, - or _"),
         "Returned with the result; no two are the same.",
     ),
-    f.honoured("params", f.json_object, "What would be sent to /v1/messages; never streamed."),
+    f.required("params", f.json_object, "What would be sent to /v1/messages; never streamed."),
 )
-_request = f.object_of(REQUEST_FIELDS, required=("custom_id", "params"))
+_request = f.object_of(REQUEST_FIELDS)
 FIELDS = f.table(
-    f.honoured(
+    f.required(
         "requests",
         f.array(_request, MAX_REQUESTS, min_items=1),
         "Up to 100,000 requests.",
@@ -74,7 +74,7 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
             yield _request(f.read_json_value(memoryview(part)), f"requests[{index}]")
     else:
         whole = f.read_json_object(body, bounds_values=False)
-        yield from f.read_fields(whole, FIELDS, required=("requests",))["requests"]
+        yield from f.read_fields(whole, FIELDS)["requests"]
 
 
 def parse_batch_page(query: Mapping[str, str]) -> PageRequest:

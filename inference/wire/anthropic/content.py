@@ -6,7 +6,7 @@ Other blocks are refused by name. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -82,18 +82,17 @@ _direct = f.only({"type": "direct"}, reason="only the model calls tools")
 
 TEXT_FIELDS = f.table(
     type_field("text"),
-    f.honoured("text", f.text(), "A string."),
+    f.required("text", f.text(), "A string."),
     CACHE_CONTROL,
     f.neutral("citations", f.only([], reason="sources are not cited"), "[]"),
 )
-_read_text = f.object_of(TEXT_FIELDS, required=("text",))
 
 
 def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
     kind = f.kind_of(value, path)
     if kind != "text":
         raise _not_read(kind, path, kinds)
-    read = _read_text(value, path)
+    read = f.read_object(TEXT_FIELDS, value, path)
     return Text(str(read["text"]), cache_of(read))
 
 
@@ -105,10 +104,10 @@ def text_blocks(value: Any, path: str) -> tuple[Text, ...]:
     return tuple(_text(block, f"{path}[{index}]") for index, block in enumerate(value))
 
 
-SOURCE_FIELDS: dict[str, dict[str, f.Field]] = {
+SOURCE_FIELDS = {
     "base64": f.table(
         type_field("base64"),
-        f.honoured("data", base64_image, "The file: a PNG, JPEG, WebP, GIF or BMP, not animated."),
+        f.required("data", base64_image, "The file: a PNG, JPEG, WebP, GIF or BMP, not animated."),
         f.neutral(
             "media_type",
             f.one_of("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
@@ -117,35 +116,34 @@ SOURCE_FIELDS: dict[str, dict[str, f.Field]] = {
     ),
     "url": f.table(
         type_field("url"),
-        f.honoured("url", address_image, "Only where the operator allows its host."),
+        f.required("url", address_image, "Only where the operator allows its host."),
     ),
-    "file": f.table(type_field("file"), f.refused("file_id", FILE_REASON)),
+    "file": f.table(
+        type_field("file"), replace(f.refused("file_id", FILE_REASON), is_required=True)
+    ),
 }
-HELD_IN = {"base64": "data", "url": "url", "file": "file_id"}
 
 
 def _source(value: Any, path: str) -> ImageRef:
     kind = f.kind_of(value, path)
     if kind not in SOURCE_FIELDS:
         raise _not_read(kind, path, tuple(SOURCE_FIELDS))
-    name = HELD_IN[kind]
-    image: ImageRef = f.object_of(SOURCE_FIELDS[kind], required=(name,))(value, path)[name]
+    read = f.read_object(SOURCE_FIELDS[kind], value, path)
+    image: ImageRef = read["data" if kind == "base64" else "url"]
     return image
 
 
 IMAGE_FIELDS = f.table(
     type_field("image"),
-    f.honoured("source", _source, "base64, or url where the operator allows its host."),
+    f.required("source", _source, "base64, or url where the operator allows its host."),
     CACHE_CONTROL,
 )
-_read_image = f.object_of(IMAGE_FIELDS, required=("source",))
 
 REFERENCE_FIELDS = f.table(
     type_field("tool_reference"),
-    f.honoured("tool_name", tool_name, "Offers a deferred tool; the model reads the name."),
+    f.required("tool_name", tool_name, "Offers a deferred tool; the model reads the name."),
     CACHE_CONTROL,
 )
-_read_reference = f.object_of(REFERENCE_FIELDS, required=("tool_name",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,42 +161,45 @@ def _result_content(value: Any, path: str) -> _ResultContent:
         at = f"{path}[{index}]"
         match f.kind_of(block, at):
             case "tool_reference":
-                name = _read_reference(block, at)["tool_name"]
+                name = f.read_object(REFERENCE_FIELDS, block, at)["tool_name"]
                 references.append(ToolReference(name, f"{at}.tool_name"))
                 parts.append(name)
             case "image":
-                parts.append(_read_image(block, at)["source"])
+                parts.append(f.read_object(IMAGE_FIELDS, block, at)["source"])
             case _:
                 parts.append(_text(block, at, RESULT_BLOCKS).text)
     return _ResultContent(tuple(parts), tuple(references))
 
 
-BLOCK_FIELDS: dict[str, dict[str, f.Field]] = {
+BLOCK_FIELDS = {
     "text": TEXT_FIELDS,
     "image": IMAGE_FIELDS,
     "thinking": f.table(
         type_field("thinking"),
-        f.honoured(
+        f.required(
             "thinking", f.text(), "What the model thought; its template decides who sees it."
         ),
         f.neutral("signature", f.text(), "Any: nothing is verified by it."),
     ),
     "redacted_thinking": f.table(
         type_field("redacted_thinking"),
-        f.neutral("data", f.text(), "Nothing this server can read; it never makes any."),
+        replace(
+            f.neutral("data", f.text(), "Nothing this server can read; it never makes any."),
+            is_required=True,
+        ),
     ),
     "tool_use": f.table(
         type_field("tool_use"),
-        f.honoured("id", _id, "What its result names."),
-        f.honoured("name", tool_name, "The tool's."),
-        f.honoured("input", f.json_object, "An object."),
+        f.required("id", _id, "What its result names."),
+        f.required("name", tool_name, "The tool's."),
+        f.required("input", f.json_object, "An object."),
         CACHE_CONTROL,
         f.neutral("caller", _direct, "type direct"),
         _toolset,
     ),
     "tool_result": f.table(
         type_field("tool_result"),
-        f.honoured("tool_use_id", _id, "Of a call before it that has no result yet."),
+        f.required("tool_use_id", _id, "Of a call before it that has no result yet."),
         f.honoured(
             "content", _result_content, "A string, or text, image or tool_reference blocks."
         ),
@@ -206,14 +207,6 @@ BLOCK_FIELDS: dict[str, dict[str, f.Field]] = {
         CACHE_CONTROL,
         _toolset,
     ),
-}
-REQUIRED = {
-    "text": ("text",),
-    "image": ("source",),
-    "thinking": ("thinking",),
-    "redacted_thinking": ("data",),
-    "tool_use": ("id", "name", "input"),
-    "tool_result": ("tool_use_id",),
 }
 USER_BLOCKS = ("text", "image", "tool_result")
 RESULT_BLOCKS = ("text", "image", "tool_reference")
@@ -239,7 +232,7 @@ def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
     kind = f.kind_of(value, path)
     if kind not in kinds:
         raise _not_read(kind, path, kinds)
-    read = f.object_of(BLOCK_FIELDS[kind], required=REQUIRED[kind])(value, path)
+    read = f.read_object(BLOCK_FIELDS[kind], value, path)
     return _made(kind, read, path)
 
 

@@ -26,7 +26,7 @@ Display = Literal["hidden", "omitted", "shown"]
 
 
 def type_field(kind: str) -> f.Field:
-    return f.honoured("type", f.only(kind, reason=f"only {kind}"), kind)
+    return f.required("type", f.only(kind, reason=f"only {kind}"), kind)
 
 
 CACHE_CONTROL_FIELDS = f.table(
@@ -36,7 +36,7 @@ CACHE_CONTROL_FIELDS = f.table(
 )
 CACHE_CONTROL = f.neutral(
     "cache_control",
-    f.object_of(CACHE_CONTROL_FIELDS, required=("type",)),
+    f.object_of(CACHE_CONTROL_FIELDS),
     "Sent to upstreams of this dialect; here prefixes are cached by content, without marks.",
 )
 
@@ -73,10 +73,10 @@ class Thinking:
 
 
 _display = f.honoured("display", f.one_of("summarized", "omitted"), "summarized: shown whole.")
-THINKING_FIELDS: dict[str, dict[str, f.Field]] = {
+THINKING_FIELDS = {
     "enabled": f.table(
         type_field("enabled"),
-        f.honoured(
+        f.required(
             "budget_tokens",
             f.integer(MIN_THINKING_TOKENS, MAX_TOKENS),
             "At least 1024, less than max_tokens; the thinking block ends there.",
@@ -93,8 +93,7 @@ def thinking(value: Any, path: str) -> Thinking:
     if kind not in THINKING_FIELDS:
         known = ", ".join(THINKING_FIELDS)
         raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' is none of {known}")
-    required = ("budget_tokens",) if kind == "enabled" else ()
-    read = f.object_of(THINKING_FIELDS[kind], required=required)(value, path)
+    read = f.read_object(THINKING_FIELDS[kind], value, path)
     if kind == "disabled":
         return Thinking()
     return Thinking(
@@ -107,12 +106,12 @@ def thinking(value: Any, path: str) -> Thinking:
 
 JSON_FORMAT_FIELDS = f.table(
     type_field("json_schema"),
-    f.honoured("schema", f.json_schema, "What the answer's JSON must be."),
+    f.required("schema", f.json_schema, "What the answer's JSON must be."),
 )
 
 
 def output_format(value: Any, path: str) -> OutputFormat:
-    read = f.object_of(JSON_FORMAT_FIELDS, required=("type", "schema"))(value, path)
+    read = f.read_object(JSON_FORMAT_FIELDS, value, path)
     return OutputFormat(path=f"{path}.schema", schema=read["schema"])
 
 
@@ -142,7 +141,7 @@ def _context_edit(value: Any, path: str) -> dict[str, Any]:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' is not done; contexts are never edited here"
         )
-    return f.object_of(CLEAR_THINKING_FIELDS)(value, path)
+    return f.read_object(CLEAR_THINKING_FIELDS, value, path)
 
 
 CONTEXT_MANAGEMENT_FIELDS = f.table(
@@ -160,9 +159,9 @@ tool_name = f.spelled(
 
 TOOL_FIELDS = f.table(
     f.neutral("type", f.only("custom", reason="only custom tools"), "custom"),
-    f.honoured("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
+    f.required("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
     f.honoured("description", f.text(), "For the model."),
-    f.honoured("input_schema", f.json_schema, "A JSON schema."),
+    f.required("input_schema", f.json_schema, "A JSON schema."),
     f.honoured("strict", f.flag, "true: the input follows the schema exactly, by grammar."),
     CACHE_CONTROL,
     f.neutral("eager_input_streaming", f.flag, "Inputs stream as they are generated, always."),
@@ -170,7 +169,6 @@ TOOL_FIELDS = f.table(
     f.neutral("allowed_callers", f.only(["direct"], reason="only the model calls"), '["direct"]'),
     f.refused("input_examples", "chat templates have no place for them; use the description"),
 )
-_read_tool = f.object_of(TOOL_FIELDS, required=("name", "input_schema"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,7 @@ def _tool(value: Any, path: str) -> Tool:
                 f"{path}.type",
                 f"'{f.shown(kind)}' is not a tool this server has; declare custom tools",
             )
-    read = _read_tool(value, path)
+    read = f.read_object(TOOL_FIELDS, value, path)
     definition = ToolDefinition(
         name=read["name"],
         path=f"{path}.input_schema",
@@ -247,11 +245,11 @@ class Choice:
 
 
 _parallel = f.honoured("disable_parallel_tool_use", f.flag, "true: one call at most.")
-CHOICE_FIELDS: dict[str, dict[str, f.Field]] = {
+CHOICE_FIELDS = {
     "auto": f.table(type_field("auto"), _parallel),
     "any": f.table(type_field("any"), _parallel),
     "tool": f.table(
-        type_field("tool"), _parallel, f.honoured("name", tool_name, "One of the tools.")
+        type_field("tool"), _parallel, f.required("name", tool_name, "One of the tools.")
     ),
     "none": f.table(type_field("none")),
 }
@@ -262,8 +260,7 @@ def tool_choice(value: Any, path: str) -> Choice:
     if kind not in CHOICE_FIELDS:
         known = ", ".join(CHOICE_FIELDS)
         raise InvalidRequestError(f"'{path}.type' must be one of {known}.", param=f"{path}.type")
-    required = ("name",) if kind == "tool" else ()
-    read = f.object_of(CHOICE_FIELDS[kind], required=required)(value, path)
+    read = f.read_object(CHOICE_FIELDS[kind], value, path)
     parallel = not read.get("disable_parallel_tool_use", False)
     if kind in ("any", "tool"):
         required_choice = ToolChoice(mode="required", name=read.get("name"))

@@ -45,21 +45,21 @@ INTERLEAVED_BETA = "interleaved-thinking"
 ``max_tokens``."""
 
 FIELDS = f.table(
-    f.honoured(
+    f.required(
         "model",
         f.model_name,
         "A catalogue model's name or an alias (one for each name a client insists on).",
     ),
-    f.honoured(
-        "messages",
-        messages,
-        "Turns, one of the user's at least; text of the assistant at the end starts the answer.",
-    ),
-    f.honoured(
+    f.required(
         "max_tokens",
         f.integer(1, options.MAX_TOKENS),
         "Required. Over what the context has left: the answer may end there, with "
         "model_context_window_exceeded; over the operator's bound: there, with max_tokens.",
+    ),
+    f.required(
+        "messages",
+        messages,
+        "Turns, one of the user's at least; text of the assistant at the end starts the answer.",
     ),
     f.honoured(
         "system",
@@ -149,8 +149,7 @@ class MessagesRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
-    required = ("model", "max_tokens", "messages")
-    read = f.read_body(body, FIELDS, required=required)
+    read = f.read_body(body, FIELDS)
     thinking: options.Thinking = read.get("thinking", options.Thinking())
     _check_budget(thinking, read["max_tokens"], context)
     chat_input, marks = _chat_input(read, thinking)
@@ -174,7 +173,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
 
 
 def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
-    read = f.read_body(body, COUNT_FIELDS, required=("model", "messages"))
+    read = f.read_body(body, COUNT_FIELDS)
     return TokenCountRequest(
         model=read["model"],
         input=_chat_input(read, read.get("thinking", options.Thinking()))[0],

@@ -94,14 +94,14 @@ class Turn:
 
 
 _role = f.honoured("role", f.one_of("user", "assistant", "system"), "user, assistant or system.")
-MESSAGE_FIELDS: dict[str, dict[str, f.Field]] = {
-    "user": f.table(_role, f.honoured("content", blocks(USER_BLOCKS), "A string or blocks.")),
+MESSAGE_FIELDS = {
+    "user": f.table(_role, f.required("content", blocks(USER_BLOCKS), "A string or blocks.")),
     "assistant": f.table(
-        _role, f.honoured("content", blocks(ASSISTANT_BLOCKS), "A string or blocks.")
+        _role, f.required("content", blocks(ASSISTANT_BLOCKS), "A string or blocks.")
     ),
     "system": f.table(
         _role,
-        f.honoured("content", text_blocks, "A string or text blocks."),
+        f.required("content", text_blocks, "A string or text blocks."),
         f.honoured("clear_at", f.one_of("never", "next_user_message"), "Until when it counts."),
         f.refused("output_config", "it is given once, for the request"),
     ),
@@ -119,7 +119,7 @@ def _turn(value: Any, path: str) -> Turn:
     if given is None:
         raise MissingParameterError(f"{path}.role")
     role: str = _role.check(given, f"{path}.role")
-    read = f.object_of(MESSAGE_FIELDS[role], required=("content",))(value, path)
+    read = f.read_fields(value, MESSAGE_FIELDS[role], path=f"{path}.")
     return Turn(
         role=role,
         blocks=read["content"],

@@ -37,10 +37,10 @@ def custom_id(value: Any, path: str) -> str:
 
 
 LINE_FIELDS = f.table(
-    f.honoured("custom_id", custom_id, "Returned with the result; no two are the same."),
-    f.honoured("method", f.one_of("POST"), "POST."),
-    f.honoured("url", f.text(64), "The batch's endpoint."),
-    f.honoured("body", f.json_object, "What would be sent to the endpoint; never streamed."),
+    f.required("custom_id", custom_id, "Returned with the result; no two are the same."),
+    f.required("method", f.one_of("POST"), "POST."),
+    f.required("url", f.text(64), "The batch's endpoint."),
+    f.required("body", f.json_object, "What would be sent to the endpoint; never streamed."),
 )
 
 
@@ -84,7 +84,7 @@ def read_line(line: bytes, endpoint: str) -> BatchLine:
         raise InvalidJsonError(f"not valid JSON: {error.msg}") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("not a JSON object")
-    read = f.read_fields(value, LINE_FIELDS, required=("custom_id", "method", "url", "body"))
+    read = f.read_fields(value, LINE_FIELDS)
     if read["url"] != endpoint:
         raise InvalidRequestError(f"'url' is {read['url']!r} and the batch's endpoint {endpoint!r}")
     return BatchLine(custom_id=read["custom_id"], body=orjson.dumps(read["body"]))

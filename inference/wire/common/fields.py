@@ -12,9 +12,10 @@ path.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -55,10 +56,15 @@ class Field:
     support: Support
     check: Check[Any]
     note: str
+    is_required: bool = False
 
 
 def honoured(name: str, check: Check[Any], note: str) -> Field:
     return Field(name, Support.HONOURED, check, note)
+
+
+def required(name: str, check: Check[Any], note: str) -> Field:
+    return Field(name, Support.HONOURED, check, note, is_required=True)
 
 
 def neutral(name: str, check: Check[Any], note: str) -> Field:
@@ -73,10 +79,20 @@ def refused(name: str, reason: str) -> Field:
     return Field(name, Support.REFUSED, check, reason)
 
 
-def table(*fields: Field) -> dict[str, Field]:
-    named = {field.name: field for field in fields}
-    assert len(named) == len(fields), "a field is declared twice"
-    return named
+class Table(dict[str, Field]):
+    """The fields of one object, by name. Of ``required`` ones, the first that is missing is
+    named."""
+
+    __slots__ = ("required",)
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        super().__init__({field.name: field for field in fields})
+        assert len(self) == len(fields), "a field is declared twice"
+        self.required = tuple(field.name for field in fields if field.is_required)
+
+
+def table(*fields: Field) -> Table:
+    return Table(fields)
 
 
 def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:
@@ -98,32 +114,23 @@ def read_json_value(text: bytes | memoryview) -> Any:
         raise InvalidJsonError(f"The body is not valid JSON: {error.msg}.") from None
 
 
-def read_body(
-    body: bytes, fields: Mapping[str, Field], *, required: Iterable[str] = ()
-) -> dict[str, Any]:
+def read_body(body: bytes, fields: Table) -> dict[str, Any]:
     """Raises ``ApiError`` (400)."""
-    return read_fields(read_json_object(body), fields, required=required)
+    return read_fields(read_json_object(body), fields)
 
 
-def read_fields(
-    value: Mapping[str, Any],
-    fields: Mapping[str, Field],
-    *,
-    path: str = "",
-    required: Iterable[str] = (),
-) -> dict[str, Any]:
+def read_fields(value: Mapping[str, Any], fields: Table, *, path: str = "") -> dict[str, Any]:
     read = {}
     for name, given in value.items():
         if given is None:
             continue
-        field = fields.get(name)
-        if field is None:
+        if name not in fields:
             if is_left_out(path + name):
                 continue
             taken = [one.name for one in fields.values() if one.support is not Support.REFUSED]
             raise unknown_field(name, taken, path)
-        read[name] = field.check(given, path + name)
-    for name in required:
+        read[name] = fields[name].check(given, path + name)
+    for name in fields.required:
         if name not in read:
             raise MissingParameterError(path + name)
     return read
@@ -253,15 +260,14 @@ def one_of(*names: str) -> Check[str]:
     return check
 
 
-def object_of(
-    fields: Mapping[str, Field], *, required: Iterable[str] = ()
-) -> Check[dict[str, Any]]:
-    def check(value: Any, path: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise wrong_type(path, "an object", value)
-        return read_fields(value, fields, path=f"{path}.", required=required)
+def object_of(fields: Table) -> Check[dict[str, Any]]:
+    return partial(read_object, fields)
 
-    return check
+
+def read_object(fields: Table, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    return read_fields(value, fields, path=f"{path}.")
 
 
 def kind_of(value: Any, path: str) -> str:

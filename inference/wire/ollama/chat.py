@@ -56,23 +56,19 @@ IMAGES = f.honoured(
     "Base64 of PNG, JPEG, WebP, GIF or BMP files, not animated: seen before the text.",
 )
 CALLED_FIELDS = f.table(
-    f.honoured("name", f.text(256, min_chars=1), "Which function."),
-    f.honoured("arguments", f.json_object, "An object."),
+    f.required("name", f.text(256, min_chars=1), "Which function."),
+    f.required("arguments", f.json_object, "An object."),
     f.neutral("index", f.integer(0, 2**31 - 1), "Left over from a stream."),
     f.neutral("description", _string, "Left over from the tool."),
 )
 CALL_FIELDS = f.table(
-    f.honoured(
-        "function",
-        f.object_of(CALLED_FIELDS, required=("name", "arguments")),
-        "The name and arguments of the call.",
-    ),
+    f.required("function", f.object_of(CALLED_FIELDS), "The name and arguments of the call."),
     f.honoured("id", f.text(MAX_CALL_ID_CHARS), "Its result may name it."),
     f.neutral("type", f.only("function", reason="only function"), "function"),
 )
-_calls = f.array(f.object_of(CALL_FIELDS, required=("function",)))
+_calls = f.array(f.object_of(CALL_FIELDS))
 MESSAGE_FIELDS = f.table(
-    f.honoured("role", _string, "system, user, assistant or tool."),
+    f.required("role", _string, "system, user, assistant or tool."),
     f.honoured("content", _string, "Text."),
     f.honoured("thinking", _string, "What it thought; handed to the chat template."),
     f.honoured("tool_calls", _calls, "What the assistant called."),
@@ -108,9 +104,7 @@ class _Reader:
         self._open: list[ToolCall] = []
 
     def read(self, value: Any, path: str) -> ChatMessage:
-        if not isinstance(value, dict):
-            raise f.wrong_type(path, "an object", value)
-        read = f.read_fields(value, MESSAGE_FIELDS, path=f"{path}.", required=("role",))
+        read = f.read_object(MESSAGE_FIELDS, value, path)
         role = ROLES.get(read["role"])
         if role is None:
             known = ", ".join(ROLES)
@@ -219,7 +213,7 @@ class OllamaRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    read = f.read_body(body, FIELDS, required=("model",))
+    read = f.read_body(body, FIELDS)
     turns: list[ChatMessage] = read.get("messages", [])
     chat = chat_input(read, turns, tools=read.get("tools", []))
     return request_of(read, chat, is_chat=True, only_loads=not turns)
@@ -272,7 +266,7 @@ GENERATE_FIELDS = f.table(
 
 
 def parse_generate(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    read = f.read_body(body, GENERATE_FIELDS, required=("model",))
+    read = f.read_body(body, GENERATE_FIELDS)
     prompt: str = read.get("prompt", "")
     if read.get("raw", False) and (prompt or read.get("images")):
         _check_raw(read)

@@ -39,13 +39,13 @@ def texts(value: Any, path: str) -> list[str]:
 _OPTIONS = f.neutral("options", options, "They sample text; vectors are not sampled.")
 FIELDS = f.table(
     MODEL,
-    f.honoured("input", texts, "A string, or up to 2048; none may be empty."),
+    f.required("input", texts, "A string, or up to 2048; none may be empty."),
     f.honoured("dimensions", f.integer(1, MAX_DIMENSIONS), "Fewer, where the model allows it."),
     f.honoured("truncate", f.flag, "true: what a model cannot take is cut; else it is refused."),
     _OPTIONS,
     KEEP_ALIVE,
 )
-OLD_FIELDS = f.table(MODEL, f.honoured("prompt", _text, "The text."), _OPTIONS, KEEP_ALIVE)
+OLD_FIELDS = f.table(MODEL, f.required("prompt", _text, "The text."), _OPTIONS, KEEP_ALIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class EmbedRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    read = f.read_body(body, FIELDS, required=("model", "input"))
+    read = f.read_body(body, FIELDS)
     return EmbedRequest(
         embedding=EmbeddingRequest(
             model=catalogue_name(read["model"]),
@@ -75,7 +75,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
 
 def parse_old(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
     """Raises ``ApiError`` (400)."""
-    read = f.read_body(body, OLD_FIELDS, required=("model", "prompt"))
+    read = f.read_body(body, OLD_FIELDS)
     return EmbedRequest(
         embedding=EmbeddingRequest(
             model=catalogue_name(read["model"]), input=TextInput(texts=[read["prompt"]])

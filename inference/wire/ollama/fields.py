@@ -136,7 +136,7 @@ KEEP_ALIVE = f.neutral(
     keep_alive,
     "How long it stays loaded is the operator's: at least until its room is needed. 0 is refused.",
 )
-MODEL = f.honoured(
+MODEL = f.required(
     "model", f.model_name, "A catalogue model's name or an alias; :latest may come after it."
 )
 SHARED_FIELDS: tuple[f.Field, ...] = (

@@ -32,9 +32,9 @@ EXPIRY_ANCHOR, EXPIRY_SECONDS = "expires_after[anchor]", "expires_after[seconds]
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 
 BATCH_FIELDS = f.table(
-    f.honoured("input_file_id", f.text(64, min_chars=1), "A file of requests, one in each line."),
-    f.honoured("endpoint", f.one_of(*ENDPOINTS), f"One of {', '.join(ENDPOINTS)}."),
-    f.honoured(
+    f.required("input_file_id", f.text(64, min_chars=1), "A file of requests, one in each line."),
+    f.required("endpoint", f.one_of(*ENDPOINTS), f"One of {', '.join(ENDPOINTS)}."),
+    f.required(
         "completion_window",
         f.only("24h", reason="a batch has 24h"),
         "24h: requests that have not run by then are reported as expired.",
@@ -53,8 +53,7 @@ class Page:
 
 def parse_batch(body: bytes) -> dict[str, Any]:
     """Raises ``ApiError``."""
-    required = ("input_file_id", "endpoint", "completion_window")
-    return f.read_body(body, BATCH_FIELDS, required=required)
+    return f.read_body(body, BATCH_FIELDS)
 
 
 def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:

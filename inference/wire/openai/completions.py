@@ -58,7 +58,7 @@ DEFAULT_MAX_TOKENS = 16
 FIELDS = f.table(
     *openai_fields.SHARED_FIELDS,
     *OUTPUT_FIELDS,
-    f.honoured(
+    f.required(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
     ),
     f.honoured("echo", f.flag, "The prompt's text first; with logprobs, its tokens' too."),
@@ -108,7 +108,7 @@ class CompletionRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
-    read = f.read_body(body, FIELDS, required=("model", "prompt"))
+    read = f.read_body(body, FIELDS)
     echo, max_tokens = read.get("echo", False), read.get("max_tokens", DEFAULT_MAX_TOKENS)
     if max_tokens == 0 and not echo and "prompt_logprobs" not in read:
         raise InvalidRequestError(

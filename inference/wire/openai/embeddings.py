@@ -20,7 +20,7 @@ from inference.protocol.generation import EmbeddingRequest
 from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai.fields import USER, end_user_of, prompts
+from inference.wire.openai.fields import MODEL, USER, end_user_of, prompts
 
 MAX_INPUTS = 2048
 MAX_CUT = 2**31 - 1
@@ -46,12 +46,8 @@ def cut_to(value: Any, path: str) -> int:
 
 
 FIELDS = f.table(
-    f.honoured(
-        "model",
-        f.model_name,
-        "A catalogue model's name or an alias; echoed as given.",
-    ),
-    f.honoured(
+    MODEL,
+    f.required(
         "input",
         prompts(MAX_INPUTS),
         "A string, token ids, or up to 2048 of either; none may be empty. Text gets the special "
@@ -89,7 +85,7 @@ class EmbeddingsRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsRequest:
-    read = f.read_body(body, FIELDS, required=("model", "input"))
+    read = f.read_body(body, FIELDS)
     return EmbeddingsRequest(
         embedding=EmbeddingRequest(
             model=read["model"],

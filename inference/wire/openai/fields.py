@@ -137,12 +137,9 @@ OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
 )
 """Sent by clients with values that change nothing; other values are refused."""
 
+MODEL = f.required("model", f.model_name, "A catalogue model's name or an alias; echoed as given.")
 SHARED_FIELDS: tuple[f.Field, ...] = (
-    f.honoured(
-        "model",
-        f.model_name,
-        "A catalogue model's name or an alias; echoed as given.",
-    ),
+    MODEL,
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
     f.honoured(
         "stream_options",

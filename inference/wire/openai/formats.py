@@ -36,7 +36,7 @@ SCHEMA_FIELDS = f.table(
     f.honoured("strict", f.flag, STRICT_HELP),
 )
 FORMAT_FIELDS = f.table(
-    f.honoured("type", f.one_of("text", "json_object", "json_schema"), "Which format."),
+    f.required("type", f.one_of("text", "json_object", "json_schema"), "Which format."),
     f.honoured(
         "json_schema",
         f.object_of(SCHEMA_FIELDS),
@@ -44,11 +44,10 @@ FORMAT_FIELDS = f.table(
     ),
     f.honoured("schema", f.json_schema, "Extension; a JSON schema, with either of the JSON types."),
 )
-_format = f.object_of(FORMAT_FIELDS, required=("type",))
 
 
 def response_format(value: Any, path: str) -> OutputFormat | None:
-    given = _format(value, path)
+    given = f.read_object(FORMAT_FIELDS, value, path)
     kind, schema_path = given["type"], f"{path}.json_schema"
     if "json_schema" in given and kind != "json_schema":
         raise InvalidRequestError(
@@ -122,11 +121,10 @@ STRUCTURED_FIELDS = f.table(
     f.refused("whitespace_pattern", _ONE_WAY),
     f.refused("structural_tag", "use tools"),
 )
-_structured = f.object_of(STRUCTURED_FIELDS)
 
 
 def structured_outputs(value: Any, path: str) -> OutputFormat | None:
-    read = _structured(value, path)
+    read = f.read_object(STRUCTURED_FIELDS, value, path)
     if not any(name in value for name in WAYS):
         raise InvalidRequestError(f"'{path}' needs one of {', '.join(WAYS)}.", param=path)
     return _the_only({f"{path}.{name}": read[name] for name in WAYS if name in read})

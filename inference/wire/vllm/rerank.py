@@ -34,18 +34,18 @@ def text_or_object(value: Any, path: str) -> str:
         return _text(value, path)
     if "text" not in value:
         raise MissingParameterError(f"{path}.text")
-    read = f.read_fields(value, _DOCUMENT, path=f"{path}.", required=("text",))
+    read = f.read_fields(value, _DOCUMENT, path=f"{path}.")
     one: str = read["text"]
     return one
 
 
 _DOCUMENT = f.table(
-    f.honoured("text", _text, "What is compared to the query."),
+    f.required("text", _text, "What is compared to the query."),
     f.refused("image", "models here read text"),
     f.neutral("id", f.text(), "A label; kept nowhere."),
 )
 _documents: f.Check[Any] = f.array(text_or_object, MAX_DOCUMENTS, min_items=1)
-MODEL = f.honoured(
+MODEL = f.required(
     "model",
     f.model_name,
     "A model that scores pairs, or an embedding model, whose vectors' cosines are the scores.",
@@ -53,8 +53,8 @@ MODEL = f.honoured(
 
 FIELDS = f.table(
     MODEL,
-    f.honoured("query", text_or_object, "A text, or an object with `text`."),
-    f.honoured(
+    f.required("query", text_or_object, "A text, or an object with `text`."),
+    f.required(
         "documents",
         _documents,
         "Up to 10,000 texts, or objects with `text`; none may be empty. One that does not fit into "
@@ -89,7 +89,7 @@ class RerankRequest:
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
-    read = f.read_body(body, FIELDS, required=("model", "query", "documents"))
+    read = f.read_body(body, FIELDS)
     return RerankRequest(
         score=ScoreRequest(
             model=read["model"],
@@ -188,7 +188,7 @@ class ScoringRequest:
 
 
 def parse_score(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
-    read = f.read_body(body, SCORE_FIELDS, required=("model",))
+    read = f.read_body(body, SCORE_FIELDS)
     firsts, seconds = _one(read, "text_1", "queries"), _one(read, "text_2", "documents")
     same_number(len(firsts), len(seconds), "text_1" if "text_1" in read else "queries")
     pairs = PairsInput(firsts=firsts, seconds=seconds)

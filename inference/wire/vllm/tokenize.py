@@ -8,13 +8,14 @@ Source: https://docs.vllm.ai/en/latest/serving/online_serving (Tokenizer API). P
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
-from inference.wire.common.fields import flag, honoured, read_body, table, text
+from inference.wire.common.fields import flag, honoured, read_body, required, table, text
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.chat import request as openai_chat
@@ -31,7 +32,7 @@ FIELDS = table(
     _MODEL,
     honoured("prompt", text(), "Text; or messages."),
     *(
-        openai_chat.FIELDS[name]
+        replace(openai_chat.FIELDS[name], is_required=False)
         for name in (
             "messages",
             "tools",
@@ -44,7 +45,7 @@ FIELDS = table(
     honoured("add_special_tokens", flag, _SPECIAL),
     honoured("return_token_strs", flag, "Each token's text as well."),
 )
-BACK_FIELDS = table(_MODEL, honoured("tokens", token_ids, "Token ids, at least one."))
+BACK_FIELDS = table(_MODEL, required("tokens", token_ids, "Token ids, at least one."))
 CHAT_NAMES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
@@ -63,7 +64,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest
 
 def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
     """Raises ``ApiError`` (400)."""
-    read = read_body(body, BACK_FIELDS, required=("tokens",))
+    read = read_body(body, BACK_FIELDS)
     return TokenizeRequest(
         model=read.get("model", ANY_MODEL), input=TokensInput(prompts=[read["tokens"]])
     )

@@ -34,13 +34,13 @@ _string = f.text()
 
 _TYPE = f.honoured("type", _string, "Which kind of part.")
 IMAGE_URL_FIELDS = f.table(
-    f.honoured("url", image_url, "A data URI; an address only where the operator allows its host."),
+    f.required("url", image_url, "A data URI; an address only where the operator allows its host."),
     f.honoured("detail", detail, DETAIL_NOTE),
 )
 PART_FIELDS = {
     "text": f.table(
         _TYPE,
-        f.honoured("text", _string, "The text."),
+        f.required("text", _string, "The text."),
         f.neutral(
             "prompt_cache_breakpoint",
             f.only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
@@ -48,12 +48,12 @@ PART_FIELDS = {
         ),
         CACHE_CONTROL,
     ),
-    "refusal": f.table(_TYPE, f.honoured("refusal", _string, "Why it would not answer.")),
+    "refusal": f.table(_TYPE, f.required("refusal", _string, "Why it would not answer.")),
     "image_url": f.table(
         _TYPE,
-        f.honoured(
+        f.required(
             "image_url",
-            f.object_of(IMAGE_URL_FIELDS, required=("url",)),
+            f.object_of(IMAGE_URL_FIELDS),
             "A PNG, JPEG, WebP, GIF or BMP, not animated.",
         ),
         CACHE_CONTROL,
@@ -71,8 +71,8 @@ def prediction_content(value: Any, path: str) -> str:
 
 
 PREDICTION_FIELDS = f.table(
-    f.honoured("type", f.one_of("content"), "content"),
-    f.honoured("content", prediction_content, "A string or text parts."),
+    f.required("type", f.one_of("content"), "content"),
+    f.required("content", prediction_content, "A string or text parts."),
 )
 
 
@@ -98,14 +98,14 @@ def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
         )
-    held = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind]
+    held = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.")[kind]
     made: Part = with_detail(held["url"], held.get("detail")) if kind == "image_url" else held
     return made
 
 
 _role = f.honoured("role", _string, "system, developer, user, assistant or tool.")
-_content = f.honoured("content", content, "A string or text parts.")
-_seen = f.honoured("content", seen_content, "A string, or text and image parts.")
+_content = f.required("content", content, "A string or text parts.")
+_seen = f.required("content", seen_content, "A string, or text and image parts.")
 _name = f.honoured("name", f.text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 _reasoning = "What it thought; handed to the chat template."
 
@@ -115,9 +115,10 @@ _type = f.neutral(
     "text or message, as evaluation suites and the Responses API write it.",
 )
 
-MESSAGE_FIELDS: dict[str, dict[str, f.Field]] = {
-    "system": f.table(_role, _type, _content, _name, CACHE_CONTROL),
-    "developer": f.table(_role, _type, _content, _name, CACHE_CONTROL),
+_system = f.table(_role, _type, _content, _name, CACHE_CONTROL)
+MESSAGE_FIELDS = {
+    "system": _system,
+    "developer": _system,
     "user": f.table(_role, _type, _seen, _name, CACHE_CONTROL),
     "assistant": f.table(
         _role,
@@ -141,13 +142,12 @@ MESSAGE_FIELDS: dict[str, dict[str, f.Field]] = {
         _type,
         _seen,
         _name,
-        f.honoured(
+        f.required(
             "tool_call_id", f.text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."
         ),
         CACHE_CONTROL,
     ),
 }
-REQUIRED = {"assistant": (), "tool": ("content", "tool_call_id")}
 Role = Literal["system", "user", "assistant", "tool"]
 INTERNAL_ROLES: dict[str, Role] = {
     "system": "system",
@@ -177,9 +177,7 @@ def _message(value: Any, path: str) -> ChatMessage:
     if not isinstance(value, dict):
         raise f.wrong_type(path, "an object", value)
     role = _message_role(value.get("role"), f"{path}.role")
-    read = f.read_fields(
-        value, MESSAGE_FIELDS[role], path=f"{path}.", required=REQUIRED.get(role, ("content",))
-    )
+    read = f.read_fields(value, MESSAGE_FIELDS[role], path=f"{path}.")
     if role == "assistant":
         return _assistant(read, path)
     return ChatMessage(

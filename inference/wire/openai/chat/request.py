@@ -55,7 +55,7 @@ INLINE_REASONING_HEADER = "x-include-thinking"
 
 FIELDS = f.table(
     *openai_fields.SHARED_FIELDS,
-    f.honoured("messages", messages, "At least one turn; text only."),
+    f.required("messages", messages, "At least one turn; text only."),
     f.honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
     f.honoured(
         "tool_choice",
@@ -66,7 +66,7 @@ FIELDS = f.table(
     *OUTPUT_FIELDS,
     f.honoured(
         "prediction",
-        f.object_of(PREDICTION_FIELDS, required=("type", "content")),
+        f.object_of(PREDICTION_FIELDS),
         "Guesses that are verified, where the model's entry speculates; changes no answer.",
     ),
     f.honoured(
@@ -163,7 +163,7 @@ class ChatRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
-    read = f.read_body(body, FIELDS, required=("model", "messages"))
+    read = f.read_body(body, FIELDS)
     reasoning = _shown_reasoning(read, context)
     chat, demanded = chat_input(read, reasoning), output_format(read)
     check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")

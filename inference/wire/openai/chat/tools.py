@@ -6,8 +6,8 @@ Only function tools: custom tools, which take free text, are refused by name. Pu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from inference.protocol.generation import ToolCall, ToolChoice, ToolDefinition
@@ -20,12 +20,15 @@ MAX_CALL_INDEX = 2**31 - 1
 _string = f.text()
 
 CACHE_CONTROL_FIELDS = f.table(
-    f.neutral("type", f.only("ephemeral", reason="only ephemeral"), "ephemeral"),
+    replace(
+        f.neutral("type", f.only("ephemeral", reason="only ephemeral"), "ephemeral"),
+        is_required=True,
+    ),
     f.neutral("ttl", f.only("5m", reason="only 5m, the default"), "5m"),
 )
 CACHE_CONTROL = f.neutral(
     "cache_control",
-    f.object_of(CACHE_CONTROL_FIELDS, required=("type",)),
+    f.object_of(CACHE_CONTROL_FIELDS),
     "Every prefix is cached, marked or not.",
 )
 """Anthropic's mark, which opencode and litellm put on messages, parts, tools and calls."""
@@ -34,35 +37,33 @@ tool_name = f.spelled(
     re.compile(r"[A-Za-z0-9_.-]{1,128}"),
     "1 to 128 letters, digits, dots, underscores or dashes",
 )
-_TYPE = f.honoured("type", f.text(), "function")
+_TYPE = f.required("type", f.text(), "function")
 
 
-def _function_object(fields: Mapping[str, f.Field], *, required: Iterable[str]) -> f.Check[Any]:
-    check = f.object_of(fields, required=required)
-
+def _function_object(fields: f.Table) -> f.Check[Any]:
     def checked(value: Any, path: str) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "function":
             raise UnsupportedParameterError(
                 f"{path}.type", f"'{f.shown(kind)}' tools are not offered, only functions"
             )
-        return check(value, path)
+        return f.read_object(fields, value, path)
 
     return checked
 
 
 FUNCTION_FIELDS = f.table(
-    f.honoured("name", tool_name, "What the model calls it."),
+    f.required("name", tool_name, "What the model calls it."),
     f.honoured("description", _string, "Handed to the chat template."),
     f.honoured("parameters", f.json_schema, "A JSON schema of the arguments."),
     f.honoured("strict", f.flag, "The arguments follow the schema exactly."),
 )
 TOOL_FIELDS = f.table(
     _TYPE,
-    f.honoured("function", f.object_of(FUNCTION_FIELDS, required=("name",)), "The function."),
+    f.required("function", f.object_of(FUNCTION_FIELDS), "The function."),
     CACHE_CONTROL,
 )
-_tools = f.array(_function_object(TOOL_FIELDS, required=("type", "function")))
+_tools = f.array(_function_object(TOOL_FIELDS))
 
 
 def tools(value: Any, path: str) -> list[ToolDefinition]:
@@ -87,26 +88,25 @@ def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> No
 
 NAMED_FIELDS = f.table(
     _TYPE,
-    f.honoured(
+    f.required(
         "function",
-        f.object_of(f.table(f.honoured("name", _string, "Its name.")), required=("name",)),
+        f.object_of(f.table(f.required("name", _string, "Its name."))),
         "Which function.",
     ),
 )
-_named = _function_object(NAMED_FIELDS, required=("type", "function"))
+_named = _function_object(NAMED_FIELDS)
 ALLOWED_FIELDS = f.table(
-    f.honoured("mode", f.one_of("auto", "required"), "auto or required."),
-    f.honoured("tools", f.array(_named, min_items=1), "Which functions."),
+    f.required("mode", f.one_of("auto", "required"), "auto or required."),
+    f.required("tools", f.array(_named, min_items=1), "Which functions."),
 )
 ALLOWED_TOOLS_FIELDS = f.table(
-    f.honoured("type", f.one_of("allowed_tools"), "allowed_tools"),
-    f.honoured(
+    f.required("type", f.one_of("allowed_tools"), "allowed_tools"),
+    f.required(
         "allowed_tools",
-        f.object_of(ALLOWED_FIELDS, required=("mode", "tools")),
+        f.object_of(ALLOWED_FIELDS),
         "The functions to choose among; others are not shown to the model.",
     ),
 )
-_allowed_tools = f.object_of(ALLOWED_TOOLS_FIELDS, required=("type", "allowed_tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def tool_choice(value: Any, path: str) -> Choosing:
     if not isinstance(value, dict):
         raise f.wrong_type(path, "a string or an object", value)
     if value.get("type") == "allowed_tools":
-        allowed = _allowed_tools(value, path)["allowed_tools"]
+        allowed = f.read_object(ALLOWED_TOOLS_FIELDS, value, path)["allowed_tools"]
         names = [tool["function"]["name"] for tool in allowed["tools"]]
         return Choosing(ToolChoice(mode=allowed["mode"]), names)
     named = _named(value, path)
@@ -157,22 +157,18 @@ def chosen_tools(
 
 
 CALLED_FIELDS = f.table(
-    f.honoured("name", f.text(256, min_chars=1), "Which function."),
-    f.honoured("arguments", _string, "JSON text, as the model gave it."),
+    f.required("name", f.text(256, min_chars=1), "Which function."),
+    f.required("arguments", _string, "JSON text, as the model gave it."),
     f.neutral("parsed_arguments", f.json_object, "The openai SDK's own reading of arguments."),
 )
 CALL_FIELDS = f.table(
-    f.honoured("id", f.text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
-    _TYPE,
-    f.honoured(
-        "function",
-        f.object_of(CALLED_FIELDS, required=("name", "arguments")),
-        "The name and arguments of the call.",
-    ),
+    f.required("id", f.text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
+    replace(_TYPE, is_required=False),
+    f.required("function", f.object_of(CALLED_FIELDS), "The name and arguments of the call."),
     f.neutral("index", f.integer(0, MAX_CALL_INDEX), "Left over from a stream."),
     CACHE_CONTROL,
 )
-_calls = f.array(_function_object(CALL_FIELDS, required=("id", "function")))
+_calls = f.array(_function_object(CALL_FIELDS))
 
 
 def tool_calls(value: Any, path: str) -> list[ToolCall]:

@@ -16,7 +16,7 @@ Source: https://developers.openai.com/api/reference/resources/responses/methods/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -120,11 +120,11 @@ COMPACTED = (
     *("model", "input", "instructions", "previous_response_id", "prompt_cache_key"),
     *("prompt_cache_options", "prompt_cache_retention", "service_tier", "image"),
 )
-FIELDS = table(*(RESPONSE_FIELDS[name] for name in COMPACTED))
+FIELDS = table(*(replace(RESPONSE_FIELDS[name], is_required=name == "model") for name in COMPACTED))
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    read = read_body(body, FIELDS, required=("model",))
+    read = read_body(body, FIELDS)
     if "input" not in read and "previous_response_id" not in read:
         raise MissingParameterError("input")
     return request_of({"input": [], **read})

@@ -1,5 +1,6 @@
-"""Fields of a Responses request beside its input and tools: the answer's format, optional parts,
-reasoning. Each check returns the parsed value; ``as_object`` is its echo in the response.
+"""Fields of a Responses request beside its items and tools: the content of items, the answer's
+format, optional parts, reasoning. Each check returns the parsed value; ``as_object`` is its echo in
+the response.
 
 Reasoning is not secret: ``encrypted_content`` is the same text in an opaque form, for clients that
 store no answers here and send only that back. Pure.
@@ -14,9 +15,19 @@ from typing import Any
 
 from inference.protocol.generation import OutputFormat
 from inference.wire.common import fields as f
+from inference.wire.common.parts import (
+    DETAIL_NOTE,
+    FILE_REASON,
+    LOW_DETAIL,
+    ImageFile,
+    Part,
+    detail,
+    image_url,
+    joined_text,
+    with_detail,
+)
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai.formats import STRICT_HELP
-from inference.wire.openai.responses.parts import typed_texts
 
 MAX_FORMAT_NAME_CHARS = 128
 DEFAULT_FORMAT_NAME = "response_schema"
@@ -36,6 +47,107 @@ INCLUDABLE = (
 """All but the first two are parts of items that no answer here has."""
 
 _string = f.text()
+_type = f.honoured("type", _string, "input_text, input_image, output_text or refusal.")
+_text = f.required("text", _string, "The text.")
+
+
+def _ignored_logprobs(value: Any, path: str) -> None:
+    if not isinstance(value, list):
+        raise f.wrong_type(path, "an array", value)
+
+
+_breakpoint = f.neutral(
+    "prompt_cache_breakpoint",
+    f.only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+    "Every prefix is cached, marked or not.",
+)
+PART_FIELDS = {
+    "input_text": f.table(_type, _text, _breakpoint),
+    "input_image": f.table(
+        _type,
+        f.required(
+            "image_url",
+            image_url,
+            "A data URI; an address only where the operator allows its host.",
+        ),
+        f.honoured("detail", detail, DETAIL_NOTE),
+        f.refused("file_id", FILE_REASON),
+        _breakpoint,
+    ),
+    "output_text": f.table(
+        _type,
+        _text,
+        f.neutral("annotations", f.only([], reason="annotations are not read"), "[]"),
+        f.neutral("logprobs", _ignored_logprobs, "Not shown to the model."),
+    ),
+    "refusal": f.table(_type, f.required("refusal", _string, "Text like any other.")),
+}
+"""The one required field of a part holds what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """``parts`` are texts and images; ``is_string`` when it was one string."""
+
+    parts: tuple[Part, ...]
+    is_string: bool
+
+    @property
+    def text(self) -> str:
+        return joined_text(self.parts)
+
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(part, ImageFile) for part in self.parts)
+
+    @property
+    def as_given(self) -> str | list[dict[str, Any]]:
+        return self.text if self.is_string else self.objects("input_text")
+
+    def objects(self, kind: str) -> list[dict[str, Any]]:
+        """The parts as the API lists them. ``kind``, of parts of text: ``input_text`` or
+        ``output_text``."""
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+        return [
+            _image_object(part)
+            if isinstance(part, ImageFile)
+            else {"type": kind, "text": part, **more}
+            for part in self.parts
+        ]
+
+
+def _image_object(image: ImageFile) -> dict[str, Any]:
+    """The image with its bytes, even if it came by address: a stored response outlives
+    addresses."""
+    given = LOW_DETAIL if image.is_low_detail else "auto"
+    return {"type": "input_image", "image_url": image.data_uri, "detail": given}
+
+
+def content(value: Any, path: str) -> Content:
+    if isinstance(value, str):
+        return Content((value,), is_string=True)
+    if not isinstance(value, list):
+        raise f.wrong_type(path, "a string or an array of parts", value)
+    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
+    return Content(tuple(parts), is_string=False)
+
+
+def _part(part: Any, path: str) -> Part:
+    kind = f.kind_of(part, path)
+    if kind not in PART_FIELDS:
+        raise UnsupportedParameterError(
+            f"{path}.type", f"'{f.shown(kind)}' parts are not read, only text and input_image"
+        )
+    read = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.")
+    held: Part = read[PART_FIELDS[kind].required[0]]
+    return with_detail(held, read.get("detail")) if isinstance(held, ImageFile) else held
+
+
+def typed_texts(kind: str) -> f.Check[list[str]]:
+    """A check of an array of ``{"type": kind, "text": …}``, to the texts."""
+    type_ = f.required("type", f.only(kind, reason=f"only {kind}"), kind)
+    read = f.array(f.object_of(f.table(type_, _text)))
+    return lambda value, path: [part["text"] for part in read(value, path)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +162,7 @@ class TextSettings:
 PLAIN_TEXT = TextSettings({"type": "text"}, None)
 
 _format_type = f.honoured("type", _string, "text, json_object or json_schema.")
-FORMAT_FIELDS: dict[str, dict[str, f.Field]] = {
+FORMAT_FIELDS = {
     "text": f.table(_format_type),
     "json_object": f.table(_format_type),
     "json_schema": f.table(
@@ -60,7 +172,7 @@ FORMAT_FIELDS: dict[str, dict[str, f.Field]] = {
             f.text(MAX_FORMAT_NAME_CHARS, min_chars=1),
             "A label; echoed. It may be missing.",
         ),
-        f.honoured("schema", f.json_schema, "A JSON schema."),
+        f.required("schema", f.json_schema, "A JSON schema."),
         f.neutral("description", _string, "A note; the schema itself is enforced."),
         f.honoured("strict", f.flag, STRICT_HELP),
     ),
@@ -71,8 +183,7 @@ def output_text_format(value: Any, path: str) -> TextSettings:
     kind = f.kind_of(value, path)
     if kind not in FORMAT_FIELDS:
         raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
-    required = ("schema",) if kind == "json_schema" else ()
-    read = f.read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.", required=required)
+    read = f.read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.")
     if kind == "text":
         return PLAIN_TEXT
     if kind == "json_object":
@@ -88,11 +199,10 @@ TEXT_FIELDS = f.table(
     f.honoured("format", output_text_format, "text, json_object or json_schema."),
     f.neutral("verbosity", f.only("medium", reason="only medium, the default"), "medium"),
 )
-_text_fields = f.object_of(TEXT_FIELDS)
 
 
 def text_settings(value: Any, path: str) -> TextSettings:
-    settings: TextSettings = _text_fields(value, path).get("format", PLAIN_TEXT)
+    settings: TextSettings = f.read_object(TEXT_FIELDS, value, path).get("format", PLAIN_TEXT)
     return settings
 
 
@@ -145,9 +255,7 @@ REASONING_FIELDS = f.table(
 
 
 def reasoning(value: Any, path: str) -> Reasoning:
-    if not isinstance(value, dict):
-        raise f.wrong_type(path, "an object", value)
-    read = f.read_fields(value, REASONING_FIELDS, path=f"{path}.")
+    read = f.read_object(REASONING_FIELDS, value, path)
     return Reasoning(
         effort=read.get("effort"), summary=read.get("summary", read.get("generate_summary"))
     )

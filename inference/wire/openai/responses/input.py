@@ -31,12 +31,13 @@ from inference.wire.errors import (
     UnsupportedParameterError,
 )
 from inference.wire.openai.responses.fields import (
+    Content,
     carried,
+    content,
     encrypted_content,
     reasoning_parts,
     summary_parts,
 )
-from inference.wire.openai.responses.parts import Content, content
 from inference.wire.openai.responses.tools import shown_name
 
 ROLES: dict[str, Literal["system", "user", "assistant"]] = {
@@ -145,7 +146,7 @@ class InputItem:
 
 _type = f.honoured("type", _string, "message, function_call, function_call_output, reasoning …")
 _id = f.honoured("id", _id_text, "Kept; made when left out.")
-_call_id = f.honoured("call_id", _id_text, "Which call.")
+_call_id = f.required("call_id", _id_text, "Which call.")
 _status = f.honoured(
     "status",
     f.one_of("completed", "incomplete", "in_progress"),
@@ -155,13 +156,13 @@ _caller = f.neutral(
     "caller", f.only({"type": "direct"}, reason="there are no programs"), '{"type": "direct"}'
 )
 
-ITEM_FIELDS: dict[str, dict[str, f.Field]] = {
+ITEM_FIELDS = {
     "message": f.table(
         _type,
         _id,
         _status,
-        f.honoured("role", _string, "system, developer, user or assistant."),
-        f.honoured("content", content, "A string or parts; images only of the user."),
+        f.required("role", _string, "system, developer, user or assistant."),
+        f.required("content", content, "A string or parts; images only of the user."),
         f.neutral(
             "phase",
             f.one_of("commentary", "final_answer"),
@@ -173,8 +174,8 @@ ITEM_FIELDS: dict[str, dict[str, f.Field]] = {
         _id,
         _status,
         _call_id,
-        f.honoured("name", f.text(MAX_ID_CHARS, min_chars=1), "The function's name."),
-        f.honoured("arguments", _string, "JSON text, as the model gave it."),
+        f.required("name", f.text(MAX_ID_CHARS, min_chars=1), "The function's name."),
+        f.required("arguments", _string, "JSON text, as the model gave it."),
         f.honoured("namespace", f.text(MAX_ID_CHARS, min_chars=1), "Of the function."),
         f.neutral("async", f.only(False, reason="calls are not asynchronous"), "false"),
         _caller,
@@ -184,7 +185,7 @@ ITEM_FIELDS: dict[str, dict[str, f.Field]] = {
         _id,
         _status,
         _call_id,
-        f.honoured("output", content, "A string, or text and image parts."),
+        f.required("output", content, "A string, or text and image parts."),
         f.neutral("name", f.text(MAX_ID_CHARS), "The call's id identifies the function."),
         f.neutral("namespace", f.text(MAX_ID_CHARS), "The call's id identifies the function."),
         _caller,
@@ -200,20 +201,12 @@ ITEM_FIELDS: dict[str, dict[str, f.Field]] = {
     "compaction": f.table(
         _type,
         _id,
-        f.honoured("encrypted_content", encrypted_content, "As this server gave it: a summary."),
+        f.required("encrypted_content", encrypted_content, "As this server gave it: a summary."),
         f.neutral("created_by", f.text(MAX_ID_CHARS), "A label."),
     ),
     "item_reference": f.table(
-        _type, f.honoured("id", _id_text, "Of an item of a stored response.")
+        _type, f.required("id", _id_text, "Of an item of a stored response.")
     ),
-}
-REQUIRED = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": (),
-    "compaction": ("encrypted_content",),
-    "item_reference": ("id",),
 }
 
 
@@ -237,7 +230,7 @@ def _item(value: Any, path: str) -> InputItem:
     kind = _kind(value, path)
     if kind not in ITEM_FIELDS:
         raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' items are not read")
-    read = f.read_fields(value, ITEM_FIELDS[kind], path=f"{path}.", required=REQUIRED[kind])
+    read = f.read_fields(value, ITEM_FIELDS[kind], path=f"{path}.")
     match kind:
         case "message":
             return _message(read, path)

@@ -30,11 +30,18 @@ from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.chat.tools import chosen_tools
-from inference.wire.openai.fields import PROMPT_CACHE_FIELDS, SERVICE_FIELDS, USER, end_user_of
+from inference.wire.openai.fields import (
+    MODEL,
+    PROMPT_CACHE_FIELDS,
+    SERVICE_FIELDS,
+    USER,
+    end_user_of,
+)
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.fields import (
     FORMAT_FIELDS,
     LOGPROBS,
+    PART_FIELDS,
     PLAIN_TEXT,
     REASONING_FIELDS,
     STREAM_OPTIONS,
@@ -57,7 +64,6 @@ from inference.wire.openai.responses.input import (
     resolved,
 )
 from inference.wire.openai.responses.output import AnswerSettings, answer_settings
-from inference.wire.openai.responses.parts import PART_FIELDS
 from inference.wire.openai.responses.tools import (
     ALLOWED_TOOLS_FIELDS,
     CHOOSE_FREELY,
@@ -71,12 +77,8 @@ from inference.wire.openai.responses.tools import (
 )
 
 FIELDS = f.table(
-    f.honoured(
-        "model",
-        f.model_name,
-        "A catalogue model's name or an alias; echoed as given.",
-    ),
-    f.honoured(
+    MODEL,
+    f.required(
         "input",
         items,
         "A string, or message, function_call, function_call_output, reasoning, compaction and "
@@ -209,7 +211,7 @@ class ResponsesRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    read = f.read_body(body, FIELDS, required=("model", "input"))
+    read = f.read_body(body, FIELDS)
     if read.get("background", False) and not read.get("store", True):
         raise InvalidRequestError("'background' requires 'store'.", param="background")
     if "stream_options" in read and not read.get("stream", False):
@@ -286,7 +288,7 @@ def _top_logprobs(read: dict[str, Any]) -> int | None:
 
 
 def parse_count(count_body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    return request_of(f.read_body(count_body, COUNT_FIELDS, required=("model", "input")))
+    return request_of(f.read_body(count_body, COUNT_FIELDS))
 
 
 def count_of(request: ResponsesRequest) -> TokenCountRequest:

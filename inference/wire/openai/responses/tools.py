@@ -26,8 +26,8 @@ from inference.wire.openai.chat.tools import FREELY, Choosing, refuse_doubles, t
 _string = f.text()
 
 TOOL_FIELDS = f.table(
-    f.honoured("type", f.one_of("function"), "function"),
-    f.honoured("name", tool_name, "What the model calls it."),
+    f.required("type", f.one_of("function"), "function"),
+    f.required("name", tool_name, "What the model calls it."),
     f.honoured("description", _string, "Handed to the chat template."),
     f.honoured("parameters", f.json_schema, "A JSON schema of the arguments."),
     f.honoured(
@@ -42,7 +42,6 @@ TOOL_FIELDS = f.table(
     ),
     f.refused("output_schema", "what a function returns is not checked"),
 )
-_function = f.object_of(TOOL_FIELDS, required=("type", "name"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def _places(tools: Iterable[ToolDefinition | Namespace]) -> Iterable[tuple[str, 
 def _tool(value: Any, path: str) -> ToolDefinition | Namespace:
     if f.kind_of(value, path) != "namespace":
         return _function_tool(value, path)
-    read = _namespace(value, path)
+    read = f.read_object(NAMESPACE_FIELDS, value, path)
     return Namespace(read["name"], path, read.get("description"), read["tools"])
 
 
@@ -131,7 +130,7 @@ def _function_tool(value: Any, path: str) -> ToolDefinition:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' is not offered here, only functions are"
         )
-    read = _function(value, path)
+    read = f.read_object(TOOL_FIELDS, value, path)
     parameters = read.get("parameters")
     return ToolDefinition(
         name=read["name"],
@@ -143,12 +142,11 @@ def _function_tool(value: Any, path: str) -> ToolDefinition:
 
 
 NAMESPACE_FIELDS = f.table(
-    f.honoured("type", f.one_of("namespace"), "namespace"),
-    f.honoured("name", tool_name, "The model is shown namespace.name."),
+    f.required("type", f.one_of("namespace"), "namespace"),
+    f.required("name", tool_name, "The model is shown namespace.name."),
     f.honoured("description", _string, "Put into the prompt with the first of its functions."),
-    f.honoured("tools", f.array(_function_tool), "Functions."),
+    f.required("tools", f.array(_function_tool), "Functions."),
 )
-_namespace = f.object_of(NAMESPACE_FIELDS, required=("type", "name", "tools"))
 
 
 def _tool_object(tool: ToolDefinition | Namespace) -> dict[str, Any]:
@@ -169,16 +167,15 @@ def _tool_object(tool: ToolDefinition | Namespace) -> dict[str, Any]:
 
 
 NAMED_FIELDS = f.table(
-    f.honoured("type", f.only("function", reason="only functions can be chosen"), "function"),
-    f.honoured("name", _string, "Its name; of a namespace's function, namespace.name."),
+    f.required("type", f.only("function", reason="only functions can be chosen"), "function"),
+    f.required("name", _string, "Its name; of a namespace's function, namespace.name."),
 )
-_named_function = f.object_of(NAMED_FIELDS, required=("type", "name"))
+_named_function = f.object_of(NAMED_FIELDS)
 ALLOWED_TOOLS_FIELDS = f.table(
     f.honoured("type", f.one_of("allowed_tools"), "allowed_tools"),
-    f.honoured("mode", f.one_of("auto", "required"), "auto or required."),
-    f.honoured("tools", f.array(_named_function, min_items=1), "Which functions."),
+    f.required("mode", f.one_of("auto", "required"), "auto or required."),
+    f.required("tools", f.array(_named_function, min_items=1), "Which functions."),
 )
-_allowed_tools = f.object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ def tool_choice(value: Any, path: str) -> GivenChoice:
         return GivenChoice(Choosing(choice), value)
     kind = f.kind_of(value, path)
     if kind == "allowed_tools":
-        read = _allowed_tools(value, path)
+        read = f.read_object(ALLOWED_TOOLS_FIELDS, value, path)
         names = [tool["name"] for tool in read["tools"]]
         return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
     if kind != "function":

@@ -25,7 +25,7 @@ CREATE = "response.create"
 _OVER_HTTP = ("stream", "stream_options", "background")
 
 OWN_FIELDS = f.table(
-    f.honoured("type", f.one_of(CREATE), CREATE),
+    f.required("type", f.one_of(CREATE), CREATE),
     f.honoured(
         "generate", f.flag, "false: the prompt is computed and cached, and nothing answered."
     ),
@@ -50,7 +50,7 @@ class SocketRequest:
 def parse_message(message: bytes) -> SocketRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours in
     full."""
-    read = f.read_body(message, FIELDS, required=("type", "model", "input"))
+    read = f.read_body(message, FIELDS)
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 
 
