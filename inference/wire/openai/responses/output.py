@@ -9,9 +9,10 @@ thousands, it returns only the frame around the text. Pure.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import orjson
@@ -32,48 +33,57 @@ NamedEvent = tuple[str, dict[str, Any]]
 """The event's type and its fields without ``type`` and ``sequence_number``."""
 
 
-class OutputItem(Protocol):
-    def opening(self) -> list[NamedEvent]: ...
-    def delta(self, text: str, sequence_number: int) -> bytes: ...
+class OutputItem(ABC):
+    def __init__(
+        self, item_id: str, output_index: int, delta: str, place: dict[str, Any], **more: Any
+    ) -> None:
+        """``delta``: the type of its deltas. ``place``: fields of its parts' events beside the
+        item's id and index; ``more``: those of deltas alone."""
+        self._id = item_id
+        self._output_index = output_index
+        self._place = {"item_id": item_id, "output_index": output_index, **place}
+        self._texts: list[str] = []
+        head = orjson.dumps({"type": delta, **self._place, **more})[:-1]
+        self._delta_head = b"event: " + delta.encode() + b"\ndata: " + head + b',"delta":'
 
-    def closing(self, status: Status) -> list[NamedEvent]: ...
-    def as_object(self, status: Status) -> dict[str, Any]: ...
-
-
-class _Deltas:
-    """Frames of one kind of delta, without the text and the number."""
-
-    def __init__(self, kind: str, fields: dict[str, Any]) -> None:
-        head = orjson.dumps({"type": kind, **fields})[:-1]
-        self._head = b"event: " + kind.encode() + b"\ndata: " + head + b',"delta":'
-
-    def frame(self, text: str, sequence_number: int) -> bytes:
+    def delta(self, text: str, sequence_number: int) -> bytes:
+        self._texts.append(text)
         return b'%b%b,"sequence_number":%d}\n\n' % (
-            self._head,
+            self._delta_head,
             orjson.dumps(text),
             sequence_number,
         )
 
+    @abstractmethod
+    def opening(self) -> list[NamedEvent]: ...
+    @abstractmethod
+    def closing(self, status: Status) -> list[NamedEvent]: ...
+    @abstractmethod
+    def as_object(self, status: Status) -> dict[str, Any]: ...
 
-class MessageItem:
+    @property
+    def _text(self) -> str:
+        return "".join(self._texts)
+
+    def _added(self) -> NamedEvent:
+        item = self.as_object("in_progress")
+        return "response.output_item.added", {"output_index": self._output_index, "item": item}
+
+    def _done(self, status: Status) -> NamedEvent:
+        item = self.as_object(status)
+        return "response.output_item.done", {"output_index": self._output_index, "item": item}
+
+
+class MessageItem(OutputItem):
     def __init__(self, item_id: str, output_index: int) -> None:
-        self._id = item_id
-        self._place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
-        self._output_index = output_index
-        self._texts: list[str] = []
+        delta, place = "response.output_text.delta", {"content_index": 0}
+        super().__init__(item_id, output_index, delta, place, logprobs=[])
         self._logprobs: list[bytes] = []
         self._all_logprobs = orjson.Fragment(b"[]")
-        self._deltas = _Deltas("response.output_text.delta", {**self._place, "logprobs": []})
 
     def opening(self) -> list[NamedEvent]:
-        return [
-            _item_added(self._output_index, self.as_object("in_progress")),
-            ("response.content_part.added", {**self._place, "part": self._part()}),
-        ]
-
-    def delta(self, text: str, sequence_number: int) -> bytes:
-        self._texts.append(text)
-        return self._deltas.frame(text, sequence_number)
+        part = {**self._place, "part": self._part()}
+        return [self._added(), ("response.content_part.added", part)]
 
     def delta_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> NamedEvent:
         logprobs = [orjson.dumps(token_object(token)) for token in tokens]
@@ -91,7 +101,7 @@ class MessageItem:
         return [
             ("response.output_text.done", done),
             ("response.content_part.done", {**self._place, "part": part}),
-            _item_done(self._output_index, self.as_object(status)),
+            self._done(status),
         ]
 
     def as_object(self, status: Status) -> dict[str, Any]:
@@ -106,46 +116,37 @@ class MessageItem:
     def _part(self) -> dict[str, Any]:
         return {
             "type": "output_text",
-            "text": "".join(self._texts),
+            "text": self._text,
             "annotations": [],
             "logprobs": self._all_logprobs,
         }
 
 
-class ReasoningItem:
+class ReasoningItem(OutputItem):
     """One thinking block, in clear: as ``content``, or as ``summary`` to clients that requested
     one, since they ignore the former. ``carries``: also as ``encrypted_content``."""
 
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
-        self._id = item_id
-        self._output_index = output_index
         self._field = "summary" if as_summary else "content"
         self._part_type = "summary_text" if as_summary else "reasoning_text"
         self._text_event = "response.reasoning_" + ("summary_text" if as_summary else "text")
         self._part_event = (
             "response." + ("reasoning_summary" if as_summary else "content") + "_part"
         )
-        self._place = {"item_id": item_id, "output_index": output_index, f"{self._field}_index": 0}
-        self._texts: list[str] = []
         self._carries = carries
-        self._deltas = _Deltas(f"{self._text_event}.delta", self._place)
+        delta, place = f"{self._text_event}.delta", {f"{self._field}_index": 0}
+        super().__init__(item_id, output_index, delta, place)
 
     def opening(self) -> list[NamedEvent]:
-        return [
-            _item_added(self._output_index, self.as_object("in_progress")),
-            (f"{self._part_event}.added", {**self._place, "part": self._part()}),
-        ]
-
-    def delta(self, text: str, sequence_number: int) -> bytes:
-        self._texts.append(text)
-        return self._deltas.frame(text, sequence_number)
+        part = {**self._place, "part": self._part()}
+        return [self._added(), (f"{self._part_event}.added", part)]
 
     def closing(self, status: Status) -> list[NamedEvent]:
         part = self._part()
         return [
             (f"{self._text_event}.done", {**self._place, "text": part["text"]}),
             (f"{self._part_event}.done", {**self._place, "part": part}),
-            _item_done(self._output_index, self.as_object(status)),
+            self._done(status),
         ]
 
     def as_object(self, status: Status) -> dict[str, Any]:
@@ -159,40 +160,28 @@ class ReasoningItem:
         if status != "in_progress":
             item[self._field] = [self._part()]
         if self._carries:
-            item["encrypted_content"] = carried("".join(self._texts))
+            item["encrypted_content"] = carried(self._text)
         return item
 
     def _part(self) -> dict[str, Any]:
-        return {"type": self._part_type, "text": "".join(self._texts)}
+        return {"type": self._part_type, "text": self._text}
 
 
-class CallItem:
+class CallItem(OutputItem):
     def __init__(
         self, item_id: str, output_index: int, *, call_id: str, name: str, namespace: str | None
     ) -> None:
-        self._id = item_id
-        self._place = {"item_id": item_id, "output_index": output_index}
-        self._output_index = output_index
+        super().__init__(item_id, output_index, "response.function_call_arguments.delta", {})
         self._call_id = call_id
         self._name = name
         self._namespace = {} if namespace is None else {"namespace": namespace}
-        self._fragments: list[str] = []
-        self._deltas = _Deltas("response.function_call_arguments.delta", self._place)
 
     def opening(self) -> list[NamedEvent]:
-        return [_item_added(self._output_index, self.as_object("in_progress"))]
-
-    def delta(self, text: str, sequence_number: int) -> bytes:
-        self._fragments.append(text)
-        return self._deltas.frame(text, sequence_number)
+        return [self._added()]
 
     def closing(self, status: Status) -> list[NamedEvent]:
-        item = self.as_object(status)
-        done = {**self._place, "name": self._name, "arguments": item["arguments"]}
-        return [
-            ("response.function_call_arguments.done", done),
-            _item_done(self._output_index, item),
-        ]
+        done = {**self._place, "name": self._name, "arguments": self._text}
+        return [("response.function_call_arguments.done", done), self._done(status)]
 
     def as_object(self, status: Status) -> dict[str, Any]:
         return {
@@ -202,16 +191,8 @@ class CallItem:
             "call_id": self._call_id,
             **self._namespace,
             "name": self._name,
-            "arguments": "".join(self._fragments),
+            "arguments": self._text,
         }
-
-
-def _item_added(output_index: int, item: dict[str, Any]) -> NamedEvent:
-    return "response.output_item.added", {"output_index": output_index, "item": item}
-
-
-def _item_done(output_index: int, item: dict[str, Any]) -> NamedEvent:
-    return "response.output_item.done", {"output_index": output_index, "item": item}
 
 
 def _json_array(items: list[bytes]) -> orjson.Fragment:
