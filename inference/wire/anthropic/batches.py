@@ -40,11 +40,11 @@ REQUEST_FIELDS = f.table(
     ),
     f.required("params", f.json_object, "What would be sent to /v1/messages; never streamed."),
 )
-_request = f.object_of(REQUEST_FIELDS)
+
 FIELDS = f.table(
     f.required(
         "requests",
-        f.array(_request, MAX_REQUESTS, min_items=1),
+        f.array(REQUEST_FIELDS.read, MAX_REQUESTS, min_items=1),
         "Up to 100,000 requests.",
     )
 )
@@ -71,7 +71,7 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
         parts = []
     if 0 < len(parts) <= MAX_REQUESTS:
         for index, part in enumerate(parts):
-            yield _request(f.read_json_value(memoryview(part)), f"requests[{index}]")
+            yield REQUEST_FIELDS.read(f.read_json_value(memoryview(part)), f"requests[{index}]")
     else:
         whole = f.read_json_object(body, bounds_values=False)
         yield from f.read_fields(whole, FIELDS)["requests"]

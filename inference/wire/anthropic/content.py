@@ -92,7 +92,7 @@ def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
     kind = f.kind_of(value, path)
     if kind != "text":
         raise _not_read(kind, path, kinds)
-    read = f.read_object(TEXT_FIELDS, value, path)
+    read = TEXT_FIELDS.read(value, path)
     return Text(str(read["text"]), cache_of(read))
 
 
@@ -128,7 +128,7 @@ def _source(value: Any, path: str) -> ImageRef:
     kind = f.kind_of(value, path)
     if kind not in SOURCE_FIELDS:
         raise _not_read(kind, path, tuple(SOURCE_FIELDS))
-    read = f.read_object(SOURCE_FIELDS[kind], value, path)
+    read = SOURCE_FIELDS[kind].read(value, path)
     image: ImageRef = read["data" if kind == "base64" else "url"]
     return image
 
@@ -161,11 +161,11 @@ def _result_content(value: Any, path: str) -> _ResultContent:
         at = f"{path}[{index}]"
         match f.kind_of(block, at):
             case "tool_reference":
-                name = f.read_object(REFERENCE_FIELDS, block, at)["tool_name"]
+                name = REFERENCE_FIELDS.read(block, at)["tool_name"]
                 references.append(ToolReference(name, f"{at}.tool_name"))
                 parts.append(name)
             case "image":
-                parts.append(f.read_object(IMAGE_FIELDS, block, at)["source"])
+                parts.append(IMAGE_FIELDS.read(block, at)["source"])
             case _:
                 parts.append(_text(block, at, RESULT_BLOCKS).text)
     return _ResultContent(tuple(parts), tuple(references))
@@ -232,7 +232,7 @@ def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
     kind = f.kind_of(value, path)
     if kind not in kinds:
         raise _not_read(kind, path, kinds)
-    read = f.read_object(BLOCK_FIELDS[kind], value, path)
+    read = BLOCK_FIELDS[kind].read(value, path)
     return _made(kind, read, path)
 
 

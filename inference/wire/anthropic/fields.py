@@ -36,7 +36,7 @@ CACHE_CONTROL_FIELDS = f.table(
 )
 CACHE_CONTROL = f.neutral(
     "cache_control",
-    f.object_of(CACHE_CONTROL_FIELDS),
+    CACHE_CONTROL_FIELDS.read,
     "Sent to upstreams of this dialect; here prefixes are cached by content, without marks.",
 )
 
@@ -93,7 +93,7 @@ def thinking(value: Any, path: str) -> Thinking:
     if kind not in THINKING_FIELDS:
         known = ", ".join(THINKING_FIELDS)
         raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' is none of {known}")
-    read = f.read_object(THINKING_FIELDS[kind], value, path)
+    read = THINKING_FIELDS[kind].read(value, path)
     if kind == "disabled":
         return Thinking()
     return Thinking(
@@ -111,7 +111,7 @@ JSON_FORMAT_FIELDS = f.table(
 
 
 def output_format(value: Any, path: str) -> OutputFormat:
-    read = f.read_object(JSON_FORMAT_FIELDS, value, path)
+    read = JSON_FORMAT_FIELDS.read(value, path)
     return OutputFormat(path=f"{path}.schema", schema=read["schema"])
 
 
@@ -141,7 +141,7 @@ def _context_edit(value: Any, path: str) -> dict[str, Any]:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' is not done; contexts are never edited here"
         )
-    return f.read_object(CLEAR_THINKING_FIELDS, value, path)
+    return CLEAR_THINKING_FIELDS.read(value, path)
 
 
 CONTEXT_MANAGEMENT_FIELDS = f.table(
@@ -194,7 +194,7 @@ def _tool(value: Any, path: str) -> Tool:
                 f"{path}.type",
                 f"'{f.shown(kind)}' is not a tool this server has; declare custom tools",
             )
-    read = f.read_object(TOOL_FIELDS, value, path)
+    read = TOOL_FIELDS.read(value, path)
     definition = ToolDefinition(
         name=read["name"],
         path=f"{path}.input_schema",
@@ -260,7 +260,7 @@ def tool_choice(value: Any, path: str) -> Choice:
     if kind not in CHOICE_FIELDS:
         known = ", ".join(CHOICE_FIELDS)
         raise InvalidRequestError(f"'{path}.type' must be one of {known}.", param=f"{path}.type")
-    read = f.read_object(CHOICE_FIELDS[kind], value, path)
+    read = CHOICE_FIELDS[kind].read(value, path)
     parallel = not read.get("disable_parallel_tool_use", False)
     if kind in ("any", "tool"):
         required_choice = ToolChoice(mode="required", name=read.get("name"))

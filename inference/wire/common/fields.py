@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -83,12 +82,19 @@ class Table(dict[str, Field]):
     """The fields of one object, by name. Of ``required`` ones, the first that is missing is
     named."""
 
-    __slots__ = ("required",)
+    __slots__ = ("checks", "required")
 
     def __init__(self, fields: Sequence[Field]) -> None:
         super().__init__({field.name: field for field in fields})
         assert len(self) == len(fields), "a field is declared twice"
+        self.checks = {field.name: field.check for field in fields}
         self.required = tuple(field.name for field in fields if field.is_required)
+
+    def read(self, value: Any, path: str) -> dict[str, Any]:
+        """A ``Check`` of an object with these fields."""
+        if not isinstance(value, dict):
+            raise wrong_type(path, "an object", value)
+        return read_fields(value, self, path=f"{path}.")
 
 
 def table(*fields: Field) -> Table:
@@ -124,12 +130,13 @@ def read_fields(value: Mapping[str, Any], fields: Table, *, path: str = "") -> d
     for name, given in value.items():
         if given is None:
             continue
-        if name not in fields:
+        check = fields.checks.get(name)
+        if check is None:
             if is_left_out(path + name):
                 continue
             taken = [one.name for one in fields.values() if one.support is not Support.REFUSED]
             raise unknown_field(name, taken, path)
-        read[name] = fields[name].check(given, path + name)
+        read[name] = check(given, path + name)
     for name in fields.required:
         if name not in read:
             raise MissingParameterError(path + name)
@@ -258,16 +265,6 @@ def one_of(*names: str) -> Check[str]:
         return value
 
     return check
-
-
-def object_of(fields: Table) -> Check[dict[str, Any]]:
-    return partial(read_object, fields)
-
-
-def read_object(fields: Table, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    return read_fields(value, fields, path=f"{path}.")
 
 
 def kind_of(value: Any, path: str) -> str:

@@ -62,11 +62,11 @@ CALLED_FIELDS = f.table(
     f.neutral("description", _string, "Left over from the tool."),
 )
 CALL_FIELDS = f.table(
-    f.required("function", f.object_of(CALLED_FIELDS), "The name and arguments of the call."),
+    f.required("function", CALLED_FIELDS.read, "The name and arguments of the call."),
     f.honoured("id", f.text(MAX_CALL_ID_CHARS), "Its result may name it."),
     f.neutral("type", f.only("function", reason="only function"), "function"),
 )
-_calls = f.array(f.object_of(CALL_FIELDS))
+_calls = f.array(CALL_FIELDS.read)
 MESSAGE_FIELDS = f.table(
     f.required("role", _string, "system, user, assistant or tool."),
     f.honoured("content", _string, "Text."),
@@ -104,7 +104,7 @@ class _Reader:
         self._open: list[ToolCall] = []
 
     def read(self, value: Any, path: str) -> ChatMessage:
-        read = f.read_object(MESSAGE_FIELDS, value, path)
+        read = MESSAGE_FIELDS.read(value, path)
         role = ROLES.get(read["role"])
         if role is None:
             known = ", ".join(ROLES)

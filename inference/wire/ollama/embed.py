@@ -18,7 +18,7 @@ from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.ollama.answers import FineClock
-from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, catalogue_name, options
+from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, OPTION_FIELDS, catalogue_name
 from inference.wire.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
 
 SHORTEST = 1e-12
@@ -36,7 +36,7 @@ def texts(value: Any, path: str) -> list[str]:
     return _texts(value, path)
 
 
-_OPTIONS = f.neutral("options", options, "They sample text; vectors are not sampled.")
+_OPTIONS = f.neutral("options", OPTION_FIELDS.read, "They sample text; vectors are not sampled.")
 FIELDS = f.table(
     MODEL,
     f.required("input", texts, "A string, or up to 2048; none may be empty."),

@@ -97,7 +97,6 @@ OPTION_FIELDS = f.table(
     f.neutral("vocab_only", f.only(False, reason="models are loaded whole"), "false"),
     f.neutral("embedding_only", f.only(False, reason="use /api/embed"), "false"),
 )
-options = f.object_of(OPTION_FIELDS)
 
 
 def keep_alive(value: Any, path: str) -> None:
@@ -141,7 +140,7 @@ MODEL = f.required(
 )
 SHARED_FIELDS: tuple[f.Field, ...] = (
     MODEL,
-    f.honoured("options", options, "See the table of options."),
+    f.honoured("options", OPTION_FIELDS.read, "See the table of options."),
     f.honoured("format", output_format, "json, or a JSON schema that the answer is held to."),
     f.honoured("stream", f.flag, "true, the default: a line of JSON for each piece."),
     f.honoured("think", think, "true or an effort: it thinks, in thinking; false: it does not."),

@@ -143,7 +143,7 @@ SHARED_FIELDS: tuple[f.Field, ...] = (
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
     f.honoured(
         "stream_options",
-        f.object_of(STREAM_OPTION_FIELDS),
+        STREAM_OPTION_FIELDS.read,
         "include_usage, continuous_usage_stats; only with stream.",
     ),
     f.honoured("stop", stop, f"One string or up to {MAX_STOP_STRINGS}."),
@@ -191,27 +191,14 @@ PROMPT_CACHE_FIELDS = f.table(
 SERVICE_FIELDS: tuple[f.Field, ...] = (
     SAFETY_IDENTIFIER,
     f.neutral("prompt_cache_retention", f.only("in_memory", reason="only in_memory"), "in_memory"),
-    f.neutral("prompt_cache_options", f.object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    f.neutral("prompt_cache_options", PROMPT_CACHE_FIELDS.read, "mode implicit"),
     f.neutral("service_tier", f.only("auto", "default", reason="only auto or default"), "auto"),
     f.refused("moderation", "nothing is moderated here"),
 )
 """Fields of chat completions and responses about the service around an answer."""
 
-SAMPLING_NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "seed",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "prompt_logprobs",
-)
+SAMPLING_NAMES = frozenset(SamplingOptions.__struct_fields__) - {"max_tokens", "top_logprobs"}
+"""Options of the same name in these dialects."""
 
 
 def sampling_options(
@@ -228,7 +215,7 @@ def sampling_options(
             "'prompt_logprobs' is only returned in a whole answer: leave 'stream' out.",
             param="prompt_logprobs",
         )
-    given = {name: read[name] for name in SAMPLING_NAMES if name in read}
+    given = {name: read[name] for name in SAMPLING_NAMES & read.keys()}
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
 
 

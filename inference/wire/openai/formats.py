@@ -39,7 +39,7 @@ FORMAT_FIELDS = f.table(
     f.required("type", f.one_of("text", "json_object", "json_schema"), "Which format."),
     f.honoured(
         "json_schema",
-        f.object_of(SCHEMA_FIELDS),
+        SCHEMA_FIELDS.read,
         "With type json_schema, which needs it or schema.",
     ),
     f.honoured("schema", f.json_schema, "Extension; a JSON schema, with either of the JSON types."),
@@ -47,7 +47,7 @@ FORMAT_FIELDS = f.table(
 
 
 def response_format(value: Any, path: str) -> OutputFormat | None:
-    given = f.read_object(FORMAT_FIELDS, value, path)
+    given = FORMAT_FIELDS.read(value, path)
     kind, schema_path = given["type"], f"{path}.json_schema"
     if "json_schema" in given and kind != "json_schema":
         raise InvalidRequestError(
@@ -85,29 +85,22 @@ def _any_object(value: Any, path: str) -> OutputFormat | None:
 
 
 _grammar_text = f.text(MAX_GRAMMAR_CHARS, min_chars=1)
-
-
-def _regex(value: Any, path: str) -> OutputFormat:
-    return OutputFormat(path=path, regex=_grammar_text(value, path))
-
-
-def _grammar(value: Any, path: str) -> OutputFormat:
-    return OutputFormat(path=path, grammar=_grammar_text(value, path))
-
-
 _choices = f.array(f.text(MAX_CHOICE_CHARS, min_chars=1), MAX_CHOICES_OF_ANSWER, min_items=1)
 
 
-def _choice(value: Any, path: str) -> OutputFormat:
-    return OutputFormat(path=path, choices=_choices(value, path))
+def _format(name: str, check: f.Check[Any]) -> Callable[[Any, str], OutputFormat]:
+    return lambda value, path: OutputFormat(path=path, **{name: check(value, path)})
 
 
 WAYS: dict[str, tuple[Callable[[Any, str], OutputFormat | None], str]] = {
     "json": (_schema, "A JSON schema, or its text."),
     "json_object": (_any_object, "true: any JSON object."),
-    "regex": (_regex, "The whole answer matches it."),
-    "choice": (_choice, "The answer is one of these texts."),
-    "grammar": (_grammar, "The answer follows it; Lark's or GBNF's notation."),
+    "regex": (_format("regex", _grammar_text), "The whole answer matches it."),
+    "choice": (_format("choices", _choices), "The answer is one of these texts."),
+    "grammar": (
+        _format("grammar", _grammar_text),
+        "The answer follows it; Lark's or GBNF's notation.",
+    ),
 }
 _ONE_WAY = "there is one way to do it"
 STRUCTURED_FIELDS = f.table(
@@ -124,7 +117,7 @@ STRUCTURED_FIELDS = f.table(
 
 
 def structured_outputs(value: Any, path: str) -> OutputFormat | None:
-    read = f.read_object(STRUCTURED_FIELDS, value, path)
+    read = STRUCTURED_FIELDS.read(value, path)
     if not any(name in value for name in WAYS):
         raise InvalidRequestError(f"'{path}' needs one of {', '.join(WAYS)}.", param=path)
     return _the_only({f"{path}.{name}": read[name] for name in WAYS if name in read})

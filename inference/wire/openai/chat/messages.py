@@ -7,6 +7,7 @@ places. Pure.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from inference.protocol.generation import ChatMessage
@@ -53,7 +54,7 @@ PART_FIELDS = {
         _TYPE,
         f.required(
             "image_url",
-            f.object_of(IMAGE_URL_FIELDS),
+            IMAGE_URL_FIELDS.read,
             "A PNG, JPEG, WebP, GIF or BMP, not animated.",
         ),
         CACHE_CONTROL,
@@ -62,8 +63,15 @@ PART_FIELDS = {
 """The fields of each type of part. A part's content is in the field named as its type."""
 
 
-def content(value: Any, path: str) -> list[Part]:
-    return _parts(value, path, kinds=("text",))
+def _parts(kinds: tuple[str, ...], value: Any, path: str) -> list[Part]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise f.wrong_type(path, "a string or an array of parts", value)
+    return [_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
+
+
+content = partial(_parts, ("text",))
 
 
 def prediction_content(value: Any, path: str) -> str:
@@ -74,22 +82,6 @@ PREDICTION_FIELDS = f.table(
     f.required("type", f.one_of("content"), "content"),
     f.required("content", prediction_content, "A string or text parts."),
 )
-
-
-def seen_content(value: Any, path: str) -> list[Part]:
-    return _parts(value, path, kinds=("text", "image_url"))
-
-
-def assistant_content(value: Any, path: str) -> list[Part]:
-    return _parts(value, path, kinds=("text", "refusal"))
-
-
-def _parts(value: Any, path: str, *, kinds: tuple[str, ...]) -> list[Part]:
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise f.wrong_type(path, "a string or an array of parts", value)
-    return [_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
 
 
 def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
@@ -105,7 +97,9 @@ def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
 
 _role = f.honoured("role", _string, "system, developer, user, assistant or tool.")
 _content = f.required("content", content, "A string or text parts.")
-_seen = f.required("content", seen_content, "A string, or text and image parts.")
+_seen = f.required(
+    "content", partial(_parts, ("text", "image_url")), "A string, or text and image parts."
+)
 _name = f.honoured("name", f.text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 _reasoning = "What it thought; handed to the chat template."
 
@@ -123,7 +117,11 @@ MESSAGE_FIELDS = {
     "assistant": f.table(
         _role,
         _type,
-        f.honoured("content", assistant_content, "A string, text parts or refusal parts."),
+        f.honoured(
+            "content",
+            partial(_parts, ("text", "refusal")),
+            "A string, text parts or refusal parts.",
+        ),
         _name,
         f.honoured("refusal", _string, "Why it would not answer: part of its answer."),
         f.honoured("tool_calls", tool_calls, "What it called."),

@@ -66,7 +66,7 @@ FIELDS = f.table(
     *OUTPUT_FIELDS,
     f.honoured(
         "prediction",
-        f.object_of(PREDICTION_FIELDS),
+        PREDICTION_FIELDS.read,
         "Guesses that are verified, where the model's entry speculates; changes no answer.",
     ),
     f.honoured(

@@ -28,7 +28,7 @@ CACHE_CONTROL_FIELDS = f.table(
 )
 CACHE_CONTROL = f.neutral(
     "cache_control",
-    f.object_of(CACHE_CONTROL_FIELDS),
+    CACHE_CONTROL_FIELDS.read,
     "Every prefix is cached, marked or not.",
 )
 """Anthropic's mark, which opencode and litellm put on messages, parts, tools and calls."""
@@ -47,7 +47,7 @@ def _function_object(fields: f.Table) -> f.Check[Any]:
             raise UnsupportedParameterError(
                 f"{path}.type", f"'{f.shown(kind)}' tools are not offered, only functions"
             )
-        return f.read_object(fields, value, path)
+        return fields.read(value, path)
 
     return checked
 
@@ -60,7 +60,7 @@ FUNCTION_FIELDS = f.table(
 )
 TOOL_FIELDS = f.table(
     _TYPE,
-    f.required("function", f.object_of(FUNCTION_FIELDS), "The function."),
+    f.required("function", FUNCTION_FIELDS.read, "The function."),
     CACHE_CONTROL,
 )
 _tools = f.array(_function_object(TOOL_FIELDS))
@@ -90,7 +90,7 @@ NAMED_FIELDS = f.table(
     _TYPE,
     f.required(
         "function",
-        f.object_of(f.table(f.required("name", _string, "Its name."))),
+        f.table(f.required("name", _string, "Its name.")).read,
         "Which function.",
     ),
 )
@@ -103,7 +103,7 @@ ALLOWED_TOOLS_FIELDS = f.table(
     f.required("type", f.one_of("allowed_tools"), "allowed_tools"),
     f.required(
         "allowed_tools",
-        f.object_of(ALLOWED_FIELDS),
+        ALLOWED_FIELDS.read,
         "The functions to choose among; others are not shown to the model.",
     ),
 )
@@ -127,7 +127,7 @@ def tool_choice(value: Any, path: str) -> Choosing:
     if not isinstance(value, dict):
         raise f.wrong_type(path, "a string or an object", value)
     if value.get("type") == "allowed_tools":
-        allowed = f.read_object(ALLOWED_TOOLS_FIELDS, value, path)["allowed_tools"]
+        allowed = ALLOWED_TOOLS_FIELDS.read(value, path)["allowed_tools"]
         names = [tool["function"]["name"] for tool in allowed["tools"]]
         return Choosing(ToolChoice(mode=allowed["mode"]), names)
     named = _named(value, path)
@@ -164,7 +164,7 @@ CALLED_FIELDS = f.table(
 CALL_FIELDS = f.table(
     f.required("id", f.text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
     replace(_TYPE, is_required=False),
-    f.required("function", f.object_of(CALLED_FIELDS), "The name and arguments of the call."),
+    f.required("function", CALLED_FIELDS.read, "The name and arguments of the call."),
     f.neutral("index", f.integer(0, MAX_CALL_INDEX), "Left over from a stream."),
     CACHE_CONTROL,
 )

@@ -146,7 +146,7 @@ def _part(part: Any, path: str) -> Part:
 def typed_texts(kind: str) -> f.Check[list[str]]:
     """A check of an array of ``{"type": kind, "text": …}``, to the texts."""
     type_ = f.required("type", f.only(kind, reason=f"only {kind}"), kind)
-    read = f.array(f.object_of(f.table(type_, _text)))
+    read = f.array(f.table(type_, _text).read)
     return lambda value, path: [part["text"] for part in read(value, path)]
 
 
@@ -202,7 +202,7 @@ TEXT_FIELDS = f.table(
 
 
 def text_settings(value: Any, path: str) -> TextSettings:
-    settings: TextSettings = f.read_object(TEXT_FIELDS, value, path).get("format", PLAIN_TEXT)
+    settings: TextSettings = TEXT_FIELDS.read(value, path).get("format", PLAIN_TEXT)
     return settings
 
 
@@ -218,7 +218,6 @@ STREAM_OPTIONS = f.table(
         "include_obfuscation", f.flag, "true: deltas are padded to one size; else they are not."
     ),
 )
-stream_options = f.object_of(STREAM_OPTIONS)
 
 
 CARRIER_PREFIX = "helexa1."
@@ -255,7 +254,7 @@ REASONING_FIELDS = f.table(
 
 
 def reasoning(value: Any, path: str) -> Reasoning:
-    read = f.read_object(REASONING_FIELDS, value, path)
+    read = REASONING_FIELDS.read(value, path)
     return Reasoning(
         effort=read.get("effort"), summary=read.get("summary", read.get("generate_summary"))
     )

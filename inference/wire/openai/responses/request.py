@@ -24,7 +24,6 @@ from inference.protocol.generation import (
     GenerationRequest,
     TokenCountRequest,
 )
-from inference.protocol.sampling import SamplingOptions
 from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
@@ -49,7 +48,6 @@ from inference.wire.openai.responses.fields import (
     Reasoning,
     include,
     reasoning,
-    stream_options,
     text_settings,
 )
 from inference.wire.openai.responses.input import (
@@ -120,7 +118,7 @@ FIELDS = f.table(
         "background", f.flag, "Answered at once, worked on without its client; needs store."
     ),
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
-    f.honoured("stream_options", stream_options, "include_obfuscation; only with stream."),
+    f.honoured("stream_options", STREAM_OPTIONS.read, "include_obfuscation; only with stream."),
     f.honoured(
         "truncation",
         f.one_of("auto", "disabled"),
@@ -258,15 +256,8 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
             reasoning_effort=wanted.template_effort,
             shows_reasoning=True,
         ),
-        sampling=SamplingOptions(
-            temperature=read.get("temperature"),
-            top_p=read.get("top_p"),
-            top_k=read.get("top_k"),
-            seed=read.get("seed"),
-            presence_penalty=read.get("presence_penalty"),
-            frequency_penalty=read.get("frequency_penalty"),
-            top_logprobs=_top_logprobs(read),
-            max_tokens=read.get("max_output_tokens"),
+        sampling=openai_fields.sampling_options(
+            read, max_tokens=read.get("max_output_tokens"), top_logprobs=_top_logprobs(read)
         ),
         output_format=read.get("text", PLAIN_TEXT).output_format,
         end_user=end_user_of(read),

@@ -120,7 +120,7 @@ def _places(tools: Iterable[ToolDefinition | Namespace]) -> Iterable[tuple[str, 
 def _tool(value: Any, path: str) -> ToolDefinition | Namespace:
     if f.kind_of(value, path) != "namespace":
         return _function_tool(value, path)
-    read = f.read_object(NAMESPACE_FIELDS, value, path)
+    read = NAMESPACE_FIELDS.read(value, path)
     return Namespace(read["name"], path, read.get("description"), read["tools"])
 
 
@@ -130,7 +130,7 @@ def _function_tool(value: Any, path: str) -> ToolDefinition:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' is not offered here, only functions are"
         )
-    read = f.read_object(TOOL_FIELDS, value, path)
+    read = TOOL_FIELDS.read(value, path)
     parameters = read.get("parameters")
     return ToolDefinition(
         name=read["name"],
@@ -170,11 +170,10 @@ NAMED_FIELDS = f.table(
     f.required("type", f.only("function", reason="only functions can be chosen"), "function"),
     f.required("name", _string, "Its name; of a namespace's function, namespace.name."),
 )
-_named_function = f.object_of(NAMED_FIELDS)
 ALLOWED_TOOLS_FIELDS = f.table(
     f.honoured("type", f.one_of("allowed_tools"), "allowed_tools"),
     f.required("mode", f.one_of("auto", "required"), "auto or required."),
-    f.required("tools", f.array(_named_function, min_items=1), "Which functions."),
+    f.required("tools", f.array(NAMED_FIELDS.read, min_items=1), "Which functions."),
 )
 
 
@@ -194,14 +193,14 @@ def tool_choice(value: Any, path: str) -> GivenChoice:
         return GivenChoice(Choosing(choice), value)
     kind = f.kind_of(value, path)
     if kind == "allowed_tools":
-        read = f.read_object(ALLOWED_TOOLS_FIELDS, value, path)
+        read = ALLOWED_TOOLS_FIELDS.read(value, path)
         names = [tool["name"] for tool in read["tools"]]
         return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
     if kind != "function":
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' cannot be chosen, only functions can"
         )
-    named = ToolChoice(mode="required", name=_named_function(value, path)["name"])
+    named = ToolChoice(mode="required", name=NAMED_FIELDS.read(value, path)["name"])
     return GivenChoice(Choosing(named), value)
 
 
