@@ -123,7 +123,7 @@ class ForkClient:
         ours.settimeout(START_LIMIT_S)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "inference.sandbox", "--fd", str(theirs.fileno())],
+                [sys.executable, "-m", "inference.sandbox.fork_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=_environment(),

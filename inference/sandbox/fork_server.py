@@ -1,5 +1,5 @@
-"""Forks workers: ``python -m inference.sandbox --fd N``. It runs no job itself, has one thread, and
-ends when the other end of its socket closes, as its workers do.
+"""Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
+thread, and ends when the other end of its socket closes, as its workers do.
 
 A worker that has ended stays a zombie until it is reaped by command, so that its process id can be
 signalled without hitting another process.
@@ -7,11 +7,11 @@ signalled without hitting another process.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import signal
 import socket
+import sys
 
 from inference.channel import Channel, ChannelClosedError
 from inference.sandbox.jobs import (
@@ -27,23 +27,16 @@ from inference.sandbox.jobs import (
     decode_command,
     encode_frame,
 )
-from inference.sandbox.trial import forget_tokenizer, keep_tokenizer
+from inference.sandbox.work import forget_tokenizer, keep_tokenizer
 from inference.sandbox.worker import work
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m inference.sandbox", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True)
-    control = socket.socket(fileno=parser.parse_args(arguments).fd)
+def main(descriptor: int) -> None:
+    control = socket.socket(fileno=descriptor)
     # Ctrl-C in a terminal is for the process that started this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # so that collections in workers copy none of its pages
-    serve(control)
-    return 0
-
-
-def serve(control: socket.socket) -> None:
     channel = Channel(control)
     try:
         while True:
@@ -85,3 +78,7 @@ def _reap(pid: int) -> int:
     except ChildProcessError:
         return 0
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -9,6 +9,7 @@ import msgspec
 from inference.protocol.generation import ChatInput, OutputFormat
 
 Steps = list[str | int]
+MIB = 1024 * 1024
 
 
 class CheckSchema(msgspec.Struct, frozen=True, kw_only=True, tag="check_schema"):

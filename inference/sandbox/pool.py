@@ -28,6 +28,7 @@ from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, 
 from inference.sandbox.fork_client import ForkClient, end_process
 from inference.sandbox.jobs import (
     LAST,
+    MIB,
     Broken,
     Job,
     Result,
@@ -35,7 +36,6 @@ from inference.sandbox.jobs import (
     decode_result,
     encode_frame,
 )
-from inference.sandbox.limits import MIB
 from inference.supervised_threads import SupervisedThread
 
 CLOCK_S = 30.0

@@ -1,22 +1,70 @@
-"""A worker: does one job after the other, each within its limits, until its socket closes."""
+"""A worker: does one job after the other, each within its limits, until its socket closes.
+
+It sets the limits of processor time, memory and output for itself, so that they hold without
+anybody watching; the pool watches the clock beside them. All of them grow with the job's frame: a
+long conversation may take longer than a short one.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import socket
+from pathlib import Path
 
 from inference.channel import Channel, ChannelError
 from inference.sandbox.errors import LossReason
-from inference.sandbox.jobs import FURTHER, LAST, Broken, decode_job, encode_frame
-from inference.sandbox.limits import (
-    GROWTH_BYTES,
-    data_bytes,
-    lift_limits,
-    limit_job,
-    limit_process,
-    output_bytes,
-)
+from inference.sandbox.jobs import FURTHER, LAST, MIB, Broken, decode_job, encode_frame
 from inference.sandbox.work import perform
+
+PAGE_BYTES = resource.getpagesize()
+STATM = Path("/proc/self/statm")
+
+CPU_S = 3.0
+CPU_S_PER_MIB = 0.5
+MEMORY_BYTES = 256 * MIB
+MEMORY_PER_BYTE = 40
+"""A character may take four bytes, and a rendered turn is copied several times."""
+OUTPUT_BYTES = 16 * MIB
+OUTPUT_PER_BYTE = 4
+STACK_BYTES = 4 * MIB
+"""Half of a thread's in an engine: what overflows there overflows here first."""
+GROWTH_BYTES = 64 * MIB
+"""A worker that has grown by so much ends after its job; the next one is forked."""
+
+
+def limit_process() -> None:
+    """Sets the limits of a new worker; called once."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_STACK, STACK_BYTES)
+    # The kernel ends it: a handler of Python's would wait for the C code to return.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def limit_job(num_bytes: int) -> None:
+    """Sets a job's limits, until ``lift_limits``: more processor time ends the process, more memory
+    fails."""
+    _limit(resource.RLIMIT_DATA, data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S + CPU_S_PER_MIB * num_bytes / MIB)
+
+
+def lift_limits() -> None:
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _limit(which: int, num_bytes: int) -> None:
+    """A host's own limit stays, where that is lower."""
+    _, hard = resource.getrlimit(which)
+    if hard == resource.RLIM_INFINITY or num_bytes < hard:
+        resource.setrlimit(which, (num_bytes, hard))
+
+
+def data_bytes() -> int:
+    """Bytes that the kernel counts against ``RLIMIT_DATA``."""
+    return int(STATM.read_bytes().split()[5]) * PAGE_BYTES
 
 
 def work(connection: socket.socket) -> None:
@@ -38,7 +86,8 @@ def work(connection: socket.socket) -> None:
 def _answer(frame: bytes) -> bytes:
     limit_job(len(frame))
     try:
-        return encode_frame(perform(decode_job(frame), output_bytes(len(frame))))
+        max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * len(frame)
+        return encode_frame(perform(decode_job(frame), max_output_bytes))
     except MemoryError:
         return encode_frame(Broken(reason=LossReason.MEMORY))
     finally:
