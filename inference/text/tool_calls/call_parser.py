@@ -1,4 +1,4 @@
-"""Reads free text with calls in it: what the parsers of all formats have in common.
+"""The base of every format, and of its parser, which reads free text with calls in it.
 
     text ──marker──▶ what may open a call ──▶ reader of calls ──▶ what follows ──▶ text
      ▲                    │ none                 │ broken             │ remains of a call
@@ -13,11 +13,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
-from inference.text.tool_calls.call_reader import CallReader, ReadCall
-from inference.text.tool_calls.free_text import FreeText
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolCallParser
+from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.call_reader import CallReader, FreeText, KnownTools, ReadCall
+from inference.text.tool_calls.grammar_rules import (
+    WantedCalls,
+    callable_tools,
+    special_marker_ids,
+)
 from inference.text.tool_calls.json_text import WHITESPACE
 
 
@@ -302,3 +309,59 @@ class MarkedCallParser(CallParser):
         calls = self._begin(self._lead[1], text[position], self._stream)
         self._begin_calls(calls, "".join(self._lead))
         return position
+
+
+class CallFormat(ABC):
+    """A ``ToolFormat``."""
+
+    name: str
+    markers: Sequence[str] = ()
+    """Markers that may be special tokens, whose text the parser needs."""
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        return special_marker_ids(tokenizer, self.markers)
+
+    @abstractmethod
+    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser: ...
+
+    def grammar(
+        self,
+        tools: Sequence[ToolDefinition],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        tokenizer: Tokenizer,
+    ) -> str | None:
+        called = callable_tools(tools, choice, parallel=parallel)
+        wanted = WantedCalls(called, choice, parallel, tokenizer)
+        return "\n".join(self._rules(wanted)) or None if called else None
+
+    @abstractmethod
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        """Lark rules for the whole answer; none where it cannot be held to calls. Raises
+        ``UnsupportedSchemaError`` for what the format cannot express."""
+
+
+class MarkedFormat(CallFormat):
+    """Calls stand behind one of ``openings``."""
+
+    openings: Sequence[str]
+    closings: Sequence[str] = ()
+    closed: Collection[str] | None = None
+    inner: Collection[str] = ()
+
+    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
+        return MarkedCallParser(
+            self.openings,
+            partial(self._reader, KnownTools(tools)),
+            closings=self.closings,
+            closed=self.closed,
+            inner=self.inner,
+        )
+
+    @abstractmethod
+    def _reader(
+        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
+    ) -> CallReader:
+        """Reads the calls behind ``opening``, the first character behind it being ``character``.
+        ``stream``: where arguments go as they are generated, if at all."""

@@ -28,8 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_format import MarkedFormat
-from inference.text.tool_calls.call_parser import PartList
+from inference.text.tool_calls.call_parser import MarkedFormat, PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,

@@ -25,8 +25,7 @@ from inference.text.tool_calls.argument_values import (
     is_text,
     listed_values,
 )
-from inference.text.tool_calls.call_format import MarkedFormat
-from inference.text.tool_calls.call_parser import PartList
+from inference.text.tool_calls.call_parser import MarkedFormat, PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from inference.text.tool_calls.argument_values import fitted_json
 from inference.text.tool_calls.call_parser import PartList
-from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
-from inference.text.tool_calls.free_text import Expected
+from inference.text.tool_calls.call_reader import CallReader, Expected, KnownTools, ReadCall
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
 from inference.text.tool_calls.json_text import WHITESPACE, JsonCopy, ReadState
 

@@ -37,8 +37,7 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.call_format import MarkedFormat
-from inference.text.tool_calls.call_parser import PartList
+from inference.text.tool_calls.call_parser import MarkedFormat, PartList
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import ToolCallParser
-from inference.text.tool_calls.call_format import CallFormat, MarkedFormat
-from inference.text.tool_calls.call_parser import CallParser, PartList
+from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, PartList
 from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.grammar_rules import CallKeys, WantedCalls, json_call_rules, literal
 from inference.text.tool_calls.json_calls import JsonCalls

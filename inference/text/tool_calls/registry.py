@@ -10,8 +10,7 @@ from inference.text.tool_calls import (
     gemma,
     headed_formats,
     json_formats,
-    lfm2,
-    llama3,
+    python_formats,
     tag_formats,
     tagged_call,
 )
@@ -39,9 +38,9 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return headed_formats.MistralFormat(
             writes_lists=headed_formats.MISTRAL_ARGUMENTS not in template
         )
-    if llama3.TAG in template or any(prompt in template for prompt in LLAMA_PROMPTS):
-        return llama3.Llama3Format()
-    return llama3.Llama3Format() if _has_token(tokenizer, llama3.TAG) else None
+    tag = python_formats.LLAMA_TAG
+    is_llama = any(text in template for text in (tag, *LLAMA_PROMPTS)) or _has_token(tokenizer, tag)
+    return python_formats.Llama3Format() if is_llama else None
 
 
 def _by_marker(template: str) -> ToolFormat | None:
@@ -54,8 +53,8 @@ def _by_marker(template: str) -> ToolFormat | None:
         return dsml.DsmlFormat(section=dsml.section_of(template))
     if headed_formats.CALL_BEGIN in template:
         return headed_formats.DeepSeekFormat(writes_fences=headed_formats.FENCE in template)
-    if lfm2.START in template:
-        return lfm2.Lfm2Format()
+    if python_formats.START in template:
+        return python_formats.Lfm2Format()
     if dsml.MINIMAX_SECTION[0] in template:
         return dsml.MiniMaxFormat()
     if headed_formats.KIMI_CALL[0] in template:

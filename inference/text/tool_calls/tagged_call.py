@@ -14,8 +14,7 @@ from typing import Any
 
 from inference.text.tool_calls.argument_values import allowed_types, alternatives, as_json
 from inference.text.tool_calls.argument_values import is_text as is_schema_of_text
-from inference.text.tool_calls.call_reader import CallReader, KnownTools, ReadCall
-from inference.text.tool_calls.free_text import Expected
+from inference.text.tool_calls.call_reader import CallReader, Expected, KnownTools, ReadCall
 from inference.text.tool_calls.json_text import WHITESPACE, ReadState, compact_json, read_json
 
 FUNCTION = "<function="

@@ -27,7 +27,7 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import SamplingOptions
 from inference.text.tool_calls.headed_formats import MistralFormat
 from inference.text.tool_calls.json_formats import HermesFormat
-from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QwenCoderFormat
 from inference.wire.common.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text

@@ -25,7 +25,7 @@ from inference.protocol.generation import (
 )
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat
-from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QwenCoderFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text

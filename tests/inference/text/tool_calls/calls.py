@@ -11,7 +11,7 @@ from inference.text.answers.parts import CallArguments, CallStarted, Part, TextP
 from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.headed_formats import MistralFormat
 from inference.text.tool_calls.json_formats import HermesFormat
-from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QwenCoderFormat
 
 FORMATS: dict[str, ToolFormat] = {

@@ -15,7 +15,7 @@ from inference.text.tool_calls.json_formats import (
     JsonListFormat,
     PlainFormat,
 )
-from inference.text.tool_calls.lfm2 import Lfm2Format
+from inference.text.tool_calls.python_formats import Lfm2Format
 from inference.text.tool_calls.tag_formats import GlmFormat, SeedFormat
 from tests.inference.text.tool_calls.calls import Merged
 

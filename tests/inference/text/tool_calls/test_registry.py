@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls.headed_formats import MistralFormat
-from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.registry import find_tool_format
 from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
