@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
@@ -78,7 +77,6 @@ class CallParser(ABC):
         """Called for each block that has been decided. Set before the first text."""
         self._markers = markers
         self._inner_closings: Collection[str] = ()
-        """Markers behind a call, after which its section continues."""
         self._parts = PartList()
         self._text = FreeText(markers)
         self._follows_call = False
@@ -251,64 +249,14 @@ class CallParser(ABC):
         self._read = self._read_text
 
 
-BeginCalls = Callable[[str, str, PartList | None], CallReader]
-"""Given the marker, the first character behind it, and where to stream arguments to, if at all."""
+class Opening(NamedTuple):
+    """Where calls begin: a marker, and the first character behind it. ``stream``: where arguments
+    go as they are generated, if at all."""
 
-
-class MarkedCallParser(CallParser):
-    """Free text with calls behind markers, as in most formats.
-
-        text ──marker──▶ first character ──▶ reader of calls ──▶ closing marker, or text
-                         selects one
-
-    Whitespace around the calls is left out, and so are the closing markers behind them.
-    """
-
-    def __init__(
-        self,
-        openings: Sequence[str],
-        begin: BeginCalls,
-        *,
-        closings: Sequence[str] = (),
-        closed: Collection[str] | None = None,
-        inner: Collection[str] = (),
-    ) -> None:
-        """``closed``: the openings behind whose calls a closing marker, another opening or the end
-        of the answer must come; all of them where there are closing markers. ``inner``: the
-        closing markers of one call in a section."""
-        super().__init__([*openings, *closings])
-        self._begin = begin
-        self._closings = closings
-        self._inner_closings = inner
-        self._closed = openings if closed is None and closings else closed or ()
-
-    def _found(self, position: int) -> int:
-        self._parts.add_text(self._text.take())
-        marker = self._text.found
-        assert marker is not None
-        if marker in self._closings:
-            self._close()
-        else:
-            self._needs_closing = self._needs_closing or marker in self._closed
-            self._lead = [self._text.space, marker]
-            self._read = self._read_first
-        return position
-
-    def _close(self) -> None:
-        """A closing marker is text where it closes nothing."""
-        closes = self._follows_call and not self._text.has_text
-        if not closes:
-            self._text.reject()
-            self._parts.add_text(self._text.take())
-        self._resume_text(follows_call=closes)
-
-    def _read_first(self, text: str, position: int) -> int:
-        if text[position] in WHITESPACE:
-            self._lead.append(text[position])
-            return position + 1
-        calls = self._begin(self._lead[1], text[position], self._stream)
-        self._begin_calls(calls, "".join(self._lead))
-        return position
+    marker: str
+    character: str
+    tools: KnownTools
+    stream: PartList | None
 
 
 class CallFormat(ABC):
@@ -348,20 +296,59 @@ class MarkedFormat(CallFormat):
     openings: Sequence[str]
     closings: Sequence[str] = ()
     closed: Collection[str] | None = None
+    """The openings behind whose calls a closing marker, another opening or the end of the answer
+    must come; ``None``: all of them where there are closing markers."""
     inner: Collection[str] = ()
+    """The closing markers of one call in a section, after which the section continues."""
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        return MarkedCallParser(
-            self.openings,
-            partial(self._reader, KnownTools(tools)),
-            closings=self.closings,
-            closed=self.closed,
-            inner=self.inner,
-        )
+        return MarkedCallParser(self, KnownTools(tools))
 
     @abstractmethod
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        """Reads the calls behind ``opening``, the first character behind it being ``character``.
-        ``stream``: where arguments go as they are generated, if at all."""
+    def reader(self, at: Opening) -> CallReader: ...
+
+
+class MarkedCallParser(CallParser):
+    """Free text with calls behind markers, as in most formats.
+
+        text ──marker──▶ first character ──▶ reader of calls ──▶ closing marker, or text
+                         selects one
+
+    Whitespace around the calls is left out, and so are the closing markers behind them.
+    """
+
+    def __init__(self, call_format: MarkedFormat, tools: KnownTools) -> None:
+        openings, closings, closed = call_format.openings, call_format.closings, call_format.closed
+        super().__init__([*openings, *closings])
+        self._format = call_format
+        self._tools = tools
+        self._inner_closings = call_format.inner
+        self._closed = openings if closed is None and closings else closed or ()
+
+    def _found(self, position: int) -> int:
+        self._parts.add_text(self._text.take())
+        marker = self._text.found
+        assert marker is not None
+        if marker in self._format.closings:
+            self._close()
+        else:
+            self._needs_closing = self._needs_closing or marker in self._closed
+            self._lead = [self._text.space, marker]
+            self._read = self._read_first
+        return position
+
+    def _close(self) -> None:
+        """A closing marker is text where it closes nothing."""
+        closes = self._follows_call and not self._text.has_text
+        if not closes:
+            self._text.reject()
+            self._parts.add_text(self._text.take())
+        self._resume_text(follows_call=closes)
+
+    def _read_first(self, text: str, position: int) -> int:
+        if text[position] in WHITESPACE:
+            self._lead.append(text[position])
+            return position + 1
+        at = Opening(self._lead[1], text[position], self._tools, self._stream)
+        self._begin_calls(self._format.reader(at), "".join(self._lead))
+        return position

@@ -28,8 +28,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedFormat, PartList
-from inference.text.tool_calls.call_reader import CallReader, KnownTools
+from inference.text.tool_calls.call_parser import MarkedFormat, Opening
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
     TagStyle,
@@ -87,10 +87,8 @@ class DsmlFormat(MarkedFormat):
     def __init__(self, *, section: str = SECTIONS[0]) -> None:
         self._section = section
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        return TaggedCall(tools, DSML_TAGS, is_wrapped=opening != INVOKE)
+    def reader(self, at: Opening) -> CallReader:
+        return TaggedCall(at.tools, DSML_TAGS, is_wrapped=at.marker != INVOKE)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         spelling = _Spelling(wanted.tokenizer)
@@ -200,11 +198,9 @@ class MiniMaxFormat(MarkedFormat):
     closed = MINIMAX_SECTION[:1]
     markers = MINIMAX_SECTION
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        is_wrapped = opening != MINIMAX_INVOKE
-        return TaggedCall(tools, MINIMAX_TAGS, is_wrapped=is_wrapped)
+    def reader(self, at: Opening) -> CallReader:
+        is_wrapped = at.marker != MINIMAX_INVOKE
+        return TaggedCall(at.tools, MINIMAX_TAGS, is_wrapped=is_wrapped)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         opening, closing = MINIMAX_SECTION

@@ -25,7 +25,7 @@ from inference.text.tool_calls.argument_values import (
     is_text,
     listed_values,
 )
-from inference.text.tool_calls.call_parser import MarkedFormat, PartList
+from inference.text.tool_calls.call_parser import MarkedFormat, Opening
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
@@ -215,15 +215,13 @@ class GemmaFormat(MarkedFormat):
         self.markers = (markers.opens, markers.closes, markers.quote)
         self._gemma = markers
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
+    def reader(self, at: Opening) -> CallReader:
         def arguments(name: str) -> GemmaArguments:
-            return GemmaArguments(self._gemma.quote, partial(_takes_bare_text, tools, name))
+            return GemmaArguments(self._gemma.quote, partial(_takes_bare_text, at.tools, name))
 
         return HeadedCall(
             name_of=lambda head: plain_name(head.strip(WHITESPACE)),
-            tools=tools,
+            tools=at.tools,
             arguments=arguments,
             opening=CALL,
             tail="",

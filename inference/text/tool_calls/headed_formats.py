@@ -37,7 +37,7 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.call_parser import MarkedFormat, PartList
+from inference.text.tool_calls.call_parser import MarkedFormat, Opening
 from inference.text.tool_calls.call_reader import CallReader, KnownTools
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
@@ -97,11 +97,9 @@ class KimiFormat(MarkedFormat):
     inner = (KIMI_CALL[1],)
     markers = (*openings, *closings, KIMI_ARGUMENTS)
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> HeadedCall:
-        expected = KIMI_CALL[0] if opening == KIMI_SECTION[0] else None
-        return HeadedCall(name_of=_kimi_name, tools=tools, stream=stream, opening=expected)
+    def reader(self, at: Opening) -> HeadedCall:
+        expected = KIMI_CALL[0] if at.marker == KIMI_SECTION[0] else None
+        return HeadedCall(name_of=_kimi_name, tools=at.tools, stream=at.stream, opening=expected)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         def head(tool: ToolDefinition) -> str:
@@ -136,15 +134,13 @@ class DeepSeekFormat(MarkedFormat):
         """``writes_fences``: the older form, with a type and the arguments in a code block."""
         self._writes_fences = writes_fences
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> HeadedCall:
+    def reader(self, at: Opening) -> HeadedCall:
         return HeadedCall(
             name_of=_deepseek_name,
-            tools=tools,
-            stream=stream,
+            tools=at.tools,
+            stream=at.stream,
             not_in_head="{}",
-            opening=CALL_BEGIN if opening == CALLS_BEGIN else None,
+            opening=CALL_BEGIN if at.marker == CALLS_BEGIN else None,
             tail="}`\n",
         )
 
@@ -192,12 +188,12 @@ class MistralFormat(MarkedFormat):
         """``writes_lists``: the older form. Both are read; grammars ask for the model's own."""
         self._writes_lists = writes_lists
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        if character in "[{":
-            return JsonCalls(tools, stream=stream)
-        return HeadedCall(name_of=partial(_mistral_name, tools), tools=tools, stream=stream)
+    def reader(self, at: Opening) -> CallReader:
+        if at.character in "[{":
+            return JsonCalls(at.tools, stream=at.stream)
+        return HeadedCall(
+            name_of=partial(_mistral_name, at.tools), tools=at.tools, stream=at.stream
+        )
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         start = wanted.answer_rules(MISTRAL_CALLS, is_section=self._writes_lists)
@@ -234,10 +230,8 @@ class HarmonyFormat(MarkedFormat):
     name = "harmony"
     openings = (CALL_HEAD,)
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> HeadedCall:
-        return HeadedCall(name_of=_harmony_name, tools=tools, stream=stream)
+    def reader(self, at: Opening) -> HeadedCall:
+        return HeadedCall(name_of=_harmony_name, tools=at.tools, stream=at.stream)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         channel, message, constrain, end, start = map(

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import ToolCallParser
-from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, PartList
+from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, Opening
 from inference.text.tool_calls.call_reader import KnownTools
 from inference.text.tool_calls.grammar_rules import CallKeys, WantedCalls, json_call_rules, literal
 from inference.text.tool_calls.json_calls import JsonCalls
@@ -42,10 +42,8 @@ class HermesFormat(MarkedFormat):
     closings = (CLOSE,)
     markers = (OPEN, CLOSE)
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> JsonCalls:
-        return JsonCalls(tools, stream=stream)
+    def reader(self, at: Opening) -> JsonCalls:
+        return JsonCalls(at.tools, stream=at.stream)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         line = literal(NEWLINE)
@@ -108,10 +106,8 @@ class JsonListFormat(MarkedFormat):
         self.markers = (*self.openings, *self.closings)
         self._list = markers
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> JsonCalls:
-        return JsonCalls(tools, stream=stream, synonyms=self._list.synonyms)
+    def reader(self, at: Opening) -> JsonCalls:
+        return JsonCalls(at.tools, stream=at.stream, synonyms=self._list.synonyms)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         before, between, behind = self._list.margins

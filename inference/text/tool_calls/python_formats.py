@@ -23,7 +23,7 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
 from inference.text.tool_calls.argument_values import literal_value, parse_literals
-from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, PartList
+from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, Opening
 from inference.text.tool_calls.call_reader import CallReader, FreeText, KnownTools, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
@@ -177,11 +177,9 @@ class Lfm2Format(MarkedFormat):
     closings = (END,)
     markers = (START, END)
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        if character == "{":
-            return JsonCalls(tools)
+    def reader(self, at: Opening) -> CallReader:
+        if at.character == "{":
+            return JsonCalls(at.tools)
         return PythonicCalls(is_opened=False, keeps_json=True)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedFormat, PartList
-from inference.text.tool_calls.call_reader import CallReader, KnownTools
+from inference.text.tool_calls.call_parser import MarkedFormat, Opening
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.grammar_rules import (
     TagStyle,
     WantedCalls,
@@ -79,13 +79,11 @@ class GlmFormat(MarkedFormat):
         model's own."""
         self._newline = "\n" if has_lines else ""
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        if character in "[{":
-            return JsonCalls(tools)
-        is_held = stream is not None
-        return TaggedCall(tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
+    def reader(self, at: Opening) -> CallReader:
+        if at.character in "[{":
+            return JsonCalls(at.tools)
+        is_held = at.stream is not None
+        return TaggedCall(at.tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         return [
@@ -173,13 +171,11 @@ class QwenCoderFormat(MarkedFormat):
         self.closed = (self.tags.opens,)
         self.markers = (self.tags.opens, self.tags.closes)
 
-    def _reader(
-        self, tools: KnownTools, opening: str, character: str, stream: PartList | None
-    ) -> CallReader:
-        is_wrapped = opening == self.tags.opens
-        if is_wrapped and character in "[{":
-            return JsonCalls(tools)
-        return TaggedCall(tools, self.tags.call, is_wrapped=is_wrapped)
+    def reader(self, at: Opening) -> CallReader:
+        is_wrapped = at.marker == self.tags.opens
+        if is_wrapped and at.character in "[{":
+            return JsonCalls(at.tools)
+        return TaggedCall(at.tools, self.tags.call, is_wrapped=is_wrapped)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         is_free = wanted.choice.mode == "auto"
