@@ -31,16 +31,18 @@ from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import MarkedFormat, Opening
 from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.grammar_rules import (
+    MAX_TAG_LENGTH,
     TEXT_TERMINAL,
     TagStyle,
     WantedCalls,
     any_of,
+    fits_tag,
     function_rules,
     literal,
     marker_token_id,
 )
-from inference.text.tool_calls.tagged_call import MAX_TAG_LENGTH, TaggedCall, Tags, fits_tag
-from inference.text.tool_calls.tagged_call import PARAMETER_END as PLAIN_PARAMETER_END
+from inference.text.tool_calls.tag_formats import PARAMETER_END as PLAIN_PARAMETER_END
+from inference.text.tool_calls.tag_formats import TaggedCall, Tags
 
 NEWLINE = "\n"
 DSML = "｜DSML｜"  # noqa: RUF001

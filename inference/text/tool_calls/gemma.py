@@ -34,7 +34,7 @@ from inference.text.tool_calls.grammar_rules import (
     head_rules,
     literal,
 )
-from inference.text.tool_calls.headed_call import HeadedCall, plain_name
+from inference.text.tool_calls.headed_formats import HeadedCall, plain_name
 from inference.text.tool_calls.json_text import (
     CLOSERS,
     LITERALS,

@@ -12,6 +12,7 @@ their own schema. Syntax: llguidance's docs/syntax.md.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,17 @@ from inference.text.tool_calls.argument_values import (
     is_text,
     listed_values,
 )
-from inference.text.tool_calls.json_text import compact_json
-from inference.text.tool_calls.tagged_call import fits_tag
+from inference.text.tool_calls.json_text import WHITESPACE, compact_json
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
+MAX_TAG_LENGTH = 300
+"""Most characters of a name or key in a tag; a longer one is text."""
+TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
+
+
+def fits_tag(name: str) -> bool:
+    """Whether a name or key comes through its tag as it is."""
+    return re.fullmatch(TAG_TEXT, name) is not None and name == name.strip(WHITESPACE)
 
 
 def callable_tools(

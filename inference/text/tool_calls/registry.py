@@ -12,7 +12,6 @@ from inference.text.tool_calls import (
     json_formats,
     python_formats,
     tag_formats,
-    tagged_call,
 )
 from inference.text.tool_calls.grammar_rules import marker_token_id
 
@@ -28,7 +27,7 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return found
     if tag_formats.SEED_OPEN in template:
         return tag_formats.SeedFormat()
-    if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
+    if tag_formats.FUNCTION in template and tag_formats.PARAMETER in template:
         return tag_formats.QwenCoderFormat()
     if json_formats.OPEN in template:
         return json_formats.HermesFormat()
