@@ -16,7 +16,12 @@ from typing import Any, Protocol
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
 from inference.wire.common.failures import NOT_REPEATED
-from inference.wire.errors import TOO_MANY_REQUESTS, ApiError, MethodNotAllowedError
+from inference.wire.errors import (
+    TOO_MANY_REQUESTS,
+    ApiError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+)
 
 WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent before a stream has begun: in every dialect
@@ -127,6 +132,15 @@ def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", error.allowed.encode()))
     return headers
+
+
+def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
+    """Raises ``InvalidRequestError``."""
+    limit = query.get("limit", str(default))
+    is_number = limit.isascii() and limit.isdigit() and len(limit) <= len(str(most))
+    if not is_number or not 1 <= int(limit) <= most:
+        raise InvalidRequestError(f"'limit' must be from 1 up to {most}.", param="limit")
+    return int(limit)
 
 
 def page_of(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class Tags:
 
 
 class TaggedCall(CallReader):
+    """One call whose arguments stand between tags. It is a call once its end was read."""
+
     def __init__(
         self, tools: KnownTools, tags: Tags, *, is_wrapped: bool, follows_grammar: bool = False
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from inference.wire.common.model_card import ModelCard, own_fields
-from inference.wire.dialect import page_of
+from inference.wire.dialect import page_limit, page_of
 from inference.wire.errors import InvalidRequestError
 
 DEFAULT_LIMIT = 20
@@ -37,12 +37,8 @@ def parse_page(query: Mapping[str, str]) -> PageRequest:
     after_id, before_id = query.get("after_id"), query.get("before_id")
     if after_id is not None and before_id is not None:
         raise InvalidRequestError("Give 'after_id' or 'before_id', not both.", param="after_id")
-    limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not (
-        limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MAX_LIMIT
-    ):
-        raise InvalidRequestError(f"'limit' must be from 1 up to {MAX_LIMIT}.", param="limit")
-    return PageRequest(limit=int(limit), after_id=after_id, before_id=before_id)
+    limit = page_limit(query, DEFAULT_LIMIT, MAX_LIMIT)
+    return PageRequest(limit=limit, after_id=after_id, before_id=before_id)
 
 
 def model_body(card: ModelCard) -> bytes:

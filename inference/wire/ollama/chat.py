@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -68,7 +68,9 @@ CALL_FIELDS = f.table(
 )
 _calls = f.array(CALL_FIELDS.read)
 MESSAGE_FIELDS = f.table(
-    f.required("role", _string, "system, user, assistant or tool."),
+    f.required(
+        "role", f.one_of("system", "user", "assistant", "tool"), "system, user, assistant or tool."
+    ),
     f.honoured("content", _string, "Text."),
     f.honoured("thinking", _string, "What it thought; handed to the chat template."),
     f.honoured("tool_calls", _calls, "What the assistant called."),
@@ -77,13 +79,6 @@ MESSAGE_FIELDS = f.table(
     f.neutral("name", f.text(256), "An older word for tool_name."),
     IMAGES,
 )
-Role = Literal["system", "user", "assistant", "tool"]
-ROLES: dict[str, Role] = {
-    "system": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 def messages(value: Any, path: str) -> list[ChatMessage]:
@@ -105,12 +100,7 @@ class _Reader:
 
     def read(self, value: Any, path: str) -> ChatMessage:
         read = MESSAGE_FIELDS.read(value, path)
-        role = ROLES.get(read["role"])
-        if role is None:
-            known = ", ".join(ROLES)
-            raise InvalidRequestError(
-                f"'{path}.role' must be one of {known}.", param=f"{path}.role"
-            )
+        role = read["role"]
         if read.get("images") and role not in ("user", "tool"):
             raise UnsupportedParameterError(
                 f"{path}.images", "only turns of the user and of tools have images"

@@ -15,7 +15,7 @@ import orjson
 from inference.batches.records import BatchRecord, FileRecord
 from inference.wire.common import fields as f
 from inference.wire.common.batch_lines import ANSWER, MARK, Unrun
-from inference.wire.dialect import page_of
+from inference.wire.dialect import page_limit, page_of
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
@@ -80,15 +80,11 @@ def parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT) -> Page:
         raise UnsupportedParameterError(name, "not a parameter of this list")
     if query.get("order", "desc") != "desc":
         raise UnsupportedParameterError("order", "the newest comes first: desc")
-    limit = query.get(
-        "limit", str(min(max_limit, DEFAULT_LIMIT if max_limit == MAX_LIMIT else max_limit))
-    )
-    is_number = limit.isascii() and limit.isdigit() and len(limit) <= 5
-    if not is_number or not 1 <= int(limit) <= max_limit:
-        raise InvalidRequestError(f"'limit' must be from 1 up to {max_limit}.", param="limit")
+    default = DEFAULT_LIMIT if max_limit == MAX_LIMIT else max_limit
+    limit = page_limit(query, default, max_limit)
     if not query.get("purpose", "").isprintable():
         raise InvalidRequestError("'purpose' must be a word.", param="purpose")
-    return Page(limit=int(limit), after=query.get("after"), purpose=query.get("purpose"))
+    return Page(limit=limit, after=query.get("after"), purpose=query.get("purpose"))
 
 
 def file_object(file: FileRecord) -> dict[str, Any]:

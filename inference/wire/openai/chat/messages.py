@@ -8,7 +8,7 @@ places. Pure.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from inference.protocol.generation import ChatMessage
 from inference.wire.common import fields as f
@@ -146,14 +146,6 @@ MESSAGE_FIELDS = {
         CACHE_CONTROL,
     ),
 }
-Role = Literal["system", "user", "assistant", "tool"]
-INTERNAL_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 def messages(value: Any, path: str) -> list[ChatMessage]:
@@ -179,7 +171,7 @@ def _message(value: Any, path: str) -> ChatMessage:
     if role == "assistant":
         return _assistant(read, path)
     return ChatMessage(
-        role=INTERNAL_ROLES[role],
+        role="system" if role == "developer" else role,
         content=joined_text(read["content"]),
         name=read.get("name"),
         tool_call_id=read.get("tool_call_id"),
@@ -215,11 +207,10 @@ def _one_reasoning(read: dict[str, Any], path: str) -> str | None:
     return reasoning or other or None
 
 
-def _message_role(value: Any, path: str) -> str:
+_known_role = f.one_of(*MESSAGE_FIELDS)
+
+
+def _message_role(value: Any, path: str) -> Any:
     if value is None:
         raise MissingParameterError(path)
-    role: str = _string(value, path)
-    if role not in MESSAGE_FIELDS:
-        known = ", ".join(MESSAGE_FIELDS)
-        raise InvalidRequestError(f"'{path}' must be one of {known}.", param=path)
-    return role
+    return _known_role(value, path)

@@ -264,45 +264,43 @@ class Scanner:
 
 class UnitsReader:
     def __init__(self, task: PassedTask, content_type: str) -> None:
-        self._errors = Scanner(ERROR_EVENT) if content_type == EVENTS else None
-        self._images: Scanner | None = None
-        self._seconds: Scanner | None = None
-        self._duration: Scanner | None = None
-        self._tokens: tuple[Scanner, Scanner] | None = None
+        patterns: tuple[re.Pattern[bytes], ...] = ()
         if content_type in (JSON, EVENTS):
-            self._tokens = Scanner(INPUT_TOKENS), Scanner(OUTPUT_TOKENS)
-        if task == "images" and content_type in (JSON, EVENTS):
-            self._images = Scanner(IMAGE if content_type == JSON else IMAGE_EVENT)
-        if task == "transcription" and content_type in (JSON, EVENTS):
-            self._seconds, self._duration = Scanner(USED_SECONDS), Scanner(DURATION)
+            patterns = INPUT_TOKENS, OUTPUT_TOKENS
+            if task == "images":
+                patterns += (IMAGE if content_type == JSON else IMAGE_EVENT,)
+            if task == "transcription":
+                patterns += (USED_SECONDS, DURATION)
+        if content_type == EVENTS:
+            patterns += (ERROR_EVENT,)
+        self._scanners = {pattern: Scanner(pattern) for pattern in patterns}
 
     def feed(self, part: bytes) -> None:
-        counted = self._tokens or ()
-        for scanner in (self._errors, self._images, self._seconds, self._duration, *counted):
-            if scanner is not None:
-                scanner.feed(part)
+        for scanner in self._scanners.values():
+            scanner.feed(part)
 
     @property
     def has_failed(self) -> bool:
-        return self._errors is not None and self._errors.num_found > 0
+        return self._last(ERROR_EVENT) is not None
 
     @property
     def units(self) -> int | None:
-        if self._images is not None:
-            return self._images.num_found or None
-        for scanner in (self._seconds, self._duration):
-            if scanner is not None and scanner.last is not None:
-                return max(1, math.ceil(float(scanner.last[1])))
-        return None
+        for images in (IMAGE, IMAGE_EVENT):
+            if images in self._scanners:
+                return self._scanners[images].num_found or None
+        length = self._last(USED_SECONDS) or self._last(DURATION)
+        return None if length is None else max(1, math.ceil(float(length[1])))
 
     @property
     def tokens(self) -> Usage | None:
-        if self._tokens is None:
-            return None
-        prompt, completion = (scanner.last for scanner in self._tokens)
+        prompt, completion = self._last(INPUT_TOKENS), self._last(OUTPUT_TOKENS)
         if prompt is None or completion is None:
             return None
         return Usage(prompt_tokens=int(prompt[1]), completion_tokens=int(completion[1]))
+
+    def _last(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        scanner = self._scanners.get(pattern)
+        return None if scanner is None else scanner.last
 
 
 class SecretGuard:

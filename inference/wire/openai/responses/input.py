@@ -161,7 +161,7 @@ ITEM_FIELDS = {
         _type,
         _id,
         _status,
-        f.required("role", _string, "system, developer, user or assistant."),
+        f.required("role", f.one_of(*ROLES), "system, developer, user or assistant."),
         f.required("content", content, "A string or parts; images only of the user."),
         f.neutral(
             "phase",
@@ -263,9 +263,6 @@ def _kind(value: dict[str, Any], path: str) -> str:
 
 def _message(read: dict[str, Any], path: str) -> InputItem:
     role = read["role"]
-    if role not in ROLES:
-        known = ", ".join(ROLES)
-        raise InvalidRequestError(f"'{path}.role' must be one of {known}.", param=f"{path}.role")
     given: Content = read["content"]
     if not given.parts and role != "assistant":
         # Answers without text are sent back so.
