@@ -25,6 +25,8 @@ class StopFeed:
     """Safe to emit: no part of it can belong to a stop string."""
     stop: str | None = None
     """The stop string found; the answer ends before it."""
+    behind: str = ""
+    """The text behind the stop string."""
 
 
 class _Matcher:
@@ -84,7 +86,7 @@ class StopStrings:
             if found := self._advance(character):
                 self._held = ""
                 stop = max((matcher.pattern for matcher in found), key=len)
-                return StopFeed(pending[: end - len(stop)], stop)
+                return StopFeed(pending[: end - len(stop)], stop, pending[end:])
         num_held = max((matcher.num_matched for matcher in self._begun), default=0)
         self._held = pending[len(pending) - num_held :]
         return StopFeed(pending[: len(pending) - num_held])
@@ -97,6 +99,10 @@ class StopStrings:
         found = [matcher for matcher in trying if matcher.advance(character)]
         self._begun = [matcher for matcher in trying if matcher.num_matched]
         return found
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -159,31 +165,6 @@ class _Stage(Enum):
     ANSWER = "answer"
 
 
-class _Finder:
-    """Looks for phrases; what follows a found one is handed back."""
-
-    def __init__(self, phrases: tuple[str, ...]) -> None:
-        self._strings = StopStrings(phrases)
-        self._num_held_chars = 0
-
-    @property
-    def is_holding(self) -> bool:
-        return self._num_held_chars > 0
-
-    def feed(self, text: str) -> tuple[str, str | None, str]:
-        """The text before, the phrase, and the text behind it."""
-        found = self._strings.feed(text)
-        if found.stop is None:
-            self._num_held_chars += len(text) - len(found.text)
-            return found.text, None, ""
-        num_used = len(found.text) + len(found.stop) - self._num_held_chars
-        self._num_held_chars = 0
-        return found.text, found.stop, text[num_used:]
-
-    def flush(self) -> str:
-        return self._strings.flush()
-
-
 class PhraseReader:
     def __init__(self, phrases: PhraseMarkers, *, is_open: bool = False) -> None:
         """``is_open``: the prompt has opened the block."""
@@ -191,7 +172,7 @@ class PhraseReader:
         self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
         self._held = ""
         """The text that may still become a phrase that has to come first."""
-        self._finder = _Finder(phrases.closes)
+        self._closing = StopStrings(phrases.closes)
         self._num_unsettled = 0
         """Tokens of which it is not known yet what they are."""
 
@@ -207,7 +188,7 @@ class PhraseReader:
     def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
         """The answer has ended, with ``text`` that belonged to no token yet."""
         runs = self._read(text)
-        rest = self._held + self._finder.flush()
+        rest = self._held + self._closing.flush()
         self._held = ""
         return self._settled(self._kind), [*runs, *_run(self._kind, rest)]
 
@@ -221,7 +202,7 @@ class PhraseReader:
 
     @property
     def _is_holding(self) -> bool:
-        return self._stage in (_Stage.BEFORE, _Stage.AFTER) or self._finder.is_holding
+        return self._stage in (_Stage.BEFORE, _Stage.AFTER) or self._closing.is_holding
 
     def _read(self, text: str) -> list[Run]:
         match self._stage:
@@ -252,24 +233,24 @@ class PhraseReader:
             return _run(TokenKind.ANSWER, rest)
         self._stage = following
         if following is _Stage.WRAPPED:
-            self._finder = _Finder((self._phrases.answer_closes,))
+            self._closing = StopStrings((self._phrases.answer_closes,))
         return [(kind, found), *self._read(begun.removeprefix(found))]
 
     def _read_thought(self, text: str) -> list[Run]:
-        before, found, behind = self._finder.feed(text)
-        runs = _run(TokenKind.THOUGHT, before)
-        if found is None:
+        found = self._closing.feed(text)
+        runs = _run(TokenKind.THOUGHT, found.text)
+        if found.stop is None:
             return runs
         self._stage = _Stage.AFTER if self._phrases.answer_opens else _Stage.ANSWER
-        return [*runs, (TokenKind.CLOSES, found), *self._read(behind)]
+        return [*runs, (TokenKind.CLOSES, found.stop), *self._read(found.behind)]
 
     def _read_wrapped(self, text: str) -> list[Run]:
-        before, found, behind = self._finder.feed(text)
-        runs = _run(TokenKind.ANSWER, before)
-        if found is None:
+        found = self._closing.feed(text)
+        runs = _run(TokenKind.ANSWER, found.text)
+        if found.stop is None:
             return runs
         self._stage = _Stage.ANSWER
-        return [*runs, (TokenKind.MARKUP, found), *_run(TokenKind.ANSWER, behind)]
+        return [*runs, (TokenKind.MARKUP, found.stop), *_run(TokenKind.ANSWER, found.behind)]
 
 
 def _run(kind: TokenKind, text: str) -> list[Run]:
