@@ -39,16 +39,6 @@ NEW_NAME_HOSTS = ("api.openai.com", ".openai.azure.com")
 """Their newer models refuse ``max_tokens`` in favour of ``max_completion_tokens``."""
 LOW_BUDGET_TOKENS, MEDIUM_BUDGET_TOKENS = 2_048, 8_192
 """The largest thinking budgets of a low and a medium effort."""
-SAME_NAMES = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
 FORMAT_NAME = "answer"
 
 
@@ -181,20 +171,11 @@ def _reasoning_effort(chat: ChatInput) -> str | None:
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:
-    options = request.sampling
-    named = {name: getattr(options, name) for name in SAME_NAMES}
-    made: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if options.logit_bias:
-        made["logit_bias"] = {str(token): bias for token, bias in options.logit_bias.items()}
-    if options.top_logprobs is not None:
+    """Our options have these APIs' names, and only those that are set are written."""
+    made: dict[str, Any] = msgspec.to_builtins(request.sampling, str_keys=True)
+    made.pop("max_tokens", None)
+    if "top_logprobs" in made:
         made["logprobs"] = True
-        made["top_logprobs"] = options.top_logprobs
-    if options.stop_token_ids:
-        made["stop_token_ids"] = options.stop_token_ids
-    if options.min_tokens:
-        made["min_tokens"] = options.min_tokens
-    if options.ignore_eos:
-        made["ignore_eos"] = True
     return made
 
 
