@@ -84,7 +84,7 @@ TEXT_FIELDS = f.table(
     type_field("text"),
     f.required("text", f.text(), "A string."),
     CACHE_CONTROL,
-    f.neutral("citations", f.only([], reason="sources are not cited"), "[]"),
+    f.fixed("citations", [], "sources are not cited"),
 )
 
 

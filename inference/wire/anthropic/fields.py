@@ -158,7 +158,7 @@ tool_name = f.spelled(
 )
 
 TOOL_FIELDS = f.table(
-    f.neutral("type", f.only("custom", reason="only custom tools"), "custom"),
+    f.fixed("type", "custom", "only custom tools"),
     f.required("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
     f.honoured("description", f.text(), "For the model."),
     f.required("input_schema", f.json_schema, "A JSON schema."),
@@ -166,7 +166,7 @@ TOOL_FIELDS = f.table(
     CACHE_CONTROL,
     f.neutral("eager_input_streaming", f.flag, "Inputs stream as they are generated, always."),
     f.honoured("defer_loading", f.flag, "true: not offered until a tool_reference names it."),
-    f.neutral("allowed_callers", f.only(["direct"], reason="only the model calls"), '["direct"]'),
+    f.fixed("allowed_callers", ["direct"], "only the model calls"),
     f.refused("input_examples", "chat templates have no place for them; use the description"),
 )
 

@@ -71,6 +71,13 @@ def neutral(name: str, check: Check[Any], note: str) -> Field:
     return Field(name, Support.NEUTRAL, check, note)
 
 
+def fixed(name: str, value: Any, reason: str) -> Field:
+    """Neutral, with one value. JSON has one kind of number: 1 and 1.0 are the same."""
+    same = (value, float(value)) if type(value) is int else (value,)
+    note = value if isinstance(value, str) and value else orjson.dumps(value).decode()
+    return neutral(name, only(*same, reason=reason), note)
+
+
 def refused(name: str, reason: str) -> Field:
     def check(_value: Any, path: str) -> Any:
         raise UnsupportedParameterError(path, reason)

@@ -64,7 +64,7 @@ CALLED_FIELDS = f.table(
 CALL_FIELDS = f.table(
     f.required("function", CALLED_FIELDS.read, "The name and arguments of the call."),
     f.honoured("id", f.text(MAX_CALL_ID_CHARS), "Its result may name it."),
-    f.neutral("type", f.only("function", reason="only function"), "function"),
+    f.fixed("type", "function", "only function"),
 )
 _calls = f.array(CALL_FIELDS.read)
 MESSAGE_FIELDS = f.table(
@@ -245,9 +245,9 @@ GENERATE_FIELDS = f.table(
     f.honoured("prompt", f.text(), "Text; none: the model is loaded, and nothing answered."),
     f.honoured("system", f.text(), "A system turn before it."),
     f.honoured("raw", f.flag, "true: the prompt as it is, without the chat template."),
-    f.neutral("suffix", f.only("", reason="text is not inserted"), '""'),
-    f.neutral("template", f.only("", reason="the model's own template is used"), '""'),
-    f.neutral("context", f.only([], reason="use /api/chat with the turns themselves"), "[]"),
+    f.fixed("suffix", "", "text is not inserted"),
+    f.fixed("template", "", "the model's own template is used"),
+    f.fixed("context", [], "use /api/chat with the turns themselves"),
     IMAGES,
     f.refused("width", "images are not generated"),
     f.refused("height", "images are not generated"),

@@ -28,6 +28,7 @@ DEFAULT_TAG = ":latest"
 EFFORTS = ("low", "medium", "high")
 DURATION = re.compile(r"(-?\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 _MAX_COUNT = 2**31 - 1
+_OTHERS = "use top_p, top_k and min_p"
 _HOW_IT_RUNS = "How a model is run is its operator's; no answer differs."
 
 
@@ -46,10 +47,6 @@ def num_predict(value: Any, path: str) -> int | None:
 def own_seed(value: Any, path: str) -> int | None:
     checked: int = seed(value, path)
     return checked if checked >= 0 else None
-
-
-def _off(value: int) -> Any:
-    return f.only(value, float(value), reason="use top_p, top_k and min_p")
 
 
 OPTION_FIELDS = f.table(
@@ -79,10 +76,10 @@ OPTION_FIELDS = f.table(
         f.integer(-1, _MAX_COUNT),
         "-1 beside a repeat_penalty, which looks at the whole text; else anything.",
     ),
-    f.neutral("penalize_newline", f.only(True, reason="penalties spare no token"), "true"),
-    f.neutral("tfs_z", _off(1), "1"),
-    f.neutral("typical_p", _off(1), "1"),
-    f.neutral("mirostat", _off(0), "0"),
+    f.fixed("penalize_newline", True, "penalties spare no token"),
+    f.fixed("tfs_z", 1, _OTHERS),
+    f.fixed("typical_p", 1, _OTHERS),
+    f.fixed("mirostat", 0, _OTHERS),
     f.neutral("mirostat_tau", f.number(0, 100), "Ignored: it only matters with mirostat."),
     f.neutral("mirostat_eta", f.number(0, 100), "Ignored: it only matters with mirostat."),
     *(
@@ -93,9 +90,9 @@ OPTION_FIELDS = f.table(
         f.neutral(name, f.flag, _HOW_IT_RUNS)
         for name in ("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock")
     ),
-    f.neutral("logits_all", f.only(False, reason="use logprobs"), "false"),
-    f.neutral("vocab_only", f.only(False, reason="models are loaded whole"), "false"),
-    f.neutral("embedding_only", f.only(False, reason="use /api/embed"), "false"),
+    f.fixed("logits_all", False, "use logprobs"),
+    f.fixed("vocab_only", False, "models are loaded whole"),
+    f.fixed("embedding_only", False, "use /api/embed"),
 )
 
 
@@ -147,10 +144,8 @@ SHARED_FIELDS: tuple[f.Field, ...] = (
     f.honoured("logprobs", f.flag, "Log probabilities of the output tokens."),
     f.honoured("top_logprobs", f.integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
     KEEP_ALIVE,
-    f.neutral("truncate", f.only(False, reason="prompts are never cut; only false"), "false"),
-    f.neutral(
-        "shift", f.only(False, reason="nothing is dropped from a context; only false"), "false"
-    ),
+    f.fixed("truncate", False, "prompts are never cut; only false"),
+    f.fixed("shift", False, "nothing is dropped from a context; only false"),
 )
 
 

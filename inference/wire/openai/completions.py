@@ -69,8 +69,8 @@ FIELDS = f.table(
         "0 only with echo or prompt_logprobs; 16 where it is missing.",
     ),
     f.neutral("best_of", f.integer(1, MAX_CHOICES), "1, or what n is."),
-    f.neutral("suffix", f.only("", reason="text is not inserted"), '""'),
-    f.neutral("add_special_tokens", f.only(True, reason="token ids are taken as they are"), "true"),
+    f.fixed("suffix", "", "text is not inserted"),
+    f.fixed("add_special_tokens", True, "token ids are taken as they are"),
 )
 
 

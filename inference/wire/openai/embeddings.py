@@ -67,9 +67,9 @@ FIELDS = f.table(
         "Extension; an input's tokens beyond so many are left out; -1: those that the model does "
         "not take.",
     ),
-    f.neutral("normalize", f.only(True, reason="vectors are as the model makes them"), "true"),
-    f.neutral("add_special_tokens", f.only(True, reason="the model wants them"), "true"),
-    f.neutral("priority", f.only(0, reason="callers take turns by account"), "0"),
+    f.fixed("normalize", True, "vectors are as the model makes them"),
+    f.fixed("add_special_tokens", True, "the model wants them"),
+    f.fixed("priority", 0, "callers take turns by account"),
     f.neutral("request_id", f.text(512), "A label; kept nowhere."),
     USER,
 )

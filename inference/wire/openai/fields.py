@@ -93,42 +93,27 @@ STREAM_OPTION_FIELDS = f.table(
 _SAMPLED = "tokens are sampled, not searched for"
 
 
-def _number(value: int, reason: str) -> f.Check[Any]:
-    """JSON has one kind of number: 1 and 1.0 are the same."""
-    return f.only(value, float(value), reason=reason)
-
-
 OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
-    f.neutral("use_beam_search", f.only(False, reason=_SAMPLED), "false"),
-    f.neutral("length_penalty", _number(1, _SAMPLED), "1"),
-    f.neutral("early_stopping", f.only(False, reason=_SAMPLED), "false"),
-    f.neutral(
-        "skip_special_tokens",
-        f.only(True, reason="special tokens are never part of a text"),
-        "true",
-    ),
+    f.fixed("use_beam_search", False, _SAMPLED),
+    f.fixed("length_penalty", 1, _SAMPLED),
+    f.fixed("early_stopping", False, _SAMPLED),
+    f.fixed("skip_special_tokens", True, "special tokens are never part of a text"),
     f.neutral(
         "spaces_between_special_tokens",
         f.only(True, False, reason="true or false"),
         "Special tokens are never part of a text.",
     ),
-    f.neutral(
-        "include_stop_str_in_output",
-        f.only(False, reason="what ends an answer is not part of it"),
-        "false",
-    ),
-    f.neutral("bad_words", f.only([], reason="use logit_bias"), "[]"),
-    f.neutral("logits_processors", f.only([], reason="no code is taken from clients"), "[]"),
-    f.neutral("priority", _number(0, "callers take turns by account"), "0"),
-    f.neutral(
-        "return_tokens_as_token_ids", f.only(False, reason="use return_token_ids instead"), "false"
-    ),
-    f.neutral("cache_prompt", f.only(True, reason="prefixes are always cached"), "true"),
-    f.neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
-    f.neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
-    f.neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
+    f.fixed("include_stop_str_in_output", False, "what ends an answer is not part of it"),
+    f.fixed("bad_words", [], "use logit_bias"),
+    f.fixed("logits_processors", [], "no code is taken from clients"),
+    f.fixed("priority", 0, "callers take turns by account"),
+    f.fixed("return_tokens_as_token_ids", False, "use return_token_ids instead"),
+    f.fixed("cache_prompt", True, "prefixes are always cached"),
+    f.fixed("mirostat", 0, "there is no mirostat; use top_p, top_k, min_p"),
+    f.fixed("typical_p", 1, "use top_p, top_k, min_p"),
+    f.fixed("tfs_z", 1, "use top_p, top_k, min_p"),
     f.neutral("request_id", f.text(512), "A label; kept nowhere."),
-    f.neutral("vllm_xargs", f.only({}, reason="there are no such arguments here"), "{}"),
+    f.fixed("vllm_xargs", {}, "there are no such arguments here"),
     f.refused("truncate_prompt_tokens", "prompts are never cut"),
     f.refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
     f.refused("cache_salt", "prefixes are shared within an account only"),
@@ -185,12 +170,10 @@ SHARED_FIELDS: tuple[f.Field, ...] = (
     *OTHER_SERVERS_FIELDS,
 )
 
-PROMPT_CACHE_FIELDS = f.table(
-    f.neutral("mode", f.only("implicit", reason="only implicit"), "implicit")
-)
+PROMPT_CACHE_FIELDS = f.table(f.fixed("mode", "implicit", "only implicit"))
 SERVICE_FIELDS: tuple[f.Field, ...] = (
     SAFETY_IDENTIFIER,
-    f.neutral("prompt_cache_retention", f.only("in_memory", reason="only in_memory"), "in_memory"),
+    f.fixed("prompt_cache_retention", "in_memory", "only in_memory"),
     f.neutral("prompt_cache_options", PROMPT_CACHE_FIELDS.read, "mode implicit"),
     f.neutral("service_tier", f.only("auto", "default", reason="only auto or default"), "auto"),
     f.refused("moderation", "nothing is moderated here"),

@@ -107,10 +107,8 @@ STRUCTURED_FIELDS = f.table(
     *(f.honoured(name, check, note) for name, (check, note) in WAYS.items()),
     f.neutral("disable_fallback", f.flag, "There is nothing to fall back to."),
     f.neutral("backend", f.text(64), "There is one."),
-    f.neutral("disable_any_whitespace", f.only(False, reason=_ONE_WAY), "false"),
-    f.neutral(
-        "disable_additional_properties", f.only(False, reason="set it in the schema"), "false"
-    ),
+    f.fixed("disable_any_whitespace", False, _ONE_WAY),
+    f.fixed("disable_additional_properties", False, "set it in the schema"),
     f.refused("whitespace_pattern", _ONE_WAY),
     f.refused("structural_tag", "use tools"),
 )

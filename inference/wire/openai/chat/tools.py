@@ -21,10 +21,10 @@ _string = f.text()
 
 CACHE_CONTROL_FIELDS = f.table(
     replace(
-        f.neutral("type", f.only("ephemeral", reason="only ephemeral"), "ephemeral"),
+        f.fixed("type", "ephemeral", "only ephemeral"),
         is_required=True,
     ),
-    f.neutral("ttl", f.only("5m", reason="only 5m, the default"), "5m"),
+    f.fixed("ttl", "5m", "only 5m, the default"),
 )
 CACHE_CONTROL = f.neutral(
     "cache_control",

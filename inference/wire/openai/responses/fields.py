@@ -77,7 +77,7 @@ PART_FIELDS = {
     "output_text": f.table(
         _type,
         _text,
-        f.neutral("annotations", f.only([], reason="annotations are not read"), "[]"),
+        f.fixed("annotations", [], "annotations are not read"),
         f.neutral("logprobs", _ignored_logprobs, "Not shown to the model."),
     ),
     "refusal": f.table(_type, f.required("refusal", _string, "Text like any other.")),
@@ -197,7 +197,7 @@ def output_text_format(value: Any, path: str) -> TextSettings:
 
 TEXT_FIELDS = f.table(
     f.honoured("format", output_text_format, "text, json_object or json_schema."),
-    f.neutral("verbosity", f.only("medium", reason="only medium, the default"), "medium"),
+    f.fixed("verbosity", "medium", "only medium, the default"),
 )
 
 
@@ -248,8 +248,8 @@ REASONING_FIELDS = f.table(
     f.honoured("effort", f.one_of(*EFFORTS), "Any of OpenAI's."),
     f.honoured("summary", _summary, "auto or detailed: the whole of it."),
     f.honoured("generate_summary", _summary, "The older name of summary."),
-    f.neutral("context", f.only("auto", reason="the chat template decides; only auto"), "auto"),
-    f.neutral("mode", f.only("standard", reason="only standard"), "standard"),
+    f.fixed("context", "auto", "the chat template decides; only auto"),
+    f.fixed("mode", "standard", "only standard"),
 )
 
 

@@ -177,7 +177,7 @@ ITEM_FIELDS = {
         f.required("name", f.text(MAX_ID_CHARS, min_chars=1), "The function's name."),
         f.required("arguments", _string, "JSON text, as the model gave it."),
         f.honoured("namespace", f.text(MAX_ID_CHARS, min_chars=1), "Of the function."),
-        f.neutral("async", f.only(False, reason="calls are not asynchronous"), "false"),
+        f.fixed("async", False, "calls are not asynchronous"),
         _caller,
     ),
     "function_call_output": f.table(

@@ -33,13 +33,9 @@ TOOL_FIELDS = f.table(
     f.honoured(
         "strict", f.flag, "Left out: true where the schema is as narrow as strict ones are."
     ),
-    f.neutral(
-        "allowed_callers", f.only(["direct"], reason="only the model itself calls"), '["direct"]'
-    ),
-    f.neutral("async", f.only(False, reason="calls are not asynchronous"), "false"),
-    f.neutral(
-        "defer_loading", f.only(False, reason="every tool is in the prompt at once"), "false"
-    ),
+    f.fixed("allowed_callers", ["direct"], "only the model itself calls"),
+    f.fixed("async", False, "calls are not asynchronous"),
+    f.fixed("defer_loading", False, "every tool is in the prompt at once"),
     f.refused("output_schema", "what a function returns is not checked"),
 )
 

@@ -29,8 +29,8 @@ OWN_FIELDS = f.table(
     f.honoured(
         "generate", f.flag, "false: the prompt is computed and cached, and nothing answered."
     ),
-    f.neutral("stream", f.only(True, reason="a socket always streams"), "true"),
-    f.neutral("background", f.only(False, reason="a response ends with its socket"), "false"),
+    f.fixed("stream", True, "a socket always streams"),
+    f.fixed("background", False, "a response ends with its socket"),
 )
 FIELDS = f.table(
     *OWN_FIELDS.values(),
