@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -106,8 +106,8 @@ class ChatTemplate:
         except Exception as error:  # a template comes with the model and may raise anything
             how = self._how_it_fails(source, chat)
             raise TemplateRenderError(f"the model's chat template {how}: {error}") from error
-        if self.sources.for_tools is None:
-            _check_results_are_kept(rendering.text, chat.messages)
+        if self.sources.for_tools is None and not _keeps_results(rendering.text, chat.messages):
+            raise TemplateRenderError("this model's chat template drops what a tool returned")
         return rendering
 
     def _source(self, chat: ChatInput) -> str | None:
@@ -237,33 +237,26 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _check_results_are_kept(rendered: str, messages: list[ChatMessage]) -> None:
-    """Checks that no tool result was dropped by a template without tool support: it may leave out
-    turns of a role that it does not know. Raises ``TemplateRenderError``."""
-    position = 0
-    for message in messages:
-        if message.role != "tool":
-            continue
-        for text in _texts(message):
-            found = rendered.find(text, position)
-            if found < 0:
-                raise TemplateRenderError("this model's chat template drops what a tool returned")
-            position = found + len(text)
+def _keeps_results(rendered: str, messages: list[ChatMessage]) -> bool:
+    """A template without tool support may leave out turns of a role that it does not know."""
+    results = [message for message in messages if message.role == "tool"]
+    return _holds(rendered, (text for message in results for text in _texts(message)))
 
 
 def _texts(message: ChatMessage) -> list[str]:
     """Images stand between them."""
     parts = message.parts if message.images else [message.content or ""]
-    return [part.strip() for part in parts if isinstance(part, str)]
+    return [part for part in parts if isinstance(part, str)]
 
 
 def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:
+    return _holds(rendered, (one.content or "" for one in messages if one.role == "system"))
+
+
+def _holds(rendered: str, texts: Iterable[str]) -> bool:
     """Each is looked for after the one before it, so that all are found in one pass."""
     position = 0
-    for message in messages:
-        if message.role != "system":
-            continue
-        text = (message.content or "").strip()
+    for text in map(str.strip, texts):
         found = rendered.find(text, position)
         if found < 0:
             return False

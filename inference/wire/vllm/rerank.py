@@ -146,22 +146,11 @@ class RerankBodyEncoder:
         return result
 
 
-def same_number(num_firsts: int, num_seconds: int, param: str) -> None:
-    """Raises ``InvalidRequestError``."""
-    if num_firsts not in (1, num_seconds):
-        message = f"There are {num_firsts} first texts and {num_seconds} second ones."
-        raise InvalidRequestError(message, param=param)
-
-
-_score_text = f.text(min_chars=1)
-_texts_of_list = f.array(_score_text, MAX_DOCUMENTS, min_items=1)
+_texts_of_list = f.array(_text, MAX_DOCUMENTS, min_items=1)
 
 
 def texts(value: Any, path: str) -> list[str]:
-    found: list[str] = (
-        _texts_of_list(value, path) if isinstance(value, list) else [_score_text(value, path)]
-    )
-    return found
+    return _texts_of_list(value, path) if isinstance(value, list) else [_text(value, path)]
 
 
 SCORE_FIELDS = f.table(
@@ -190,7 +179,11 @@ class ScoringRequest:
 def parse_score(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
     read = f.read_body(body, SCORE_FIELDS)
     firsts, seconds = _one(read, "text_1", "queries"), _one(read, "text_2", "documents")
-    same_number(len(firsts), len(seconds), "text_1" if "text_1" in read else "queries")
+    if len(firsts) not in (1, len(seconds)):
+        raise InvalidRequestError(
+            f"There are {len(firsts)} first texts and {len(seconds)} second ones.",
+            param="text_1" if "text_1" in read else "queries",
+        )
     pairs = PairsInput(firsts=firsts, seconds=seconds)
     return ScoringRequest(
         score=ScoreRequest(model=read["model"], input=pairs, end_user=end_user_of(read))
