@@ -44,8 +44,7 @@ from inference.wire.ollama.fields import (
     catalogue_name,
     sampling_options,
 )
-from inference.wire.openai.chat import tools as openai_tools
-from inference.wire.openai.chat.tools import MAX_CALL_ID_CHARS
+from inference.wire.openai.chat.turns import MAX_CALL_ID_CHARS, tools
 
 _string = f.text()
 
@@ -165,7 +164,7 @@ class _Reader:
 FIELDS = f.table(
     *SHARED_FIELDS,
     f.honoured("messages", messages, "Turns; none: the model is loaded, and nothing answered."),
-    f.honoured("tools", openai_tools.tools, "Functions."),
+    f.honoured("tools", tools, "Functions."),
 )
 NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     "options": OPTION_FIELDS,

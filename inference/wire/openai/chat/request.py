@@ -23,15 +23,8 @@ from inference.wire.openai.answers import (
     answer_head,
     with_usage_and_padding,
 )
-from inference.wire.openai.chat import tools as openai_tools
+from inference.wire.openai.chat import turns
 from inference.wire.openai.chat.answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
-from inference.wire.openai.chat.messages import (
-    IMAGE_URL_FIELDS,
-    MESSAGE_FIELDS,
-    PART_FIELDS,
-    PREDICTION_FIELDS,
-    messages,
-)
 from inference.wire.openai.fields import (
     MAX_TOP_LOGPROBS,
     PROMPT_CACHE_FIELDS,
@@ -55,18 +48,18 @@ INLINE_REASONING_HEADER = "x-include-thinking"
 
 FIELDS = f.table(
     *openai_fields.SHARED_FIELDS,
-    f.required("messages", messages, "At least one turn; text only."),
-    f.honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
+    f.required("messages", turns.messages, "At least one turn; text only."),
+    f.honoured("tools", turns.tools, "Functions; custom tools are refused."),
     f.honoured(
         "tool_choice",
-        openai_tools.tool_choice,
+        turns.tool_choice,
         "auto, none, required, a function, or allowed_tools.",
     ),
     f.honoured("parallel_tool_calls", f.flag, "false: at most one call in an answer."),
     *OUTPUT_FIELDS,
     f.honoured(
         "prediction",
-        PREDICTION_FIELDS.read,
+        turns.PREDICTION_FIELDS.read,
         "Guesses that are verified, where the model's entry speculates; changes no answer.",
     ),
     f.honoured(
@@ -121,23 +114,23 @@ FIELDS = f.table(
 )
 
 NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
-    **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
-    **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
-    "image_url": IMAGE_URL_FIELDS,
-    "prediction": PREDICTION_FIELDS,
-    "tool calls": openai_tools.CALL_FIELDS,
-    "the function of a tool call": openai_tools.CALLED_FIELDS,
-    "tools": openai_tools.TOOL_FIELDS,
-    "the function of a tool": openai_tools.FUNCTION_FIELDS,
-    "tool_choice of one function": openai_tools.NAMED_FIELDS,
-    "tool_choice of several functions": openai_tools.ALLOWED_TOOLS_FIELDS,
-    "allowed_tools": openai_tools.ALLOWED_FIELDS,
+    **{f"{role} messages": fields for role, fields in turns.MESSAGE_FIELDS.items()},
+    **{f"{kind} parts": fields for kind, fields in turns.PART_FIELDS.items()},
+    "image_url": turns.IMAGE_URL_FIELDS,
+    "prediction": turns.PREDICTION_FIELDS,
+    "tool calls": turns.CALL_FIELDS,
+    "the function of a tool call": turns.CALLED_FIELDS,
+    "tools": turns.TOOL_FIELDS,
+    "the function of a tool": turns.FUNCTION_FIELDS,
+    "tool_choice of one function": turns.NAMED_FIELDS,
+    "tool_choice of several functions": turns.ALLOWED_TOOLS_FIELDS,
+    "allowed_tools": turns.ALLOWED_FIELDS,
     "response_format": FORMAT_FIELDS,
     "json_schema": SCHEMA_FIELDS,
     "structured_outputs": STRUCTURED_FIELDS,
     "stream_options": openai_fields.STREAM_OPTION_FIELDS,
     "prompt_cache_options": PROMPT_CACHE_FIELDS,
-    "cache_control": openai_tools.CACHE_CONTROL_FIELDS,
+    "cache_control": turns.CACHE_CONTROL_FIELDS,
 }
 
 
@@ -190,13 +183,13 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
 
 
 def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
-    offered, choice = openai_tools.chosen_tools(
-        read.get("tools", []), read.get("tool_choice", openai_tools.FREELY)
+    offered, choice = turns.chosen_tools(
+        read.get("tools", []), read.get("tool_choice", turns.FREELY)
     )
     effort = read.get("reasoning_effort")
-    turns, answer_start = _continued(read, choice)
+    messages, answer_start = _continued(read, choice)
     return ChatInput(
-        messages=turns,
+        messages=messages,
         answer_start=answer_start,
         adds_generation_prompt=bool(answer_start) or read.get("add_generation_prompt", True),
         tools=offered,
@@ -211,10 +204,10 @@ def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
 
 def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessage], str]:
     """The turns, and the start of the answer. Refuses fields that decide how an answer begins."""
-    turns: list[ChatMessage] = read["messages"]
+    messages: list[ChatMessage] = read["messages"]
     if not read.get("continue_final_message", False):
-        return turns, ""
-    turns, answer_start = without_answer_start(turns)
+        return messages, ""
+    messages, answer_start = without_answer_start(messages)
     hindrances = {
         "add_generation_prompt": read.get("add_generation_prompt", False),
         "tool_choice": choice.mode == "required",
@@ -228,7 +221,7 @@ def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessa
                 f"'{name}' does not allow that.",
                 param=name,
             )
-    return turns, answer_start
+    return messages, answer_start
 
 
 def _shown_reasoning(read: dict[str, Any], context: RequestContext) -> Reasoning:

@@ -28,7 +28,7 @@ from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
-from inference.wire.openai.chat.tools import chosen_tools
+from inference.wire.openai.chat.turns import chosen_tools
 from inference.wire.openai.fields import (
     MODEL,
     PROMPT_CACHE_FIELDS,
