@@ -19,12 +19,9 @@ from inference.sandbox.errors import NoWorkerError
 from inference.sandbox.jobs import (
     Command,
     ForgetTokenizer,
-    Forked,
     ForkWorker,
     KeepTokenizer,
-    Reaped,
     ReapWorker,
-    Reply,
     TokenizerFacts,
     decode_reply,
     encode_frame,
@@ -61,11 +58,10 @@ class ForkClient:
         signal, or it is unknown."""
         with self._lock:
             try:
-                reply = self._ask(ReapWorker(pid)) if self._channel is not None else None
+                return self._ask(ReapWorker(pid)) if self._channel is not None else 0
             except ChannelError:
                 self._drop()
                 return 0
-        return reply.signal_number if isinstance(reply, Reaped) else 0
 
     def keep_tokenizer(self, facts: TokenizerFacts) -> None:
         """Workers that are forked from now on have it."""
@@ -91,9 +87,7 @@ class ForkClient:
                 assert self._channel is not None and self._control is not None
                 self._channel.send(encode_frame(ForkWorker()))
                 socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-                reply = decode_reply(self._channel.receive())
-                assert isinstance(reply, Forked), "the reply to a fork"
-                return reply.pid
+                return decode_reply(self._channel.receive())
             except (ChannelError, OSError):
                 self._drop()
         log.error("no worker for templates and grammars could be started")
@@ -107,7 +101,7 @@ class ForkClient:
             except ChannelError:
                 self._drop()
 
-    def _ask(self, command: Command) -> Reply:
+    def _ask(self, command: Command) -> int:
         """Raises ``ChannelError``."""
         assert self._channel is not None
         self._channel.send(encode_frame(command))

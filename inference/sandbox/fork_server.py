@@ -16,14 +16,10 @@ import sys
 from inference.channel import Channel, ChannelClosedError
 from inference.sandbox.jobs import (
     Command,
-    Done,
     ForgetTokenizer,
-    Forked,
     ForkWorker,
     KeepTokenizer,
-    Reaped,
     ReapWorker,
-    Reply,
     decode_command,
     encode_frame,
 )
@@ -46,17 +42,17 @@ def main(descriptor: int) -> None:
         return
 
 
-def _obey(command: Command, control: socket.socket) -> Reply:
+def _obey(command: Command, control: socket.socket) -> int:
     match command:
         case ForkWorker():
-            return Forked(_fork(control))
+            return _fork(control)
         case ReapWorker(pid=pid):
-            return Reaped(_reap(pid))
+            return _reap(pid)
         case KeepTokenizer(facts=facts):
             keep_tokenizer(facts)
         case ForgetTokenizer(digest=digest):
             forget_tokenizer(digest)
-    return Done()
+    return 0
 
 
 def _fork(control: socket.socket) -> int:

@@ -107,17 +107,18 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkWorker(msgspec.Struct, frozen=True, tag="fork"):
-    """One byte with the worker's end of its socket follows. Answered by ``Forked``."""
+    """One byte with the worker's end of its socket follows. Answered by its process id."""
 
 
 class ReapWorker(msgspec.Struct, frozen=True, tag="reap"):
-    """The worker ends or has ended: answered by ``Reaped`` once it has."""
+    """The worker ends or has ended: answered, once it has, by the number of the signal that ended
+    it; 0: none did."""
 
     pid: int
 
 
 class KeepTokenizer(msgspec.Struct, frozen=True, tag="keep_tokenizer"):
-    """Workers that are forked from now on have it. Answered by ``Done``."""
+    """Workers that are forked from now on have it. Answered by 0."""
 
     facts: TokenizerFacts
 
@@ -129,21 +130,5 @@ class ForgetTokenizer(msgspec.Struct, frozen=True, tag="forget_tokenizer"):
 Command = ForkWorker | ReapWorker | KeepTokenizer | ForgetTokenizer
 
 
-class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    pid: int
-
-
-class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
-    """``signal_number`` ended it; 0: it ended by itself."""
-
-    signal_number: int
-
-
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    pass
-
-
-Reply = Forked | Reaped | Done
-
 decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_reply: Callable[[bytes], Reply] = msgspec.msgpack.Decoder(Reply).decode
+decode_reply = msgspec.msgpack.Decoder(int).decode
