@@ -58,18 +58,9 @@ class Closed:
 Step = Opened | Grew | Closed
 
 
-class Signature:
-    """A fingerprint of a thinking block's text, because clients expect the field and send it back.
-    Equal texts have equal signatures. Nothing checks it."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256(b"helexa thinking\n")
-
-    def feed(self, text: str) -> None:
-        self._hash.update(text.encode())
-
-    def __str__(self) -> str:
-        return base64.b64encode(self._hash.digest()).decode()
+SIGNATURE_START = b"helexa thinking\n"
+"""A thinking block's signature is a fingerprint of its text, because clients expect the field and
+send it back. Nothing checks it."""
 
 
 class Blocks:
@@ -79,7 +70,7 @@ class Blocks:
     def __init__(self, thinking: Display) -> None:
         self._thinking = thinking
         self._open: Kind | None = None
-        self._signature = Signature()
+        self._thought = hashlib.sha256(SIGNATURE_START)
 
     def take(self, event: Event) -> list[Step]:
         match event:
@@ -103,7 +94,7 @@ class Blocks:
         steps: list[Step] = []
         if event.text:
             steps = self._grow("thinking", event.text)
-            self._signature.feed(event.text)
+            self._thought.update(event.text.encode())
             if self._thinking == "omitted":
                 steps.pop()
         if event.closes is not None and self._open == "thinking":
@@ -123,8 +114,8 @@ class Blocks:
             return []
         if kind != "thinking":
             return [Closed()]
-        signature, self._signature = self._signature, Signature()
-        return [Closed(str(signature))]
+        thought, self._thought = self._thought, hashlib.sha256(SIGNATURE_START)
+        return [Closed(base64.b64encode(thought.digest()).decode())]
 
 
 def _tool_use_id(call_id: str) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from inference.protocol.events import Failure
-from inference.wire.common.fields import one_of, shown, unknown_field
+from inference.wire.common.fields import integer, one_of, shown, text, unknown_field
 from inference.wire.dialect import page_of
 from inference.wire.errors import InvalidRequestError, RequestFailedError, UnsupportedParameterError
 from inference.wire.openai.responses.errors import error_event, named_frame
@@ -56,7 +56,7 @@ def read_retrieval(query: bytes) -> Retrieval:
     read = _read(
         query,
         {
-            "include": _include,
+            "include": one_of(*INCLUDABLE),
             "stream": _flag,
             "include_obfuscation": _only_false("these events are not padded"),
             "starting_after": _number,
@@ -74,7 +74,12 @@ def read_item_page(query: bytes) -> ItemPage:
     """Raises ``ApiError``."""
     read = _read(
         query,
-        {"include": _include, "limit": _limit, "order": one_of("asc", "desc"), "after": _text},
+        {
+            "include": one_of(*INCLUDABLE),
+            "limit": _limit,
+            "order": one_of("asc", "desc"),
+            "after": text(),
+        },
     )
     read.pop("include", None)
     return ItemPage(**read)
@@ -112,14 +117,6 @@ def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
     return read
 
 
-def _include(value: str, name: str) -> None:
-    one_of(*INCLUDABLE)(value, name)
-
-
-def _text(value: str, _name: str) -> str:
-    return value
-
-
 def _number(value: str, name: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 16):
         raise InvalidRequestError(f"'{name}' must be an integer, 0 or more.", param=name)
@@ -132,12 +129,7 @@ def _flag(value: str, name: str) -> bool:
 
 
 def _limit(value: str, name: str) -> int:
-    limit = _number(value, name)
-    if not 1 <= limit <= MAX_ITEMS:
-        raise InvalidRequestError(
-            f"'{name}' must be from 1 up to {MAX_ITEMS}; it is {limit}.", param=name
-        )
-    return limit
+    return integer(1, MAX_ITEMS)(_number(value, name), name)
 
 
 def _only_false(reason: str) -> ReadValue:
