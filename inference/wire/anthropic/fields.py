@@ -126,10 +126,7 @@ OUTPUT_CONFIG_FIELDS = f.table(
 )
 
 
-def _keeps_all(value: Any, path: str) -> Any:
-    return f.only("all", {"type": "all"}, reason="only all: nothing is cleared here")(value, path)
-
-
+_keeps_all = f.only("all", {"type": "all"}, reason="only all: nothing is cleared here")
 CLEAR_THINKING_FIELDS = f.table(
     type_field("clear_thinking_20251015"), f.neutral("keep", _keeps_all, "all")
 )

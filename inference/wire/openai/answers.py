@@ -228,7 +228,11 @@ class PromptLogprobs:
         self._positions[event.prompt_index] += map(_position, event.tokens)
 
     def of_prompt(self, prompt_index: int) -> orjson.Fragment:
-        return orjson.Fragment(b"[" + b",".join(self._positions[prompt_index]) + b"]")
+        return json_array(self._positions[prompt_index])
+
+
+def json_array(items: list[bytes]) -> orjson.Fragment:
+    return orjson.Fragment(b"[" + b",".join(items) + b"]")
 
 
 def _position(tokens: list[RankedToken]) -> bytes:

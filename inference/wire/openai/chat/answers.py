@@ -36,6 +36,7 @@ from inference.wire.openai.answers import (
     body_parts,
     finish_reason,
     head_of,
+    json_array,
     token_object,
 )
 
@@ -236,4 +237,4 @@ def _token_json(token: TextLogprob) -> bytes:
 
 
 def _joined(tokens: list[bytes]) -> dict[str, Any]:
-    return {"content": orjson.Fragment(b"[" + b",".join(tokens) + b"]"), "refusal": None}
+    return {"content": json_array(tokens), "refusal": None}

@@ -19,7 +19,7 @@ import orjson
 
 from inference.protocol.events import Accepted, TextLogprob, Usage
 from inference.wire.errors import ApiError
-from inference.wire.openai.answers import token_object
+from inference.wire.openai.answers import json_array, token_object
 from inference.wire.openai.responses.fields import (
     ENCRYPTED_REASONING,
     PLAIN_TEXT,
@@ -91,11 +91,11 @@ class MessageItem(OutputItem):
         self._logprobs += logprobs
         return (
             "response.output_text.delta",
-            {**self._place, "delta": text, "logprobs": _json_array(logprobs)},
+            {**self._place, "delta": text, "logprobs": json_array(logprobs)},
         )
 
     def closing(self, status: Status) -> list[NamedEvent]:
-        self._all_logprobs = _json_array(self._logprobs)
+        self._all_logprobs = json_array(self._logprobs)
         part = self._part()
         done = {**self._place, "text": part["text"], "logprobs": self._all_logprobs}
         return [
@@ -193,10 +193,6 @@ class CallItem(OutputItem):
             "name": self._name,
             "arguments": self._text,
         }
-
-
-def _json_array(items: list[bytes]) -> orjson.Fragment:
-    return orjson.Fragment(b"[" + b",".join(items) + b"]")
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
