@@ -2,29 +2,39 @@
 thread, and ends when the other end of its socket closes, as its workers do.
 
 A worker that has ended stays a zombie until it is reaped by command, so that its process id can be
-signalled without hitting another process.
+signalled without hitting another process. It does one job after the other until its socket closes,
+and sets each one's limits of processor time, memory and output for itself, so that they hold
+without anybody watching; the pool watches the clock beside them. They grow with the job's frame: a
+long conversation may take longer than a short one.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
+from pathlib import Path
 
-from inference.channel import Channel, ChannelClosedError
+from inference.channel import Channel, ChannelClosedError, ChannelError
+from inference.sandbox.errors import LossReason
 from inference.sandbox.jobs import (
+    FURTHER,
+    LAST,
+    MIB,
+    Broken,
     Command,
     ForgetTokenizer,
     ForkWorker,
     KeepTokenizer,
     ReapWorker,
     decode_command,
+    decode_job,
     encode_frame,
 )
-from inference.sandbox.work import forget_tokenizer, keep_tokenizer
-from inference.sandbox.worker import work
+from inference.sandbox.work import forget_tokenizer, keep_tokenizer, perform
 
 
 def main(descriptor: int) -> None:
@@ -74,6 +84,90 @@ def _reap(pid: int) -> int:
     except ChildProcessError:
         return 0
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+PAGE_BYTES = resource.getpagesize()
+STATM = Path("/proc/self/statm")
+
+CPU_S = 3.0
+CPU_S_PER_MIB = 0.5
+MEMORY_BYTES = 256 * MIB
+MEMORY_PER_BYTE = 40
+"""A character may take four bytes, and a rendered turn is copied several times."""
+OUTPUT_BYTES = 16 * MIB
+OUTPUT_PER_BYTE = 4
+STACK_BYTES = 4 * MIB
+"""Half of a thread's in an engine: what overflows there overflows here first."""
+GROWTH_BYTES = 64 * MIB
+"""A worker that has grown by so much ends after its job; the next one is forked."""
+
+
+def limit_process() -> None:
+    """Sets the limits of a new worker; called once."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_STACK, STACK_BYTES)
+    # The kernel ends it: a handler of Python's would wait for the C code to return.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def limit_job(num_bytes: int) -> None:
+    """Sets a job's limits, until ``lift_limits``: more processor time ends the process, more memory
+    fails."""
+    _limit(resource.RLIMIT_DATA, data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S + CPU_S_PER_MIB * num_bytes / MIB)
+
+
+def lift_limits() -> None:
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _limit(which: int, num_bytes: int) -> None:
+    """A host's own limit stays, where that is lower."""
+    _, hard = resource.getrlimit(which)
+    if hard == resource.RLIM_INFINITY or num_bytes < hard:
+        resource.setrlimit(which, (num_bytes, hard))
+
+
+def data_bytes() -> int:
+    """Bytes that the kernel counts against ``RLIMIT_DATA``."""
+    return int(STATM.read_bytes().split()[5]) * PAGE_BYTES
+
+
+def work(connection: socket.socket) -> None:
+    """Work on jobs until the other end closes, or until this process has grown too large. Its last
+    answer then reports that, so that the pool gives it no further job."""
+    limit_process()
+    _write_nowhere()
+    channel, started_bytes = Channel(connection), data_bytes()
+    try:
+        is_last = False
+        while not is_last:
+            answer = _answer(channel.receive())
+            is_last = data_bytes() > started_bytes + GROWTH_BYTES
+            channel.send((LAST if is_last else FURTHER) + answer)
+    except ChannelError:
+        return
+
+
+def _answer(frame: bytes) -> bytes:
+    limit_job(len(frame))
+    try:
+        max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * len(frame)
+        return encode_frame(perform(decode_job(frame), max_output_bytes))
+    except MemoryError:
+        return encode_frame(Broken(reason=LossReason.MEMORY))
+    finally:
+        lift_limits()
+
+
+def _write_nowhere() -> None:
+    """A panic's message quotes the request, which no log may."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 if __name__ == "__main__":
