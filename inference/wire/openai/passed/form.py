@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
+from email.utils import collapse_rfc2231_value
 from typing import IO
 
 from inference.wire.errors import InvalidRequestError, MissingParameterError
@@ -213,10 +214,10 @@ def _part(head: bytes, at: int, end: int) -> Part:
 
 
 def _parameter(message: Message, name: str) -> str | None:
-    """A parameter of ``Content-Disposition``. Forms have none in parts or in a charset of RFC
-    2231's."""
+    """A parameter of ``Content-Disposition``. Forms should have none in a charset (RFC 7578, 4.2);
+    aiohttp sends ``filename*`` alone."""
     value = message.get_param(name, header="content-disposition")
-    return value if isinstance(value, str) else None
+    return None if value is None else collapse_rfc2231_value(value)
 
 
 def _head(boundary: str, part: Part) -> bytes:

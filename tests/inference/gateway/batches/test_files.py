@@ -109,11 +109,16 @@ def form(*parts: tuple[str, bytes]) -> bytes:
     return written + f"--{BOUNDARY}--\r\n".encode()
 
 
-def test_a_file_and_its_fields() -> None:
-    body = form(('name="purpose"', b"batch"), ('name="file"; filename="a.jsonl"', b"{}\n"))
+@each_case(
+    ("words", "name"),
+    [('filename="a.jsonl"', "a.jsonl"), ("filename*=utf-8''%C3%A4.jsonl", "ä.jsonl")],
+    ids=["as forms are", "as aiohttp sends it"],
+)
+def test_a_file_and_its_fields(words: str, name: str) -> None:
+    body = form(('name="purpose"', b"batch"), (f'name="file"; {words}', b"{}\n"))
     upload = read_upload(FORM, io.BytesIO(body))
     content = b"".join(upload.content.chunks())
-    assert (upload.name, content, upload.fields) == ("a.jsonl", b"{}\n", {"purpose": "batch"})
+    assert (upload.name, content, upload.fields) == (name, b"{}\n", {"purpose": "batch"})
 
 
 @each_case(
