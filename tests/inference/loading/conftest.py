@@ -198,9 +198,9 @@ def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
-def opened(source: Path, folder: Path, **changes: Any) -> OpenedModel:
+def opened(source: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
     """``changes``: of the load spec."""
     spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
-    found = open_model(spec, folder / "cache", lambda progress: None)
+    found = open_model(spec, cache_dir, lambda progress: None)
     assert isinstance(found, OpenedModel)
     return found

@@ -14,15 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.quantization import Quantization, read_quantization
 from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
-from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
+from tests.inference.loading.conftest import opened
 from tests.inference.loading.safetensors.packed_formats import CASES, Tensors, groups_of
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
@@ -94,20 +93,12 @@ def test_fp8_may_be_quantised_on_its_way_in_and_codes_may_not_be_changed(tmp_pat
     saved("fp8 of blocks", tmp_path / "fp8")
     saved("awq", tmp_path / "awq")
 
-    def load(name: str, quantization: Any) -> OpenedModel:
-        spec = LoadSpec(
-            job_id="1", model="m", source=f"path:{tmp_path / name}", quantization=quantization
-        )
-        found = open_model(spec, tmp_path, lambda progress: None)
-        assert isinstance(found, OpenedModel)
-        return found
-
-    eight = load("fp8", "q8")
+    eight = opened(tmp_path / "fp8", tmp_path, quantization="q8")
     stored = eight.weights.stored("model.layers.0.mlp.up_proj")
     assert isinstance(stored, GroupedWeight) and stored.bits == 8
     eight.close()
     with pytest.raises(Exception, match="needs dense weights, and these files hold INT4"):
-        load("awq", "q8")
+        opened(tmp_path / "awq", tmp_path, quantization="q8")
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -7,8 +7,9 @@ its answers held against transformers'.
 
 from __future__ import annotations
 
+import ctypes
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import OpenedModel
 from inference.models.backend import AnyModel
+from inference.models.cache.kv_format import KVFormat
 from inference.models.families.registry import family_of
-from inference.models.registry import build_model
+from inference.models.native.model import NativeModel
+from inference.models.registry import build_model, unsupported_reason
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import LoadSpec
+from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
-from tests.inference.loading.conftest import add_key
+from tests.inference.loading import conftest
 from tests.inference.models.families.rows import CONTEXT_TOKENS, SIZES, VOCAB_SIZE, Row
 
 BLOCK_TOKENS = 8
@@ -98,7 +101,7 @@ def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
     )
     base = {"rope.freq_base": float(config.rope_parameters.get("rope_theta", 0.0))}
     for key, value in (base | row.gguf.keys).items():
-        add_key(writer, f"{row.gguf.architecture}.{key}", value)
+        conftest.add_key(writer, f"{row.gguf.architecture}.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(["a", "b", "ab", *(chr(0x100 + i) for i in range(3, VOCAB_SIZE))])
@@ -113,11 +116,9 @@ def in_pairs(values: torch.Tensor, head_dim: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(values.shape)
 
 
-def opened(source: Path, cache_dir: Path) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{source}", dtype="float32")
-    found = open_model(spec, cache_dir, lambda progress: None)
-    assert isinstance(found, OpenedModel)
-    return found
+def opened(source: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
+    """Opens the model as an operator would, in float32."""
+    return conftest.opened(source, cache_dir, **{"dtype": "float32"} | changes)
 
 
 def check_source(reference: PreTrainedModel, source: Path, cache_dir: Path) -> None:
@@ -125,13 +126,29 @@ def check_source(reference: PreTrainedModel, source: Path, cache_dir: Path) -> N
     check_batch_mates(reference, built_on_torch(source, cache_dir))
 
 
-def built_on_torch(source: Path, cache_dir: Path) -> AnyModel:
-    model = opened(source, cache_dir)
+def built_on_torch(
+    source: Path, cache_dir: Path, context_tokens: int = CONTEXT_TOKENS, **changes: Any
+) -> AnyModel:
+    model = opened(source, cache_dir, **changes)
     names = {tensor.name for tensor in family_of(model.config).tensors(model.config)}
     assert names, "preflight has something to look for"
-    built = build_model(model.config, model.weights, CONTEXT_TOKENS)
+    built = build_model(model.config, model.weights, context_tokens)
     model.close()
     return built
+
+
+def natively(
+    library: ctypes.CDLL,
+    source: Path,
+    cache_dir: Path,
+    kv_format: KVFormat = "fp32",
+    context_tokens: int = CONTEXT_TOKENS,
+) -> NativeModel:
+    model = opened(source, cache_dir)
+    assert unsupported_reason(model.config, library) is None
+    native = NativeModel(library, model.config, model.weights, context_tokens, kv_format)
+    model.close()
+    return native
 
 
 def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:
@@ -152,27 +169,33 @@ def check_batch_mates(
     """Prompts of all lengths, in chunks, beside each other and beside sequences that decode."""
     prompts = [prompt_of(length, length, vocab_size) for length in (1, 40, 61)]
     engine = engine_of(model, prefill_tokens_per_step=19, block_tokens=block_tokens)
-    for prompt, answer in zip(prompts, answers_of(engine, prompts, 6), strict=True):
-        check_greedy(reference, prompt, answer.token_ids)
+    check_answers(reference, engine, prompts, 6)
 
 
 def check_preemption(reference: PreTrainedModel, model: AnyModel) -> None:
-    prompts = [prompt_of(20, seed=seed) for seed in (1, 2, 3)]
     engine = engine_of(model, num_kv_blocks=10)
-    found = answers_of(engine, prompts, 12)
+    check_answers(reference, engine, [prompt_of(20, seed=seed) for seed in (1, 2, 3)], 12)
     assert engine.stats().num_preemptions > 0
-    for prompt, answer in zip(prompts, found, strict=True):
-        check_greedy(reference, prompt, answer.token_ids)
 
 
 def check_prefix_hits(reference: PreTrainedModel, model: AnyModel) -> None:
     shared, engine = prompt_of(4 * BLOCK_TOKENS, seed=8), engine_of(model)
-    cached = []
-    for prompt in (shared, shared + prompt_of(5, seed=9)):
-        (answer,) = answers_of(engine, [prompt], 6)
-        check_greedy(reference, prompt, answer.token_ids)
-        cached.append(answer.num_cached_tokens)
-    assert cached[0] == 0 < cached[1]
+    assert check_answers(reference, engine, [shared], 6) == {"0": 0}
+    assert check_answers(reference, engine, [shared + prompt_of(5, seed=9)], 6)["0"] > 0
+
+
+def check_answers(
+    reference: PreTrainedModel, engine: Engine, prompts: list[list[int]], num_tokens: int
+) -> dict[str, int]:
+    """Checks the answers to prompts that are asked all at once. Returns the number of each one's
+    tokens that came from the cache."""
+    for index, prompt in enumerate(prompts):
+        submit(engine, str(index), prompt, num_tokens)
+    answers, cached = run(engine)
+    for index, prompt in enumerate(prompts):
+        assert len(answers[str(index)]) == num_tokens
+        check_greedy(reference, prompt, answers[str(index)])
+    return cached
 
 
 def prompt_of(length: int, seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
@@ -182,37 +205,50 @@ def prompt_of(length: int, seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]
 def engine_of(
     model: AnyModel,
     *,
+    context_tokens: int = CONTEXT_TOKENS,
     num_kv_blocks: int = 64,
-    prefill_tokens_per_step: int = 64,
     block_tokens: int = BLOCK_TOKENS,
+    prefill_tokens_per_step: int = 64,
+    max_running: int = 8,
+    **given: Any,
 ) -> Engine:
+    """``given``: see ``build_engine``."""
     return build_engine(
         model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * block_tokens),
+        context_tokens=min(context_tokens, num_kv_blocks * block_tokens),
         num_kv_blocks=num_kv_blocks,
         block_tokens=block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
+        scheduler_limits=SchedulerLimits(
+            prefill_tokens_per_step=prefill_tokens_per_step, max_running=max_running
+        ),
         check_when_idle=True,
+        **given,
     )
 
 
-@dataclass(slots=True)
-class Answer:
-    token_ids: list[int] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    """The number of the prompt's tokens that came from the cache."""
-
-
-def answers_of(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
-    """All at once, each ``num_tokens`` long."""
+def submit(
+    engine: Engine,
+    sequence_id: str,
+    prompt: list[int],
+    num_tokens: int,
+    images: Sequence[SequenceImage] = (),
+) -> None:
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    for index, prompt in enumerate(prompts):
-        engine.submit(SubmitSequence(sequence_id=str(index), token_ids=prompt, params=params))
-    answers = [Answer() for _ in prompts]
+    engine.submit(
+        SubmitSequence(
+            sequence_id=sequence_id, token_ids=prompt, params=params, images=list(images)
+        )
+    )
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Step until nothing is left: every sequence's output, and how much of its prompt was known."""
+    answers: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
     while engine.has_work:
         for output in engine.step().outputs:
             assert isinstance(output, SequenceStep), output
-            answer = answers[int(output.sequence_id)]
-            answer.token_ids.extend(output.token_ids)
-            answer.num_cached_tokens += output.num_cached_tokens or 0
-    return answers
+            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            if output.num_cached_tokens is not None:
+                cached[output.sequence_id] = output.num_cached_tokens
+    return answers, cached

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from inference.loading.config.hub_config import parse_config
 from inference.models.cache.kv_format import KVFormat, kv_bytes_of_layer, kv_bytes_per_token
 from inference.models.native.model import NativeModel
-from inference.models.registry import build_model, unsupported_reason
+from inference.models.registry import build_model
 from inference.models.step_input import StepInput
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
@@ -53,21 +53,11 @@ def test_safetensors_on_torch_and_natively(library: ctypes.CDLL, name: str, tmp_
     reference, folder = saved(name, tmp_path / "model")
     on_torch = parity.built_on_torch(folder, tmp_path)
     parity.check_batch_mates(reference, on_torch)
-    native = native_of(library, folder, tmp_path)
+    native = parity.natively(library, folder, tmp_path)
     parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
     if name == "V3":  # latents of all are stored alike
         parity.check_preemption(reference, on_torch)
         parity.check_prefix_hits(reference, on_torch)
-
-
-def native_of(
-    library: ctypes.CDLL, folder: Path, tmp_path: Path, kv_format: KVFormat = "fp32"
-) -> NativeModel:
-    model = parity.opened(folder, tmp_path)
-    assert unsupported_reason(model.config, library) is None
-    native = NativeModel(library, model.config, model.weights, CONTEXT_TOKENS, kv_format)
-    model.close()
-    return native
 
 
 def gguf_reference(name: str, **changes: Any) -> PreTrainedModel:
@@ -102,7 +92,7 @@ def test_both_layouts_of_gguf_natively(library: ctypes.CDLL, name: str, tmp_path
     found = []
     for is_split in (True, False):
         path = save_latent(reference, tmp_path / f"{is_split}.gguf", is_split=is_split)
-        native = native_of(library, path, tmp_path)
+        native = parity.natively(library, path, tmp_path)
         step = StepInput.of_sequence([3, 70, 5, 8, 90, 11, 2, 40], 32)
         found.append(native.forward(step, native.new_kv(2, 32)))
         parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)

@@ -26,7 +26,6 @@ from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.test_hybrid import prompt_of
 from tests.inference.models.families.tiny_predictors import (
-    opened,
     save_glm4_moe,
     save_glm4_moe_gguf,
     save_hybrid,
@@ -62,7 +61,7 @@ KINDS: dict[str, Saved] = {
 @torch.no_grad()
 def predicted(source: Path, cache_dir: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """What the model's head reads for a text, and the predictor's logits behind it."""
-    files = opened(source, cache_dir, "mtp")
+    files = tiny.opened(source, cache_dir, speculation="mtp")
     assert files.config.has_predictor
     assert "multi-token prediction" not in files.left_out
     model = build_model(files.config, files.weights, tiny.CONTEXT_TOKENS)
@@ -89,7 +88,7 @@ def test_the_same_as_from_safetensors(name: str, tmp_path: Path) -> None:
 
 def test_left_out_where_it_is_not_asked_for(tmp_path: Path) -> None:
     _, file = save_both_glm(tmp_path / "saved")
-    files = opened(file, tmp_path / "cache")
+    files = tiny.opened(file, tmp_path / "cache")
     files.close()
     assert not files.config.has_predictor
     assert "tensors of multi-token prediction left out" in files.left_out
@@ -102,7 +101,7 @@ def test_a_layer_that_is_counted_and_absent(tmp_path: Path) -> None:
     save_hybrid(reference, directory)
     tiny.save(reference, directory)  # again, without the layer
     file = save_hybrid_gguf(reference, directory, gguf.MODEL_ARCH.QWEN35, is_tiled=True)
-    found = opened(file, tmp_path / "cache", "mtp")
+    found = tiny.opened(file, tmp_path / "cache", speculation="mtp")
     found.close()
     assert not found.config.has_predictor
 

@@ -14,16 +14,15 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import OpenedModel
 from inference.models.backend import AnyModel
 from inference.models.families.registry import check_architecture
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import DenseWeight
-from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.loading.conftest import SIZES
+from tests.inference.loading.conftest import SIZES, opened
 from tests.inference.models.families import parity
 from tests.inference.models.families.mixtures import (
     CASES,
@@ -38,13 +37,6 @@ from tests.inference.models.families.mixtures import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONTEXT_TOKENS = 128
-
-
-def opened(source: Path, tmp_path: Path, **changes: Any) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
-    found = open_model(spec, tmp_path / "cache", lambda progress: None)
-    assert isinstance(found, OpenedModel)
-    return found
 
 
 def native_model(found: OpenedModel, native_cache_dir: Path) -> AnyModel:
@@ -65,12 +57,12 @@ def test_the_engine_answers_as_transformers_does(
     reference = reference_of(case)
     reference.save_pretrained(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    found = opened(tmp_path / "hf", tmp_path, dtype="float32")
+    found = parity.opened(tmp_path / "hf", tmp_path)
     model = build_model(found.config, found.weights, CONTEXT_TOKENS, "fp32")
     found.close()
     parity.check_batch_mates(reference, model, vocab_size=SIZES["vocab_size"])
     file = written(case, tmp_path / "hf", tmp_path / "x.gguf")
-    found = opened(file, tmp_path, dtype="float32")
+    found = parity.opened(file, tmp_path)
     native = native_model(found, native_cache_dir)
     found.close()
     parity.check_batch_mates(reference, native, block_tokens=32, vocab_size=SIZES["vocab_size"])

@@ -4,7 +4,6 @@ format, adapters, packed weights, and rows of drafts."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from inference.loading.loader import OpenedModel, open_model
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.step_input import StepInput
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
+from tests.inference.loading.conftest import opened
+from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS
 from tests.inference.models.families.test_deepseek import saved
 from tests.inference.models.steps import Query, step_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCK = 32
 TOKENS = [3 + 7 * i % 90 for i in range(50)]
@@ -31,30 +32,13 @@ LOOSEST: dict[KVFormat, float] = {"fp32": 1e-3, "bf16": 0.03, "int8": 0.03}
 """Of log probabilities. Where a number lies between two codes either may be kept."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved("V3", tmp_path_factory.mktemp("latent") / "model")[1]
 
 
-def opened(folder: Path, **changes: Any) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{folder}", devices=["cpu"], **changes)
-    found = open_model(spec, folder.parent / "cache", lambda progress: None)
-    assert isinstance(found, OpenedModel)
-    return found
-
-
-def both(
-    library: ctypes.CDLL, folder: Path, kv_format: KVFormat, **changes: Any
-) -> tuple[NativeModel, AnyModel]:
-    found = opened(folder, **changes)
+def both(library: ctypes.CDLL, folder: Path, kv_format: KVFormat) -> tuple[NativeModel, AnyModel]:
+    found = parity.opened(folder, folder.parent / "cache")
     native = NativeModel(library, found.config, found.weights, CONTEXT_TOKENS, kv_format)
     torchs = build_model(found.config, found.weights, CONTEXT_TOKENS, kv_format)
     found.close()
@@ -83,7 +67,7 @@ def steps_of(model: AnyModel, adapter: AdapterWeights | None = None) -> torch.Te
 
 @each_case("kv_format", LOOSEST)
 def test_both_paths_keep_the_same(library: ctypes.CDLL, folder: Path, kv_format: KVFormat) -> None:
-    native, torchs = both(library, folder, kv_format, dtype="float32")
+    native, torchs = both(library, folder, kv_format)
     error = (steps_of(native) - steps_of(torchs)).abs().max()
     assert error <= LOOSEST[kv_format], error
     held = native.new_kv(3, BLOCK).block(0)
@@ -92,7 +76,7 @@ def test_both_paths_keep_the_same(library: ctypes.CDLL, folder: Path, kv_format:
 
 
 def test_adapters_change_all_projections(library: ctypes.CDLL, folder: Path) -> None:
-    native, torchs = both(library, folder, "fp32", dtype="float32")
+    native, torchs = both(library, folder, "fp32")
     generator = torch.Generator().manual_seed(5)
     shapes = adaptable_shapes(native.config)
     for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"):
@@ -110,7 +94,7 @@ def test_adapters_change_all_projections(library: ctypes.CDLL, folder: Path) -> 
 def test_projections_and_experts_stay_packed(library: ctypes.CDLL, folder: Path, bits: int) -> None:
     """The native decoder rounds activations to 8 bits or 14, and torch's operators do not. Half the
     sum of probabilities' differences: of unrelated answers it is near 1."""
-    found = opened(folder, quantization=f"q{bits}")
+    found = opened(folder, folder.parent / "cache", quantization=f"q{bits}")
     native = NativeModel(library, found.config, found.weights, CONTEXT_TOKENS, "fp32")
     torchs = build_model(found.config, found.weights, CONTEXT_TOKENS, "fp32")
     found.close()

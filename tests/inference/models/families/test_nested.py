@@ -67,9 +67,7 @@ def test_gemma_4_answers_as_transformers_does(row: Row, tmp_path: Path) -> None:
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
     assert isinstance(built, TransformersModel)
-    parity.check_batch_mates(reference, built)
-    parity.check_preemption(reference, built)
-    parity.check_prefix_hits(reference, built)
+    parity.check_engine(reference, built)
 
 
 PUBLISHED: dict[str, Any] = {
@@ -153,6 +151,4 @@ def test_a_checkpoint_with_a_tower_is_read_as_its_text(
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
     engine = parity.engine_of(built)
-    prompt = parity.prompt_of(40, seed=4)
-    (answer,) = parity.answers_of(engine, [prompt], 6)
-    parity.check_greedy(reference, prompt, answer.token_ids)
+    parity.check_answers(reference, engine, [parity.prompt_of(40, seed=4)], 6)

@@ -13,11 +13,9 @@ from transformers import PreTrainedModel
 from inference.loading.config.hub_config import parse_config
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
-from inference.models.native.model import NativeModel
-from inference.models.registry import build_model, unsupported_reason
+from inference.models.registry import build_model
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.greedy import check_greedy
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 from tests.inference.models.vision.image_models import IMAGE_MODELS
@@ -76,18 +74,13 @@ def test_gguf(saved: Saver, row: Row, tmp_path: Path) -> None:
     reference = saved(row).reference
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
     engine = parity.engine_of(parity.built_on_torch(path, tmp_path))
-    prompt = parity.prompt_of(61, seed=61)
-    (answer,) = parity.answers_of(engine, [prompt], 6)
-    check_greedy(reference, prompt, answer.token_ids)
+    parity.check_answers(reference, engine, [parity.prompt_of(61, seed=61)], 6)
 
 
 @each_case("row", ROWS, ids=lambda row: row.model_type)
 def test_natively(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) -> None:
     one = saved(row)
-    model = parity.opened(one.folder, tmp_path)
-    assert unsupported_reason(model.config, library) is None
-    native = NativeModel(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
-    model.close()
+    native = parity.natively(library, one.folder, tmp_path)
     parity.check_batch_mates(one.reference, native, block_tokens=native.decoder.block_tokens)
 
 
@@ -112,8 +105,7 @@ def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> N
         built = build_model(model.config, model.weights, context_tokens)
         engine = parity.engine_of(built, prefill_tokens_per_step=19, num_kv_blocks=16)
         prompts = [parity.prompt_of(length, seed=length) for length in lengths]
-        for prompt, answer in zip(prompts, parity.answers_of(engine, prompts, 9), strict=True):
-            check_greedy(reference, prompt, answer.token_ids)
+        parity.check_answers(reference, engine, prompts, 9)
     model.close()
 
 

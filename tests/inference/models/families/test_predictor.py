@@ -12,14 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.engine.engine import Engine
-from inference.engine.load.build import build_engine
 from inference.engine.load.load_engine import load_engine
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.decoder import DecoderModel
-from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, build_predictor
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
@@ -30,7 +27,6 @@ from tests.inference.models.families.tiny_predictors import (
     KINDS,
     Kind,
     Weights,
-    opened,
     rms,
     save_glm4_moe,
     weights_of,
@@ -67,7 +63,7 @@ class Subject:
 
 def subject_of(kind: Kind, directory: Path, library: ctypes.CDLL | None = None) -> Subject:
     """``library``: of the native decoder; ``None``: on torch's operators."""
-    files = opened(directory, directory / "cache", "mtp")
+    files = tiny.opened(directory, directory / "cache", speculation="mtp")
     assert files.config.has_predictor and "multi-token prediction" not in files.left_out
     model: AnyModel = (
         build_model(files.config, files.weights, tiny.CONTEXT_TOKENS)
@@ -83,14 +79,6 @@ def subject_of(kind: Kind, directory: Path, library: ctypes.CDLL | None = None) 
 @pytest.fixture(scope="module")
 def directory(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kind.save(tmp_path_factory.mktemp("predictor"))
-
-
-@pytest.fixture(scope="module")
-def library(native_cache_dir: Path) -> ctypes.CDLL:
-    try:
-        return load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
@@ -175,21 +163,19 @@ def test_only_the_first_layer_behind_the_models_own_is_computed(tmp_path: Path) 
     file = directory / "model.safetensors"
     beyond = {"model.layers.3.enorm.weight": torch.ones(32)}
     save_file(load_file(file) | beyond, file, {"format": "pt"})
-    found = opened(directory, tmp_path / "cache", "mtp")
+    found = tiny.opened(directory, tmp_path / "cache", speculation="mtp")
     found.close()
     assert found.config.has_predictor
     assert found.left_out == "1 tensors of multi-token prediction left out"
 
 
 def engine_of(subject: Subject, *, drafts: bool, num_kv_blocks: int = 128) -> Engine:
-    return build_engine(
+    return tiny.engine_of(
         subject.model,
-        context_tokens=min(tiny.CONTEXT_TOKENS, num_kv_blocks * subject.block_tokens),
         num_kv_blocks=num_kv_blocks,
         block_tokens=subject.block_tokens,
-        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=19, max_running=8),
+        prefill_tokens_per_step=19,
         predictor=subject.predictor if drafts else None,
-        check_when_idle=True,
     )
 
 

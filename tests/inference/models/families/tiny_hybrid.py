@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -16,20 +16,11 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForCondi
 from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from inference.engine.engine import Engine
-from inference.engine.image_rows import ImageProcessor
-from inference.engine.load.build import build_engine
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.speculation.speculator import Speculator
-from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
-from inference.models.registry import build_model, unsupported_reason
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
-from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.images import SequenceImage
-from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingParams
+from tests.inference.models.families import parity
 
 VOCAB_SIZE = 128
 CONTEXT_TOKENS = 256
@@ -123,83 +114,23 @@ def save_tokenizer(directory: Path) -> Path:
     return directory
 
 
-def opened(source: Path, cache_dir: Path) -> OpenedModel:
-    """Opens the model as an operator would, in float32."""
-    spec = LoadSpec(
-        job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], dtype="float32"
-    )
-    model = open_model(spec, cache_dir, lambda _: None)
-    assert isinstance(model, OpenedModel)
-    return model
+opened, run, submit = parity.opened, parity.run, parity.submit
 
 
 def on_torch(source: Path, cache_dir: Path) -> AnyModel:
-    files = opened(source, cache_dir)
-    model = build_model(files.config, files.weights, CONTEXT_TOKENS)
-    files.close()
-    return model
+    return parity.built_on_torch(source, cache_dir, CONTEXT_TOKENS)
 
 
 def natively(
     library: ctypes.CDLL, source: Path, cache_dir: Path, kv_format: KVFormat = "fp32"
 ) -> NativeModel:
-    files = opened(source, cache_dir)
-    assert unsupported_reason(files.config, library) is None
-    model = NativeModel(library, files.config, files.weights, CONTEXT_TOKENS, kv_format)
-    files.close()
-    return model
+    return parity.natively(library, source, cache_dir, kv_format, CONTEXT_TOKENS)
 
 
-def engine_of(
-    model: AnyModel,
-    *,
-    num_kv_blocks: int = 128,
-    block_tokens: int = BLOCK_TOKENS,
-    prefill_tokens_per_step: int = 512,
-    max_running: int = 8,
-    speculator: Speculator | None = None,
-    image_processor: ImageProcessor | None = None,
-) -> Engine:
-    return build_engine(
-        model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * block_tokens),
-        num_kv_blocks=num_kv_blocks,
-        block_tokens=block_tokens,
-        scheduler_limits=SchedulerLimits(
-            prefill_tokens_per_step=prefill_tokens_per_step, max_running=max_running
-        ),
-        image_processor=image_processor,
-        speculator=speculator,
-        check_when_idle=True,
-    )
-
-
-def submit(
-    engine: Engine,
-    sequence_id: str,
-    prompt: list[int],
-    num_tokens: int,
-    images: Sequence[SequenceImage] = (),
-) -> None:
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    engine.submit(
-        SubmitSequence(
-            sequence_id=sequence_id, token_ids=prompt, params=params, images=list(images)
-        )
-    )
-
-
-def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """Step until nothing is left: every sequence's output, and how much of its prompt was known."""
-    answers: dict[str, list[int]] = {}
-    cached: dict[str, int] = {}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
-            if output.num_cached_tokens is not None:
-                cached[output.sequence_id] = output.num_cached_tokens
-    return answers, cached
+def engine_of(model: AnyModel, **given: Any) -> Engine:
+    """``given``: see ``parity.engine_of``."""
+    usual = {"num_kv_blocks": 128, "prefill_tokens_per_step": 512}
+    return parity.engine_of(model, context_tokens=CONTEXT_TOKENS, **usual | given)
 
 
 @torch.inference_mode()

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import torch
@@ -17,11 +16,9 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.models.glm4_moe import Glm4MoeConfig, Glm4MoeForCausalLM
 
-from inference.loading.loader import OpenedModel, open_model
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import predictor_tensors
 from inference.models.families.registry import family_of
-from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import SIZES
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.hybrid_gguf import save_gguf
@@ -63,20 +60,6 @@ class Kind:
     """Added to the weights of norms."""
 
 
-def opened(source: Path, cache_dir: Path, speculation: Any = "off") -> OpenedModel:
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{source}",
-        devices=["cpu"],
-        dtype="float32",
-        speculation=speculation,
-    )
-    model = open_model(spec, cache_dir, lambda _: None)
-    assert isinstance(model, OpenedModel)
-    return model
-
-
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
     family = family_of(config)
     assert family.predictor_name is not None
@@ -97,7 +80,7 @@ def save_qwen3_5(directory: Path) -> Path:
 def save_hybrid(reference: PreTrainedModel, directory: Path) -> Path:
     """Its files have neither a table nor a head for the predictor."""
     tiny.save(reference, directory)
-    config = opened(directory, directory / "cache").config
+    config = tiny.opened(directory, directory / "cache").config
     prefix = f"model.layers.{config.num_layers}."
     added: Weights = {}
     torch.manual_seed(3)
@@ -141,7 +124,7 @@ def _gguf_folder(directory: Path) -> Path:
 def save_glm4_moe(directory: Path) -> Path:
     """The predictor layer is transformers' own, one layer more than config.json declares."""
     tiny.save(glm4_moe(), directory)
-    config = opened(directory, directory / "cache").config
+    config = tiny.opened(directory, directory / "cache").config
     added: Weights = {}
     torch.manual_seed(4)
     for tensor in predictor_tensors(config):

@@ -46,10 +46,7 @@ def built(model_type: str, tmp_path: Path) -> tuple[PreTrainedModel, CachedModel
 
 @pytest.mark.parametrize("model_type", (PLAIN, INDEXED, "rwkv"))
 def test_the_engine_answers_as_transformers_does(model_type: str, tmp_path: Path) -> None:
-    reference, model = built(model_type, tmp_path)
-    parity.check_batch_mates(reference, model)
-    parity.check_preemption(reference, model)
-    parity.check_prefix_hits(reference, model)
+    parity.check_engine(*built(model_type, tmp_path))
 
 
 def test_a_state_is_found_again_with_its_prefix(tmp_path: Path) -> None:

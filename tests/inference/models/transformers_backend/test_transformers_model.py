@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +16,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
-from inference.loading.loader import OpenedModel, open_model
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.registry import FAMILIES, check_architecture
 from inference.models.families.transformers_types import (
@@ -32,6 +30,7 @@ from inference.models.transformers_backend.model import TransformersModel, inspe
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, UnknownArchitectureError
 from inference.protocol.load_report import LoadReport
+from tests.inference.loading.conftest import opened
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
@@ -224,10 +223,8 @@ def test_integers_of_a_module_are_not_rounded(tmp_path: Path) -> None:
     _, folder = saved(ROWS[1], tmp_path)
     path = folder / "model.safetensors"
     save_file(load_file(path) | {"table": torch.tensor([2**40 + 1])}, path)
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{folder}")
-    for asked in (spec, msgspec.structs.replace(spec, quantization="none")):
-        model = open_model(asked, tmp_path, lambda progress: None)
-        assert isinstance(model, OpenedModel)
+    for asked in ({}, {"quantization": "none"}):
+        model = opened(folder, tmp_path, **asked)
         assert model.weights.all_tensors()["table"].tolist() == [2**40 + 1]
         assert "1 x I64 as it is" in model.weights.report()
         model.close()
@@ -242,9 +239,8 @@ def execution_of(folder: Path, tmp_path: Path) -> str:
 
 def test_quantising_while_loading_is_refused(tmp_path: Path) -> None:
     _, folder = saved(ROWS[1], tmp_path)
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{folder}", quantization="q4")
     with pytest.raises(BadSourceError, match="q4 is not built for gpt_neox"):
-        open_model(spec, tmp_path, lambda progress: None)
+        opened(folder, tmp_path, quantization="q4")
 
 
 def test_code_that_lies_beside_the_weights_is_not_run(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 
 from inference.loading.costs.read_costs import read_costs
 from inference.loading.file_check import FileCheckOrder, check
-from inference.loading.loader import OpenedModel, open_model
 from inference.loading.sources.sources import path_files
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.load import LoadSpec
+from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.test_image_files import described
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
@@ -78,15 +78,7 @@ def test_a_tower_in_8_bits_becomes_dense(saved: Path, tmp_path: Path) -> None:
     """It does so also beside dense weights that are quantised while they load."""
     (tmp_path / "model-F32.gguf").symlink_to(saved)
     QWEN3_VL.save_mmproj(tmp_path / "mmproj-Q8_0.gguf", is_rounded=True)
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{tmp_path / 'model-F32.gguf'}",
-        devices=["cpu"],
-        quantization="q8",
-    )
-    opened = open_model(spec, tmp_path, lambda _: None)
-    assert isinstance(opened, OpenedModel)
+    opened = conftest.opened(tmp_path / "model-F32.gguf", tmp_path, quantization="q8")
     name = "model.visual.merger.linear_fc1.weight"
     assert opened.files.format_of(name) == "Q8_0"
     assert opened.files.format_of("model.layers.0.self_attn.q_proj.weight") == "q8"
