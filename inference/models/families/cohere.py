@@ -24,14 +24,12 @@ LAYERS: dict[str, Any] = {"norm": "layer", "is_parallel": True, "is_rope_interle
 
 
 def read_cohere(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     if config.get("use_qk_norm"):
         raise BadFileError("layer norms of each head, use_qk_norm, are not supported")
     return _read(config, generation)
 
 
 def read_cohere2(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     period = int(config.get("sliding_window_pattern") or PERIOD)
     mixers = kinds_of_layers(config, _windows(int(config["num_hidden_layers"]), period))
     return _read(
@@ -59,12 +57,10 @@ def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
 
 
 def read_cohere_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return _read_gguf(keys, "cohere")
 
 
 def read_cohere2_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return _read_gguf(
         keys,
         "cohere2",

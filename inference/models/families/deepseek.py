@@ -133,7 +133,6 @@ MLP_TYPES: dict[str, MlpKind] = {"dense": "dense", "sparse": "sparse"}
 
 
 def read_v2(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     method = config.get("topk_method") or V2_METHODS[0]
     if method not in V2_METHODS:
@@ -152,7 +151,6 @@ def read_v2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_v3(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     method = config.get("topk_method") or V3_METHOD
     if method != V3_METHOD:
@@ -170,7 +168,6 @@ def read_v3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_glm(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     defaults: dict[str, Any] = {
         "n_shared_experts": 1,

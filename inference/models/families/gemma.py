@@ -73,13 +73,11 @@ GGUF has no key for it."""
 
 
 def read_gemma(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_whole_rotary(config)
     return read_decoder(config, generation, **_common(config))
 
 
 def read_gemma2(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_whole_rotary(config)
     return read_decoder(config, generation, **_common(config), **_layers(config))
 
@@ -142,17 +140,14 @@ def _layers(config: Json) -> dict[str, Any]:
 
 
 def read_gemma_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_decoder_gguf(keys, "gemma", **_common_gguf(keys))
 
 
 def read_gemma2_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return _read_layered_gguf(keys, "gemma2")
 
 
 def read_gemma3_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     local_theta = keys.number("rope.freq_base_swa", LOCAL_THETA)
     return _read_layered_gguf(keys, "gemma3_text", sliding_rope_theta=local_theta)
 
@@ -222,7 +217,6 @@ GEMMA4_PERIOD = 6
 
 
 def read_gemma4(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = text_config(config, GEMMA4_DEFAULTS)
     layers = layer_kv(text)
     return replace(

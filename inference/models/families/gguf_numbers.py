@@ -26,7 +26,6 @@ GATING_NUMBERS = {"softmax": (0, 1), "sigmoid": (0, 2), "softmax_of_chosen": (0,
 
 
 def read_gguf(family: Family, keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     assert family.read_gguf is not None
     config = family.read_gguf(keys)
     check_computed(keys, config)

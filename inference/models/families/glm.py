@@ -23,7 +23,6 @@ NORMED_AFTER = LayerNames(
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     return read_decoder(
         config,
@@ -35,14 +34,12 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_decoder_gguf(
         keys, "glm4", rotary_dim=rotary_dim_gguf(keys), is_rope_interleaved=True
     )
 
 
 def read_moe(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     defaults = {"n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True}
     return read_decoder(

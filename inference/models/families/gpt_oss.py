@@ -32,7 +32,6 @@ ROUTING: dict[str, Any] = {
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu")
     num_layers = positive_integer(config, "num_hidden_layers")
     inner = positive_integer(config, "intermediate_size")
@@ -63,7 +62,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     num_layers = keys.integer("block_count")
     inner = keys.integer("expert_feed_forward_length")
     experts = ExpertsConfig(

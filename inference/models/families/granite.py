@@ -41,7 +41,6 @@ ATTENTION_KINDS = frozenset({"attention", "full_attention"})
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_llama(
         config,
         generation,
@@ -53,7 +52,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_granite_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     mixers: tuple[MixerKind, ...] = ()
     if not is_rotated_gguf(keys, default=True):
         unrotated: MixerKind = "unrotated"
@@ -73,7 +71,6 @@ def is_rotated_gguf(keys: GGUFKeys, *, default: bool) -> bool:
 
 
 def read_granite4(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     inner = positive_integer(config, "shared_intermediate_size")
     is_rotated = config.get("position_embedding_type") == "rope"
     mixers = _granite_mixers(config, "attention" if is_rotated else "unrotated")
@@ -88,7 +85,6 @@ def read_granite4(config: Json, generation: Json) -> ModelConfig:
 
 
 def _granite_mixers(config: Json, attention: MixerKind) -> tuple[MixerKind, ...]:
-    """Raises ``BadFileError``."""
     num_layers = positive_integer(config, "num_hidden_layers")
     listed = config.get("layer_types") or config.get("layers_block_type") or ["mamba"] * num_layers
     if others := sorted(set(listed) - MAMBA_KINDS - ATTENTION_KINDS):
@@ -131,7 +127,6 @@ def granite_hub_name(name: str) -> str:
 
 
 def read_bamba(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     attending = frozenset(config.get("attn_layer_indices") or ())
     num_layers = positive_integer(config, "num_hidden_layers")
@@ -179,7 +174,6 @@ def read_hybrid_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def _gguf_mlps(keys: GGUFKeys) -> dict[str, Any]:
-    """Raises ``BadFileError``."""
     if not keys.find("expert_count"):
         shape = keys.shapes.get("blk.0.ffn_up.weight")
         return {} if shape is None else {"intermediate_size": shape[0]}

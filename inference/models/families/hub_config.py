@@ -234,7 +234,6 @@ def yarn_attention_factor(factor: float, above: float, below: float) -> float:
 
 
 def _longrope(rope: Json, max_positions: int) -> RopeScaling:
-    """Raises ``BadFileError``."""
     short, long = rope.get("short_factor"), rope.get("long_factor")
     if not short or not long or len(short) != len(long):
         raise BadFileError("rope scaling 'longrope' wants short_factor and long_factor")

@@ -53,7 +53,6 @@ def read_moe(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_config(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    """Raises ``BadFileError``."""
     for key, words in NOT_BUILT.items():
         if config.get(key):
             raise BadFileError(f"{words} ({key}) are not supported in this architecture")

@@ -41,12 +41,10 @@ GGUF_LAYER = {
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return _read(config, generation, intermediate_size=_intermediate_size(config))
 
 
 def read_mixture(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     num_layers = positive_integer(config, "num_hidden_layers")
     num_dense = int(config.get("num_dense_layers", 2))
     experts = experts_of(
@@ -63,7 +61,6 @@ def read_mixture(config: Json, generation: Json) -> ModelConfig:
 
 
 def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_decoder(
         config,
         generation,
@@ -82,7 +79,6 @@ def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
 
 
 def _mixers(config: Json) -> tuple[MixerKind, ...]:
-    """Raises ``BadFileError``."""
     num_layers = positive_integer(config, "num_hidden_layers")
     listed = config.get("layer_types")
     if listed is None:
@@ -110,12 +106,10 @@ def _intermediate_size(config: Json) -> int:
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return _read_gguf(keys, "lfm2")
 
 
 def read_mixture_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return _read_gguf(keys, "lfm2_moe", **gguf_mixture(keys, normalizes=True))
 
 

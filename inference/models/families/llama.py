@@ -60,7 +60,6 @@ IDEFICS3_DEFAULTS: dict[str, Any] = {
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     model_type, has_bias = config["model_type"], bool(config.get("attention_bias", False))
     return read_llama(
         config,
@@ -113,7 +112,6 @@ def read_idefics3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_seed_oss(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_llama(
         {"head_dim": 128, **config},
         generation,
@@ -123,7 +121,6 @@ def read_seed_oss(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_ernie(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     has_bias = bool(config.get("use_bias", False))
     return read_llama(
         {"head_dim": 128, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, **config},
@@ -137,7 +134,6 @@ def read_ernie(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_smollm3(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_no_window(config)
     num_layers = int(config["num_hidden_layers"])
     mixers = _smollm3_mixers(
@@ -154,7 +150,6 @@ def read_smollm3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_smollm3_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     mixers = _smollm3_mixers(keys.integer("block_count"), SMOLLM3_PERIOD)
     return read_decoder_gguf(keys, "smollm3", mixers=mixers)
 
@@ -174,7 +169,6 @@ def mistral_name(name: str) -> str:
 
 
 def read_phi3(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
     found = read_decoder(
@@ -190,7 +184,6 @@ def read_phi3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_phi3_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_decoder_gguf(
         keys,
         "phi3",
@@ -200,7 +193,6 @@ def read_phi3_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "gelu_pytorch_tanh")
     check_whole_rotary(config)
     has_bias = bool(config.get("use_bias", True))
@@ -220,7 +212,6 @@ def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_starcoder2_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_decoder_gguf(
         keys,
         "starcoder2",

@@ -48,7 +48,6 @@ either."""
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = {"rms_norm_eps": 1e-5, **text_config(config, NESTED_DEFAULTS)}
     num_layers = positive_integer(text, "num_hidden_layers")
     is_rotated = text.get("no_rope_layers")  # by what it holds: 1 where a layer has it
@@ -115,7 +114,6 @@ def _mlps(config: Json, num_layers: int) -> tuple[MlpKind, ...]:
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     mixture = gguf_mixture(
         keys, normalizes=False, scoring="sigmoid", weighs_inputs=True, gates_shared=False
     )

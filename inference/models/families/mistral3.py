@@ -55,7 +55,6 @@ PIXTRAL_DEFAULTS: dict[str, Any] = {
 
 
 def read_ministral3(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     if config.get("sliding_window") is not None:
         raise BadFileError("a sliding window of ministral3 is not supported")
     rope = rope_parameters(config)
@@ -67,7 +66,6 @@ def read_ministral3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_nested(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = text_config(config, NESTED_DEFAULTS)
     readers = {"mistral": read_mistral, "ministral3": read_ministral3}
     if (model_type := text["model_type"]) not in readers:
@@ -99,7 +97,6 @@ def _vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConf
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     growth = None
     if beta := keys.number("attention.temperature_scale", 0.0):
         positions = keys.find("attention.temperature_length") or keys.integer(

@@ -121,7 +121,6 @@ GATINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
 
 
 def _gguf_scoring(keys: GGUFKeys) -> Scoring:
-    """Raises ``BadFileError``."""
     scoring = GATINGS.get(keys.integer("expert_gating_func", 1))
     if scoring is None:
         raise BadFileError("experts are chosen by a rule other than softmax and sigmoid")
@@ -139,7 +138,6 @@ def _checked(experts: ExpertsConfig) -> ExpertsConfig:
 
 
 def _check_groups(experts: ExpertsConfig) -> None:
-    """Raises ``BadFileError``."""
     num_groups, num_chosen = experts.num_groups, experts.groups_per_token
     if experts.scoring == "softmax_of_chosen":
         raise BadFileError("experts of groups are weighed before they are chosen, not after")

@@ -35,7 +35,6 @@ MINIMAX_BIAS = "e_score_correction_bias"
 
 
 def read_mixtral(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
     inner = positive_integer(config, "intermediate_size")
@@ -64,7 +63,6 @@ def read_olmoe(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_qwen3_moe(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_no_window(config)
     return read_llama(
         config, generation, qk_norm=True, experts=experts_of(config), mlps=mlps_of(config)
@@ -72,7 +70,6 @@ def read_qwen3_moe(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_qwen2_moe(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_no_window(config)
     shared = positive_integer(config, "shared_expert_intermediate_size")
     return read_llama(
@@ -86,7 +83,6 @@ def read_qwen2_moe(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_dots1(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     if set(kinds_of_layers(config, default=())) - {"attention"}:
         raise BadFileError("layers with a sliding window are not supported in this architecture")
     return read_llama(config, generation, qk_norm=True, **routed_fields(config))
@@ -119,7 +115,6 @@ def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_minimax_m2_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_mixture_gguf(
         keys,
         model_type="minimax_m2",

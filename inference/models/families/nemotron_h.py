@@ -38,7 +38,6 @@ LAYERS: dict[str, tuple[MixerKind, MlpKind]] = {
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "relu2", key="mlp_hidden_act")
     check_activation(config, "silu", key="mamba_hidden_act")
     layers = _layers(config)
@@ -59,7 +58,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def _layers(config: Json) -> list[tuple[MixerKind, MlpKind]]:
-    """Raises ``BadFileError``."""
     listed = config.get("layers_block_type") or config.get("layer_types")
     if not listed:
         pattern = config.get("hybrid_override_pattern") or ""
@@ -72,7 +70,6 @@ def _layers(config: Json) -> list[tuple[MixerKind, MlpKind]]:
 
 
 def _mamba(config: Json) -> MambaConfig:
-    """Raises ``BadFileError``."""
     return MambaConfig(
         num_heads=positive_integer(config, "mamba_num_heads"),
         head_dim=positive_integer(config, "mamba_head_dim"),
@@ -87,7 +84,6 @@ def _mamba(config: Json) -> MambaConfig:
 
 
 def _experts(config: Json) -> ExpertsConfig:
-    """Raises ``BadFileError``."""
     if config.get("moe_latent_size"):
         raise BadFileError("experts of a narrower row (moe_latent_size) are not supported")
     return experts_of(

@@ -33,7 +33,6 @@ OLMO3_THETA = 500_000.0
 
 
 def read_config(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    """Raises ``BadFileError``."""
     return read_llama(
         {"rms_norm_eps": 1e-5, **config},
         generation,
@@ -44,7 +43,6 @@ def read_config(config: Json, generation: Json, **declared: Any) -> ModelConfig:
 
 
 def read_olmo3(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     config, local_theta = rope_by_kind({"rope_theta": OLMO3_THETA, **config})
     num_layers = positive_integer(config, "num_hidden_layers")
     theta = local_theta or rope_parameters(config)["rope_theta"] or OLMO3_THETA
@@ -74,7 +72,6 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def read_exaone4(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     num_layers = positive_integer(config, "num_hidden_layers")
     period = config.get("sliding_window_pattern")
     default = repeated(num_layers, period if isinstance(period, int) and period else PERIOD)
@@ -87,7 +84,6 @@ def read_exaone4(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_exaone4_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     window, kinds = keys.find("attention.sliding_window"), windowed_layers(keys, PERIOD)
     return read_decoder_gguf(keys, "exaone4", **_exaone4_layers(window, kinds))
 

@@ -67,7 +67,6 @@ def _declared(config: Json) -> Json:
 
 
 def _compressed(declared: Json) -> Quantization:
-    """Raises ``BadFileError``."""
     block = FP8_BLOCK
     for group in _groups(declared):
         format = group.get("format") or declared.get("format")

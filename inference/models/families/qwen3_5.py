@@ -58,7 +58,6 @@ PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = text_config(config)
     check_activation(text, "silu")
     fields = hybrid_fields(text, DeltaNames())
@@ -66,7 +65,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_moe_config(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = text_config(config)
     check_activation(text, "silu")
     fields = hybrid_fields(text, DeltaNames()) | sparse_fields(text, normalizes=True)
@@ -75,7 +73,6 @@ def read_moe_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_next(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     check_activation(config, "silu")
     fields = hybrid_fields(config, GROUPED) | sparse_fields(config, normalizes=True)
     return read_decoder(config, generation, **fields)
@@ -153,20 +150,17 @@ def hub_name(name: str) -> str:
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
     return read_decoder_gguf(keys, "qwen3_5", **fields)
 
 
 def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
     sparse = gguf_sparse_fields(keys, fields["num_layers"])
     return read_decoder_gguf(keys, "qwen3_5_moe", **fields, **sparse)
 
 
 def read_next_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Raises ``BadFileError``."""
     is_grouped = any(name.endswith(".ssm_in.weight") for name in keys.shapes)
     names = GROUPED if is_grouped else PLAIN_QKVZ
     fields = gguf_fields(keys, names, are_value_heads_tiled=False)

@@ -28,7 +28,6 @@ ROPE_KEYS = ("rope_parameters", "rope_scaling")
 
 
 def read_qwen2_5_vl(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = _unscaled(text_config(config) | {"model_type": "qwen2"})
     return replace(
         llama.read_config(text, generation),
@@ -52,7 +51,6 @@ def qwen2_5_vl_name(name: str) -> str:
 
 
 def read_qwen3_vl(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     text = text_config(config)
     return read_llama(text, generation, qk_norm=True, vision=read_vision(config, text))
 

@@ -299,7 +299,6 @@ def _check_square(image_px: int, processor: Json) -> None:
 
 
 def _with_rows(vision: VisionConfig, processor: Json) -> VisionConfig:
-    """Raises ``BadFileError``."""
     longest = dict(processor.get("size") or {}).get("longest_edge")
     if not isinstance(longest, int) or not 0 < longest <= LONGEST_SIDE_PX:
         raise BadFileError(

@@ -49,7 +49,6 @@ KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def read_paged(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``."""
     _check_no_encoder(config)
     _check_layers(config)
     check_rope(config)
@@ -115,13 +114,11 @@ def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
 
 
 def _size(config: Json, name: str) -> int:
-    """Raises ``BadFileError``."""
     found = next((key for key in NAMES[name] if config.get(key)), NAMES[name][0])
     return positive_integer(config, found)
 
 
 def _intermediate_size(config: Json, default: int) -> int:
-    """Raises ``BadFileError``."""
     found = next((key for key in NAMES["intermediate_size"] if config.get(key)), None)
     return default if found is None else positive_integer(config, found)
 
@@ -207,7 +204,6 @@ def read_cached(config: Json, generation: Json) -> ModelConfig:
 
 
 def _text_config(config: Json) -> Json:
-    """Raises ``BadFileError``."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise BadFileError(f"config.json of a {config['model_type']} has no text_config")

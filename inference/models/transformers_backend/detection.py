@@ -146,7 +146,6 @@ def detect_cache(module: Any) -> DetectedCache:
 
 
 def _check_kinds(cache: Cache, name: str) -> None:
-    """Raises ``UnsupportedModuleError``."""
     unknown = [
         type(layer)
         for layer in cache.layers
@@ -205,7 +204,6 @@ def _tokens(cache: Cache, name: str) -> Iterator[TokenEntry]:
 
 
 def _check(keys: torch.Tensor, layer: Any, name: str) -> None:
-    """Raises ``UnsupportedModuleError``."""
     num_kept = min(NUM_ROWS, getattr(layer, "sliding_window", NUM_ROWS + 1) - 1)
     if keys.dim() != 4 or keys.shape[0] != 1 or keys.shape[2] != num_kept:
         raise UnsupportedModuleError(
