@@ -17,6 +17,7 @@ from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf.header import GGUF_TYPES
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.load import LoadSpec
+from tests.inference.models.families import tiny_gguf
 
 NUM_LAYERS = 2
 NUM_HEADS = 4
@@ -132,11 +133,7 @@ def save_gguf(
             values = _interleaved(values, heads)
         type = (types or {}).get(name, GGMLQuantizationType.F32)
         _add_tensor(writer, architecture, name, values, type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return tiny_gguf.close(writer, path)
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -22,6 +22,7 @@ from inference.models.families.registry import known_model_types
 from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
 from tests.cases import each_case
 from tests.inference.loading.conftest import SIZES, save_gguf
+from tests.inference.models.families import tiny_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
 SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}
@@ -247,11 +248,7 @@ def _with_divisors(path: Path, divisors: np.ndarray) -> Path:
         writer.add_uint32(f"llama.{key}", value)
     writer.add_tensor("token_embd.weight", np.zeros((64, 64), np.float32))
     writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return tiny_gguf.close(writer, path)
 
 
 def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:

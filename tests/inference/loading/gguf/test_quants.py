@@ -24,6 +24,7 @@ from inference.models.weights.stored import (
 )
 from tests.cases import each_case
 from tests.inference.loading.conftest import QUANTISED_TYPES, RANDOM_VALUE
+from tests.inference.models.families import tiny_gguf
 
 NUM_ROWS, NUM_FEATURES = 6, 512
 
@@ -66,10 +67,7 @@ def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
         blocks = gguf.quantize(values, type)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.close(writer, path)
     return dequantized(blocks, type)
 
 

@@ -30,6 +30,7 @@ from tests.inference.loading.test_packed_gguf import (
     logits,
     relative_error,
 )
+from tests.inference.models.families import tiny_gguf
 
 NVFP4 = GGMLQuantizationType.NVFP4
 LAYER = "model.layers.0"
@@ -86,10 +87,7 @@ def test_each_expert_of_a_stack_has_its_scale(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "experts.gguf", "qwen3moe")
     writer.add_tensor("blk.0.ffn_up_exps.weight", blocks.reshape(3, 256, -1), raw_dtype=NVFP4)
     writer.add_tensor("blk.0.ffn_up_exps.scale", np.array([0.5, 3.0, 0.1], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.close(writer, tmp_path / "experts.gguf")
 
     files = by_expert(GGUFTensorFiles(read_headers([tmp_path / "experts.gguf"]), config))
 

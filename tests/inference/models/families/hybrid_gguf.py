@@ -126,12 +126,8 @@ def _as_written(
     if ".visual." in name:
         return
     name = name.replace(NESTED, "model.")
-    if name.endswith(".experts.gate_up_proj"):
-        for part, values in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
-            yield f"{name.replace('gate_up_proj', part)}.weight", values
-        return
-    if name.endswith(".experts.down_proj"):
-        yield f"{name}.weight", tensor
+    if ".experts." in name:
+        yield from tiny_gguf.unstacked(name, tensor)
         return
     layer, _, own = name.rpartition(".linear_attn.")
     if not layer:

@@ -12,6 +12,7 @@ import gguf
 import torch
 from transformers import PreTrainedModel
 
+from tests.inference.models.families import tiny_gguf
 from tests.inference.models.families.rows import Row
 from tests.inference.models.families.state_gguf import add_common_keys
 
@@ -44,19 +45,14 @@ def save_latent(
         )
     names = gguf.get_tensor_name_map(ARCH, config.num_hidden_layers)
     for name, values in _tensors(reference, is_split=is_split):
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert known is not None, name
+        known = tiny_gguf.name_of(names, name)
         numbers = values.float().contiguous().numpy()
         type = next((types[part] for part in types or () if part in known), None)  # type: ignore[index]
         if type is None or numbers.ndim == 1:
             writer.add_tensor(known, numbers)
         else:
             writer.add_tensor(known, gguf.quantize(numbers, type), raw_dtype=type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return tiny_gguf.close(writer, path)
 
 
 def _add_attention_keys(writer: gguf.GGUFWriter, config: Any, *, is_split: bool) -> None:
@@ -102,12 +98,7 @@ def _add_expert_keys(writer: gguf.GGUFWriter, config: Any) -> None:
 def _tensors(reference: PreTrainedModel, *, is_split: bool) -> Iterator[tuple[str, torch.Tensor]]:
     config = reference.config
     for name, tensor in reference.state_dict().items():
-        if name.endswith("experts.gate_up_proj"):
-            for part, values in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
-                yield name.replace("gate_up_proj", f"{part}.weight"), values
-        elif name.endswith("experts.down_proj"):
-            yield f"{name}.weight", tensor
-        elif name.endswith("e_score_correction_bias"):
+        if name.endswith("e_score_correction_bias"):
             yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
         elif is_split and name.endswith("kv_b_proj.weight"):
             of_heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
@@ -115,7 +106,7 @@ def _tensors(reference: PreTrainedModel, *, is_split: bool) -> Iterator[tuple[st
             yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), values
         else:
-            yield name, tensor
+            yield from tiny_gguf.unstacked(name, tensor)
 
 
 LATENT: dict[str, Any] = {

@@ -32,6 +32,7 @@ from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
 from tests.inference.loading import conftest
+from tests.inference.models.families import tiny_gguf
 from tests.inference.models.families.rows import CONTEXT_TOKENS, SIZES, VOCAB_SIZE, Row
 
 BLOCK_TOKENS = 8
@@ -74,14 +75,8 @@ def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
             values = values + row.gguf.norm_offset
         if row.gguf.interleaves and (".q_proj." in name or ".k_proj." in name):
             values = in_pairs(values, config.head_dim)
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert found is not None, f"{architecture} has no name for {name}"
-        writer.add_tensor(found, values.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        writer.add_tensor(tiny_gguf.name_of(names, name), values.contiguous().numpy())
+    return tiny_gguf.close(writer, path)
 
 
 def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:

@@ -11,6 +11,8 @@ import gguf
 import torch
 from transformers import PreTrainedModel
 
+from tests.inference.models.families import tiny_gguf
+
 
 def save_lfm2(reference: PreTrainedModel, path: Path) -> Path:
     config = reference.config
@@ -105,12 +107,8 @@ def _granite4_mlp(
         yield f"{shared}.up_proj.weight", ups
     elif name.endswith("shared_mlp.output_linear.weight"):
         yield f"{shared}.down_proj.weight", tensor
-    elif name.endswith("experts.gate_up_proj"):
-        gates, ups = tensor.chunk(2, dim=1)
-        yield f"{layer}.mlp.experts.gate_proj.weight", gates
-        yield f"{layer}.mlp.experts.up_proj.weight", ups
-    elif name.endswith("experts.down_proj"):
-        yield f"{layer}.mlp.experts.down_proj.weight", tensor
+    elif ".experts." in name:
+        yield from tiny_gguf.unstacked(name.replace(".block_sparse_moe.", ".mlp."), tensor)
     else:
         yield f"{layer}.mlp.gate.weight", tensor
 
@@ -169,11 +167,6 @@ def _write(
     for name, values in tensors:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert known is not None, name
-        writer.add_tensor(known, values.float().contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        numbers = values.float().contiguous().numpy()
+        writer.add_tensor(tiny_gguf.name_of(names, name), numbers)
+    return tiny_gguf.close(writer, path)

@@ -22,7 +22,7 @@ from inference.models.layers.attention import attend_with_sinks
 from inference.models.registry import build_model, unsupported_reason
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load_errors import BadFileError
-from tests.inference.models.families import parity
+from tests.inference.models.families import parity, tiny_gguf
 from tests.inference.models.families.rows import CONTEXT_TOKENS, GGUFRow, Row
 
 NUM_EXPERTS = 4
@@ -151,10 +151,7 @@ def save_gguf(
             codes = gguf.quants.quantize(stack.float().contiguous().numpy(), experts)
             stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, experts)))
             writer.add_tensor(name, codes, raw_dtype=experts)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.close(writer, path)
 
 
 def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:

@@ -12,6 +12,7 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
 from tests.cases import each_case
+from tests.inference.models.families import tiny_gguf
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.json"))
 
@@ -46,13 +47,10 @@ def unfused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for key, value in state.items():
         if "experts." in key and f"{key.removesuffix('_bias')}_bias" in state:
             found |= interleaved(key, value)
-        elif key.endswith("experts.gate_up_proj"):
-            for name, half in zip(("gate_proj", "up_proj"), value.chunk(2, dim=1), strict=True):
-                found[key.replace("gate_up_proj", f"{name}.weight")] = half
-        elif key.endswith(("experts.down_proj", "experts.up_proj")):
+        elif key.endswith("experts.up_proj"):
             found[f"{key}.weight"] = value
         else:
-            found[key] = value
+            found |= tiny_gguf.unstacked(key, value)
     return found
 
 

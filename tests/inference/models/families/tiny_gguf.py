@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
+import torch
 
 
 def add_sizes(writer: gguf.GGUFWriter, text: Any, num_blocks: int | None = None) -> None:
@@ -48,6 +50,17 @@ def name_of(names: gguf.TensorNameMap, name: str) -> str:
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
+
+
+def unstacked(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """A stack of experts with gates apart from what goes up; any other tensor as it is."""
+    if name.endswith("experts.gate_up_proj"):
+        for part, values in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
+            yield name.replace("gate_up_proj", f"{part}.weight"), values
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor
+    else:
+        yield name, tensor
 
 
 def close(writer: gguf.GGUFWriter, path: Path) -> Path:

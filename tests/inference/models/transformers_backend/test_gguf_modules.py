@@ -20,7 +20,7 @@ from inference.models.families.registry import FAMILIES, check_gguf_architecture
 from inference.models.families.transformers_modules import MODULES
 from inference.models.registry import build_fastest_model
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
-from tests.inference.models.families import parity
+from tests.inference.models.families import parity, tiny_gguf
 from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, Row
 
 Changed = Callable[[str, torch.Tensor, Any], torch.Tensor]
@@ -141,10 +141,7 @@ def save(architecture: str, path: Path) -> PreTrainedModel:
         )
         assert found is not None, f"{architecture} has no name for {name}"
         writer.add_tensor(found, changed(found, weight.float(), config).contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.close(writer, path)
     return reference
 
 

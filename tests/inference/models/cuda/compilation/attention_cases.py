@@ -108,17 +108,12 @@ def some_cases(architecture: int, stride: int) -> Iterator[Case]:
     yield from every_nth(others, first, stride)
 
 
-def few() -> Iterator[Case]:
-    """One combination of each kernel."""
+def diagonal() -> Iterator[Case]:
+    """Every value of each axis, in few combinations."""
     yield Case("decode", 80, 80, "int8", 4096, "soft cap")
     yield Case("reduce", 80, 96, "bf16", 4096, "sinks")
     yield Case("rotate", 86, 96, "bf16", has_norm=True, norms_rotated=True)
     yield Case("prefill", 90, 128, "fp8", 4096)
-
-
-def diagonal() -> Iterator[Case]:
-    """Every value of each axis, in few combinations."""
-    yield from few()
     yield Case("rotate", 75, 64, "fp16")
     yield Case("prefill", 75, 64, "fp16", scores="sinks")
     yield Case("rotate", 80, 80, "int8")

@@ -92,12 +92,8 @@ def some_cases(architecture: int, stride: int) -> Iterator[Case]:
     return every_nth(all_cases(architecture), ARCHITECTURES.index(architecture), stride)
 
 
-def few() -> Iterator[Case]:
+def diagonal() -> Iterator[Case]:
     yield Case(80, "Q4", 16)
     yield Case(86, "Q6_K", 32, is_split=False)
-
-
-def diagonal() -> Iterator[Case]:
-    yield from few()
     yield Case(90, "Q8", 64)
     yield Case(120, "IQ4_XS", 32)

@@ -1,6 +1,5 @@
 """Run as a program: compiles kernels to machine code, for which no card is needed.
 
-    python -m tests.inference.models.cuda.compilation.compile_cases few
     python -m tests.inference.models.cuda.compilation.compile_cases others
     python -m tests.inference.models.cuda.compilation.compile_cases attention diagonal
     python -m tests.inference.models.cuda.compilation.compile_cases attention 80
@@ -29,8 +28,6 @@ MATRICES = {"attention": attention_cases, "batches": batch_cases, "experts": exp
 
 
 def cases(name: str, *arguments: str) -> Iterable[Case]:
-    if name == "few":
-        return [case for matrix in MATRICES.values() for case in matrix.few()]
     if name == "others":
         return other_cases.all_cases()
     if arguments == ("diagonal",):

@@ -86,13 +86,9 @@ def some_cases(architecture: int, stride: int) -> Iterator[Case]:
     return every_nth(all_cases(architecture), ARCHITECTURES.index(architecture), stride)
 
 
-def few() -> Iterator[Case]:
+def diagonal() -> Iterator[Case]:
     yield Case(80, "MXFP4", 8)
     yield Case(120, "Q5_K", 32)
-
-
-def diagonal() -> Iterator[Case]:
-    yield from few()
     yield Case(80, "dense", 64)
     yield Case(90, "fp8", 16, gathers=False)
     yield Case(86, "IQ4_XS", 8)

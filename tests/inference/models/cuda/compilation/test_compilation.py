@@ -50,7 +50,6 @@ def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "num_cases"),
     [
-        (("few",), 8),
         (("others",), 39),
         (("attention", "diagonal"), 16),
         (("experts", "diagonal"), 5),
