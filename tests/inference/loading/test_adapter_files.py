@@ -4,6 +4,7 @@ with the name of the unsupported part."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,9 @@ from inference.protocol.load_errors import (
 )
 from tests.cases import each_case
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
+from tests.inference.models.dense_weights import TINY
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    max_positions=64,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-)
+CONFIG = replace(TINY, hidden_size=32, intermediate_size=48, head_dim=8, max_positions=64)
 SHAPES = {
     "self_attn.q_proj": (32, 32),
     "self_attn.k_proj": (16, 32),
@@ -186,16 +176,8 @@ def test_tensors_that_do_not_fit_are_named(
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     write_adapter(tmp_path, BASE, seed=1, targets=LLAMA_TARGETS)
-    sparse = ModelConfig(
-        **{
-            field: getattr(CONFIG, field)
-            for field in CONFIG.__dataclass_fields__
-            if field not in ("architecture", "mlps", "experts")
-        },
-        architecture="qwen3_moe",
-        mlps=("sparse", "sparse"),
-        experts=ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48),
-    )
+    experts = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48)
+    sparse = replace(CONFIG, architecture="qwen3_moe", mlps=("sparse", "sparse"), experts=experts)
     with pytest.raises(BadAdapterError, match="belongs to experts"):
         opened(tmp_path, sparse)
 

@@ -26,20 +26,9 @@ from inference.protocol.load_errors import (
 )
 from tests.cases import each_case
 from tests.inference.loading.conftest import save_directory, save_gguf
+from tests.inference.models.dense_weights import TINY
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=8,
-    hidden_size=64,
-    intermediate_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
 
 
 def test_the_need_counts_formats_and_a_short_context() -> None:

@@ -1,4 +1,4 @@
-"""Unquantised weights that are already in memory, by Hugging Face names: a ``WeightSource``."""
+"""Unquantised weights that are already in memory, by Hugging Face names; and a small config."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.functional import embedding
 
+from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
 from inference.models.layers.linear import DenseLinear
 from inference.models.weights.lazy import LazyWeight, lazy, stack_lazy
 from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import DenseProduct
+
+TINY = ModelConfig(
+    architecture="llama",
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+)
+CPU = torch.device("cpu")
 
 
 class DenseEmbedding:
@@ -70,3 +87,18 @@ class DenseWeights:
 
     def report(self) -> str:
         return f"dense {self.activation_dtype}"
+
+
+def random_weights(
+    config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> DenseWeights:
+    """All that the family declares for ``config``."""
+    generator = torch.Generator().manual_seed(7)
+    return DenseWeights(
+        {
+            tensor.name: torch.randn(tensor.shape, generator=generator) * 0.3
+            for tensor in family_of(config).tensors(config)
+        },
+        dtype,
+        device,
+    )

@@ -8,38 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnregisteredArchitectureError
 from inference.models.registry import build_fastest_model, build_model
-from tests.inference.models.dense_weights import DenseWeights
+from tests.inference.models.dense_weights import TINY, DenseWeights, random_weights
 
-CONFIG = ModelConfig(
-    architecture="llama",
+CONFIG = replace(
+    TINY,
     vocab_size=32,
     hidden_size=16,
     intermediate_size=16,
     num_layers=1,
     num_heads=1,
     num_kv_heads=1,
-    head_dim=16,
-    max_positions=64,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
     tie_embeddings=True,
 )
 
 
 def weights(dtype: torch.dtype = torch.float32) -> DenseWeights:
-    layer = "model.layers.0"
-    square = [f"{layer}.self_attn.{name}_proj.weight" for name in "qkvo"]
-    square += [f"{layer}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
-    norms = ["model.norm.weight", f"{layer}.input_layernorm.weight"]
-    norms += [f"{layer}.post_attention_layernorm.weight"]
-    tensors = {name: torch.randn(16, 16) for name in square}
-    tensors |= {name: torch.ones(16) for name in norms}
-    tensors["model.embed_tokens.weight"] = torch.randn(32, 16)
-    return DenseWeights(tensors, dtype, torch.device("cpu"))
+    return random_weights(CONFIG, dtype)
 
 
 def test_an_unknown_architecture_is_named() -> None:

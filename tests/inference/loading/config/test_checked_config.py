@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from inference.loading.config.checked_config import check_config
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.loader import open_model
-from inference.models.config import ModelConfig, RopeScaling
+from inference.models.config import RopeScaling
 from inference.models.layer_configs import DeltaConfig, ExpertsConfig, MambaConfig, ShortConvConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
@@ -23,21 +23,9 @@ from tests.cases import each_case
 from tests.inference.loading.config.test_checked_shapes import spec
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF
+from tests.inference.models.dense_weights import TINY
 
 LARGEST = 2**31 - 1
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
 
 
 def refusal(source: Path, tmp_path: Path) -> str:
@@ -169,10 +157,10 @@ def test_configs_that_make_sense_pass() -> None:
         {"rope_scaling": YARN},
         {"rope_scaling": LONG},
     ):
-        assert check_config(replace(CONFIG, **changes)).hidden_size == 64
+        assert check_config(replace(TINY, **changes)).hidden_size == 64
 
 
-WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
+WRONG_TINYS: list[tuple[dict[str, Any], str]] = [
     ({"num_layers": 0}, "num_layers is 0"),
     ({"vocab_size": 2**31}, "vocab_size is 2147483648"),
     ({"mixers": ("attention",)}, "1 layers are listed"),
@@ -203,10 +191,10 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@each_case(("changes", "words"), WRONG_CONFIGS, ids=lambda value: str(value)[:40])
+@each_case(("changes", "words"), WRONG_TINYS, ids=lambda value: str(value)[:40])
 def test_a_config_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadFileError, match="makes no sense") as caught:
-        check_config(replace(CONFIG, **changes))
+        check_config(replace(TINY, **changes))
     assert words in str(caught.value)
 
 

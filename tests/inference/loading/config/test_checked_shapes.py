@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
 from inference.loading.loader import open_model
-from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig, MambaConfig
 from inference.protocol.load import LoadSpec
@@ -23,6 +22,7 @@ from inference.protocol.load_errors import BadFileError, MissingTensorError, Wro
 from tests.cases import each_case
 from tests.inference.loading.conftest import save_directory, save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF
+from tests.inference.models.dense_weights import TINY
 
 LAYER = "model.layers.0."
 Weights = dict[str, torch.Tensor]
@@ -147,18 +147,12 @@ class Declared:
 
 
 EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32)
-CONFIG = ModelConfig(
+CONFIG = replace(
+    TINY,
     architecture="mixtral",
     vocab_size=8,
-    hidden_size=64,
     intermediate_size=64,
     num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
     tie_embeddings=True,
     mlps=("sparse",),
     experts=EXPERTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_block
 from inference.models.cache.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
-from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.layers import attention as attention_module
 from inference.models.layers.attention import TorchAttention, gathered_bytes
 from inference.models.step_input import StepInput
 from tests.cases import each_case
+from tests.inference.models.dense_weights import TINY
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 8
@@ -49,19 +50,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_seen(dtype: torch.dtype) -> N
 
 @each_case("kv_format", get_args(KVFormat))
 def test_bytes_are_what_placement_counts(kv_format: KVFormat) -> None:
-    config = ModelConfig(
-        architecture="llama",
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=2,
-        num_heads=6,
-        num_kv_heads=3,
-        head_dim=80,
-        max_positions=64,
-        rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
-    )
+    config = replace(TINY, num_heads=6, num_kv_heads=3, head_dim=80)
     kv = PagedKV(config, 4, BLOCK_TOKENS, kv_format, CPU)
     tensors = [t for layer in kv.layers for t in (layer.entries, layer.scales) if t is not None]
     num_bytes = sum(tensor.nbytes for tensor in tensors)

@@ -22,6 +22,7 @@ from inference.models.families.transformers_modules import (
 )
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
+from tests.inference.models.dense_weights import TINY
 
 NUM_LAYERS = 8
 SIZES: dict[str, Any] = {
@@ -302,15 +303,10 @@ def test_a_soft_cap_and_a_scale_of_any_family() -> None:
     )
 
 
-PLAIN = ModelConfig(
+PLAIN = replace(
+    TINY,
     architecture="a module",
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=96,
     num_layers=NUM_LAYERS,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
     max_positions=4096,
     rms_norm_eps=0.0,
     rope_theta=0.0,

@@ -9,7 +9,6 @@ from operator import itemgetter
 
 import torch
 
-from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder, NativeKV
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
@@ -29,22 +28,17 @@ from inference.models.weights.stored import (
     StoredWeight,
     SuperBlockWeight,
 )
+from tests.inference.models.dense_weights import TINY
 from tests.inference.models.steps import step_of
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
 NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
-CONFIG = ModelConfig(
-    architecture="llama",
+CONFIG = replace(
+    TINY,
     vocab_size=VOCAB_SIZE,
     hidden_size=HIDDEN,
     intermediate_size=INTERMEDIATE,
-    num_layers=NUM_LAYERS,
-    num_heads=NUM_HEADS,
-    num_kv_heads=NUM_KV_HEADS,
     head_dim=HEAD_DIM,
-    max_positions=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
 )
 
 

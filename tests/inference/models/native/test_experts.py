@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import rms_norm
 
-from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts_loading import load_mixture
 from inference.models.native.decoder import NativeDecoder
@@ -81,10 +81,7 @@ def only_experts(
 ) -> NativeDecoder:
     """A layer whose attention adds nothing, and a head of ones and zeros: logits are the normalised
     rows."""
-    model = ModelConfig(
-        **{name: getattr(CONFIG, name) for name in ModelConfig.__slots__}
-        | {"num_layers": 1, "experts": config, "mlps": ("sparse",)}
-    )
+    model = replace(CONFIG, num_layers=1, experts=config, mlps=("sparse",))
     nothing = torch.zeros(HIDDEN, HIDDEN)
     layer = NativeLayer(
         qkv=[pack(DenseWeight(weight=torch.zeros(2 * HIDDEN, HIDDEN)))],

@@ -13,21 +13,16 @@ from inference.models.config import ModelConfig
 from inference.models.native.model import NativeModel
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
-from tests.inference.models.dense_weights import DenseWeights
+from tests.inference.models.dense_weights import TINY, DenseWeights
 from tests.inference.models.steps import step_of
 
-CONFIG = ModelConfig(
+CONFIG = replace(
+    TINY,
     architecture="qwen2",
-    vocab_size=64,
-    hidden_size=64,
     intermediate_size=64,
-    num_layers=2,
     num_heads=6,
-    num_kv_heads=2,
     head_dim=64,
     max_positions=256,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
     tie_embeddings=True,
     qkv_bias=True,
 )
