@@ -55,7 +55,11 @@ CASES = {
         "qwen2moe",
         {"expert_shared_feed_forward_length": 48},
     ),
-    "mixtral": Case("mixtral", {"num_local_experts": 5, "intermediate_size": 32}, "llama"),
+    "mixtral": Case(
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+        "llama",
+    ),
     "glm4_moe": Case(
         "glm4_moe",
         {

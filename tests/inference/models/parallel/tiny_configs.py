@@ -8,6 +8,7 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.config import ModelConfig
 from inference.models.families.registry import FAMILIES
 from tests.inference.models.families.latent_gguf import ROWS as LATENT_ROWS
+from tests.inference.models.families.mixtures import CASES
 from tests.inference.models.families.rows import ROWS, SIZES
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5, "norm_epsilon": 1e-5}
@@ -51,30 +52,10 @@ GPT_OSS = {
     "sliding_window": 20,
     "rope_parameters": ROPE,
 }
-MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32}
-GLM_MOE = {
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "use_qk_norm": True,
-    "attention_bias": True,
-}
-
-ERNIE_MOE = {
-    "moe_num_experts": 5,
-    "moe_k": 2,
-    "moe_intermediate_size": 32,
-    "moe_num_shared_experts": 1,
-    "tie_word_embeddings": False,
-}
-LLAMA4 = MIXTRAL | {
-    "num_hidden_layers": 4,
-    "intermediate_size_mlp": 48,
-    "attention_chunk_size": 20,
-    "interleave_moe_layer_step": 2,
-}
+MIXTURES = (
+    *("qwen3_moe, one layer dense", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "dots1"),
+    *("minimax_m2", "ernie4_5_moe", "llama4_text", "hunyuan_v1_moe"),
+)
 
 
 def _nested(model_type: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -94,24 +75,16 @@ FACTS: dict[str, dict[str, Any]] = {
 FACTS |= {
     name: COMMON | SIZES | {"rope_parameters": ROPE} | own | {"model_type": name}
     for name, own in {
-        "qwen3_moe": MIXTURE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
-        "qwen2_moe": SHARED,
-        "mixtral": MIXTRAL,
-        "olmoe": MIXTURE | {"num_key_value_heads": 4, "intermediate_size": 32},
         "gpt_oss": GPT_OSS,
         "qwen3_next": DELTA | SHARED,
-        "glm4_moe": GLM_MOE,
-        "dots1": GLM_MOE,
-        "minimax_m2": MIXTRAL,
-        "ernie4_5_moe": ERNIE_MOE,
-        "llama4_text": LLAMA4,
-        "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "intermediate_size": 32},
+        **{CASES[name].model_type: CASES[name].overrides for name in MIXTURES},
     }.items()
 }
 FACTS |= {
     row.model_type: COMMON | SIZES | row.config | {"model_type": row.model_type}
     for row in LATENT_ROWS.values()
 }
+FACTS["llama4_text"] |= {"attention_chunk_size": 20}
 FACTS["kimi_k2"] = FACTS["deepseek_v3"] | {"model_type": "kimi_k2"}
 CONVS = {
     "layer_types": ["conv", "full_attention"],
