@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import gguf
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
@@ -67,8 +66,6 @@ def _hybrid_gguf(folder: Path) -> Path:
     return hybrid_gguf.save_gguf(
         hybrids.qwen3_next(),
         folder / "model.gguf",
-        gguf.MODEL_ARCH.QWEN3NEXT,
-        are_value_heads_tiled=False,
     )
 
 

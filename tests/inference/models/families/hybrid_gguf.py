@@ -23,21 +23,26 @@ Numbers = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.generic]
 Encode = Callable[[str, Numbers], tuple[Codes, gguf.GGMLQuantizationType]]
 """Encodes a tensor by its GGUF name."""
+KINDS = {
+    "qwen3_5": (gguf.MODEL_ARCH.QWEN35, True),
+    "qwen3_5_moe": (gguf.MODEL_ARCH.QWEN35MOE, True),
+    "qwen3_next": (gguf.MODEL_ARCH.QWEN3NEXT, False),
+}
+"""The architecture by model type, and whether heads of values lie by turns of the keys' heads."""
 KEPT = (".visual.", "conv1d", "mlp.gate.", "shared_expert_gate")
 
 
 def save_gguf(
     reference: PreTrainedModel,
     path: Path,
-    arch: gguf.MODEL_ARCH,
     *,
-    are_value_heads_tiled: bool,
     encode: Encode | None = None,
     predictor: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """``encode``: how the matrices are written that files quantise. ``predictor``: the tensors of
     a layer of multi-token prediction, by safetensors' names; none of a layer that is counted
     and left out."""
+    arch, are_value_heads_tiled = KINDS[reference.config.model_type]
     text = reference.config.get_text_config()
     num_layers, added = text.num_hidden_layers, predictor or {}
     num_predicting = 0 if predictor is None else 1

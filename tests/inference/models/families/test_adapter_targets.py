@@ -13,19 +13,13 @@ from inference.loading.config.hub_config import read_directory_config
 from inference.models.adapter import adaptable_shapes
 from inference.models.families.registry import family_of
 from tests.cases import each_case
-from tests.inference.models.families import parity, tiny_hybrid, tiny_states
+from tests.inference.models.families import parity
 from tests.inference.models.families.rows import ROWS
+from tests.inference.models.families.test_hybrid import REFERENCES as HYBRIDS
 
 REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
     **{row.model_type: lambda row=row: parity.build_reference(row) for row in ROWS},  # type: ignore[misc]
-    **{
-        made.__name__: made
-        for made in (
-            *(tiny_hybrid.qwen3_5, tiny_hybrid.qwen3_5_moe, tiny_hybrid.qwen3_next),
-            *(tiny_states.lfm2, tiny_states.lfm2_moe, tiny_states.granite4, tiny_states.bamba),
-            *(tiny_states.granite4_dense, tiny_states.nemotron_h),
-        )
-    },
+    **HYBRIDS,
 }
 LAYER_MLP = re.compile(r"model\.layers\.(\d+)\.mlp\.")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import gguf
 import msgspec
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
@@ -23,8 +23,9 @@ from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.models.families import hybrid_gguf
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.test_hybrid import prompt_of
+from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
 from tests.inference.models.families.tiny_predictors import (
     save_glm4_moe,
     save_glm4_moe_gguf,
@@ -35,17 +36,11 @@ from tests.slow_cases import slow_but
 
 Saved = Callable[[Path], tuple[Path, Path]]
 """Saves a model into a directory: the safetensors' directory, and the GGUF file."""
-ARCHITECTURES = {
-    "qwen3_5": (tiny.qwen3_5, gguf.MODEL_ARCH.QWEN35, True),
-    "qwen3_5_moe": (tiny.qwen3_5_moe, gguf.MODEL_ARCH.QWEN35MOE, True),
-    "qwen3_next": (tiny.qwen3_next, gguf.MODEL_ARCH.QWEN3NEXT, False),
-}
 
 
-def save_both_hybrid(name: str, directory: Path) -> tuple[Path, Path]:
-    make, arch, is_tiled = ARCHITECTURES[name]
+def save_both_hybrid(make: Callable[[], PreTrainedModel], directory: Path) -> tuple[Path, Path]:
     save_hybrid(make(), directory)
-    return directory, save_hybrid_gguf(make(), directory, arch, is_tiled=is_tiled)
+    return directory, save_hybrid_gguf(make(), directory)
 
 
 def save_both_glm(directory: Path) -> tuple[Path, Path]:
@@ -53,7 +48,7 @@ def save_both_glm(directory: Path) -> tuple[Path, Path]:
 
 
 KINDS: dict[str, Saved] = {
-    **{name: partial(save_both_hybrid, name) for name in ARCHITECTURES},
+    **{name: partial(save_both_hybrid, REFERENCES[name]) for name in hybrid_gguf.KINDS},
     "glm4_moe": save_both_glm,
 }
 
@@ -100,7 +95,7 @@ def test_a_layer_that_is_counted_and_absent(tmp_path: Path) -> None:
     reference = tiny.qwen3_5()
     save_hybrid(reference, directory)
     tiny.save(reference, directory)  # again, without the layer
-    file = save_hybrid_gguf(reference, directory, gguf.MODEL_ARCH.QWEN35, is_tiled=True)
+    file = save_hybrid_gguf(reference, directory)
     found = tiny.opened(file, tmp_path / "cache", speculation="mtp")
     found.close()
     assert not found.config.has_predictor

@@ -7,11 +7,9 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -244,9 +242,9 @@ def test_a_step_that_failed_is_run_again_from_the_same_states(
 
 
 GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
-    "qwen3_5": partial(save_gguf, arch=gguf.MODEL_ARCH.QWEN35, are_value_heads_tiled=True),
-    "qwen3_5_moe": partial(save_gguf, arch=gguf.MODEL_ARCH.QWEN35MOE, are_value_heads_tiled=True),
-    "qwen3_next": partial(save_gguf, arch=gguf.MODEL_ARCH.QWEN3NEXT, are_value_heads_tiled=False),
+    "qwen3_5": save_gguf,
+    "qwen3_5_moe": save_gguf,
+    "qwen3_next": save_gguf,
     "lfm2": save_lfm2,
     "lfm2_moe": save_lfm2_moe,
     "granite4": save_granite4,

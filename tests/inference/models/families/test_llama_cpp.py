@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,11 @@ from tests.inference.llama_cpp_peer import logits_of, quiet_library
 from tests.inference.models.families import mixtures, parity
 from tests.inference.models.families import test_gpt_oss as gpt_oss
 from tests.inference.models.families import tiny_hybrid as hybrids
-from tests.inference.models.families import tiny_states as states
 from tests.inference.models.families.latent_gguf import save_latent
 from tests.inference.models.families.rows import ROWS, GGUFRow, Row
 from tests.inference.models.families.test_deepseek import gguf_reference
 from tests.inference.models.families.test_hybrid import GGUF as HYBRID_GGUF
+from tests.inference.models.families.test_hybrid import REFERENCES
 
 _ = quiet_library
 
@@ -82,17 +81,13 @@ def test_mixtures(name: str, tmp_path: Path) -> None:
     check(reference, mixtures.written(case, tmp_path / "hf", tmp_path / "model.gguf"))
 
 
-HYBRIDS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3_5": hybrids.qwen3_5,
-    "qwen3_5_moe": hybrids.qwen3_5_moe,
-    "qwen3_next": hybrids.qwen3_next,
-}
+HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids(name: str, tmp_path: Path) -> None:
     """llama.cpp wants heads of values as wide as those of keys."""
-    given = HYBRIDS[name]()
+    given = REFERENCES[name]()
     config = deepcopy(given.config)
     text = config.get_text_config()
     text.linear_value_head_dim = text.linear_key_head_dim
@@ -101,17 +96,12 @@ def test_hybrids(name: str, tmp_path: Path) -> None:
     check(reference, HYBRID_GGUF[name](reference, tmp_path / "model.gguf"))
 
 
-STATES: dict[str, Callable[[], PreTrainedModel]] = {
-    "lfm2": states.lfm2,
-    "lfm2_moe": states.lfm2_moe,
-    "granite4": states.granite4,
-    "granite4_dense": states.granite4_dense,
-}
+STATES = ("lfm2", "lfm2_moe", "granite4", "granite4_dense")
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_states_of_other_kinds(name: str, tmp_path: Path) -> None:
-    reference = STATES[name]()
+    reference = REFERENCES[name]()
     check(reference, HYBRID_GGUF[name](reference, tmp_path / "model.gguf"))
 
 

@@ -22,35 +22,25 @@ from inference.models.step_input import ALL_ROWS, EMPTY_STATE, NUM_LONE_STATES, 
 from tests.cases import each_case
 from tests.inference.greedy import check_greedy
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families import tiny_states as states
+from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
 from tests.inference.models.steps import step_of
 
-REFERENCES = {
-    "qwen3_5": tiny.qwen3_5,
-    "qwen3_5_moe": tiny.qwen3_5_moe,
-    "qwen3_next": tiny.qwen3_next,
-    "lfm2": states.lfm2,
-    "granite4": states.granite4,
-}
-LIKE_THEM = {
-    "biased_lfm2": states.biased_lfm2,
-    "lfm2_moe": states.lfm2_moe,
-    "granite4_dense": states.granite4_dense,
-}
+NAMES = ("granite4", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+LIKE_THEM = ("biased_lfm2", "lfm2_moe", "granite4_dense")
 """The models with the same kinds of layers."""
 NUM_TOKENS = 6
 BLOCK_TOKENS = 32
 LENGTHS = (1, 33, 90)
 
 
-@pytest.fixture(scope="module", params=sorted(REFERENCES))
+@pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def reference(name: str) -> PreTrainedModel:
-    return (REFERENCES | LIKE_THEM)[name]()
+    return REFERENCES[name]()
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +51,6 @@ def directory(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def model(library: ctypes.CDLL, directory: Path) -> NativeModel:
     return tiny.natively(library, directory, directory / "cache")
-
-
-def prompt_of(length: int) -> list[int]:
-    return random.Random(length).choices(range(tiny.VOCAB_SIZE), k=length)
 
 
 def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:

@@ -6,48 +6,40 @@ import copy
 import ctypes
 import random
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks.weights.random_blocks import random_blocks
 from tests.cases import each_case
 from tests.inference.loading.conftest import RANDOM_VALUE
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.hybrid_gguf import (
+    KINDS,
     Codes,
     Numbers,
     in_8_bits,
     rounded,
     save_gguf,
 )
+from tests.inference.models.families.test_hybrid import REFERENCES
 
-CASES: dict[str, tuple[Callable[[], PreTrainedModel], gguf.MODEL_ARCH, bool]] = {
-    "qwen3_5": (tiny.qwen3_5, gguf.MODEL_ARCH.QWEN35, True),
-    "qwen3_5_moe": (tiny.qwen3_5_moe, gguf.MODEL_ARCH.QWEN35MOE, True),
-    "qwen3_next": (tiny.qwen3_next, gguf.MODEL_ARCH.QWEN3NEXT, False),
-}
-"""The model and architecture of each case, and whether heads of values lie by turns of the keys'
-heads."""
 PROMPT = random.Random(90).choices(range(tiny.VOCAB_SIZE), k=90)
 ROUNDED_ACTIVATIONS = 0.3
 """Relative error of logits: a row of a model this narrow is one group of 8-bit codes. Features in a
 wrong order make it more than one."""
 
 
-@each_case("name", CASES)
+@each_case("name", KINDS)
 def test_quantised_gguf(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     """Weights of 8 bits. torch computes in float32 what they stand for, as transformers does; the
     native decoder rounds its activations, too."""
-    made, arch, are_value_heads_tiled = CASES[name]
-    exact = rounded(made())
+    exact = rounded(REFERENCES[name]())
     file = tiny.save_tokenizer(tmp_path) / "model.gguf"
-    save_gguf(exact, file, arch, are_value_heads_tiled=are_value_heads_tiled, encode=in_8_bits)
+    save_gguf(exact, file, encode=in_8_bits)
     with torch.no_grad():
         expected = exact(torch.tensor([PROMPT])).logits[0]
     on_torch = tiny.logits_of(tiny.on_torch(file, tmp_path / "cache"), PROMPT)
@@ -74,12 +66,11 @@ block's largest, and these weights make some fifteen times as much of an error."
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("kind", K_ERRORS)
 def test_k_quants(name: str, kind: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     """Random blocks, and beside them a file of the numbers that they stand for."""
-    made, arch, tiled = CASES[name]
-    reference = made()
+    reference = REFERENCES[name]()
     config = copy.deepcopy(reference.config)
     text = config.get_text_config()
     for key in set(WIDE) & set(text.to_dict()):
@@ -100,7 +91,7 @@ def test_k_quants(name: str, kind: str, library: ctypes.CDLL, tmp_path: Path) ->
         file = tmp_path / way / "model.gguf"
         file.parent.mkdir()
         tiny.save_tokenizer(file.parent)
-        save_gguf(wide, file, arch, are_value_heads_tiled=tiled, encode=encode)
+        save_gguf(wide, file, encode=encode)
         found[way] = tiny.logits_of(tiny.on_torch(file, tmp_path), PROMPT)
     torch.testing.assert_close(found["codes"], found["values"], rtol=1e-3, atol=1e-3)
     file = tmp_path / "codes" / "model.gguf"

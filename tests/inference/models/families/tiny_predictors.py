@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
@@ -91,16 +90,12 @@ def save_hybrid(reference: PreTrainedModel, directory: Path) -> Path:
     return _with(directory, added)
 
 
-def save_hybrid_gguf(
-    reference: PreTrainedModel, directory: Path, arch: gguf.MODEL_ARCH, *, is_tiled: bool
-) -> Path:
+def save_hybrid_gguf(reference: PreTrainedModel, directory: Path) -> Path:
     """What ``save_hybrid`` has saved in ``directory``, as a GGUF file in a folder there."""
     weights = load_file(directory / "model.safetensors")
     return save_gguf(
         reference,
         _gguf_folder(directory) / "model.gguf",
-        arch,
-        are_value_heads_tiled=is_tiled,
         predictor={name: tensor for name, tensor in weights.items() if name.startswith("mtp.")},
     )
 

@@ -115,9 +115,7 @@ def save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> 
     assert not named
     if architecture := VL_ARCHITECTURES.get(reference.config.model_type):
         return _save_vl(reference, path, architecture)
-    has_experts = reference.config.model_type == "qwen3_5_moe"
-    kind = gguf.MODEL_ARCH.QWEN35MOE if has_experts else gguf.MODEL_ARCH.QWEN35
-    return hybrid_gguf.save_gguf(reference, path, kind, are_value_heads_tiled=True)
+    return hybrid_gguf.save_gguf(reference, path)
 
 
 def _save_vl(reference: PreTrainedModel, path: Path, kind: gguf.MODEL_ARCH) -> Path:
