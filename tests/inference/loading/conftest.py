@@ -197,7 +197,8 @@ def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
 
 def opened(source: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
     """``changes``: of the load spec."""
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
+    given: dict[str, Any] = {"devices": ["cpu"]} | changes
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", **given)
     found = open_model(spec, cache_dir, lambda progress: None)
     assert isinstance(found, OpenedModel)
     return found

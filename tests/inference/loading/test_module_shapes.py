@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.loading.loader import open_model
 from inference.protocol.load_errors import BadFileError, WrongShapeError
 from tests.cases import each_case
-from tests.inference.loading.config.test_checked_shapes import spec
+from tests.inference.loading.conftest import opened
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.loading.mutations.subjects import SUBJECTS
 
@@ -46,7 +45,7 @@ def test_a_tensor_of_another_size_is_named(
 ) -> None:
     source = changed(subject, name, torch.zeros(shape), tmp_path)
     with pytest.raises(WrongShapeError, match=words):
-        open_model(spec(source), tmp_path, lambda _: None)
+        opened(source, tmp_path)
 
 
 def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
@@ -54,7 +53,7 @@ def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
     info = next(info for info in file.infos if "ffn_down_exps" in info.name)
     info.sizes = [info.sizes[0], info.sizes[1] * info.sizes[2]]
     with pytest.raises(BadFileError, match=r"cannot be read|no stack of experts"):
-        open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
+        opened(file.write(tmp_path / "y.gguf"), tmp_path)
 
 
 @each_case(
@@ -73,11 +72,11 @@ def test_an_embedding_models_config(changes: dict[str, Any], words: str, tmp_pat
     path = source / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(BadFileError, match=words):
-        open_model(spec(source), tmp_path, lambda _: None)
+        opened(source, tmp_path)
 
 
 def test_merges_that_merge_nothing(tmp_path: Path) -> None:
     file = EditableGGUF.read(SUBJECTS["llama.gguf"].save(tmp_path))
     file.pair("tokenizer.ggml.merges").value = ["ab"]
     with pytest.raises(BadFileError, match="makes no tokenizer"):
-        open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
+        opened(file.write(tmp_path / "y.gguf"), tmp_path)

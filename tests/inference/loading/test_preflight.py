@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from inference.loading.devices import (
     choose_dtype,
     earlier_loads_on,
 )
-from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import ExpertsConfig
@@ -25,7 +25,7 @@ from inference.protocol.load_errors import (
     UnknownArchitectureError,
 )
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_directory, save_gguf
+from tests.inference.loading.conftest import opened, save_directory, save_gguf
 from tests.inference.models.dense_weights import TINY
 
 CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
@@ -114,34 +114,29 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
         check_fits(need, 8 * 10**9, "cuda:0")
 
 
-def spec(source: Path, **changes: object) -> LoadSpec:
-    return LoadSpec(job_id="1", model="m", source=f"path:{source}", devices=["cpu"], **changes)
-
-
 def test_open_model_measures_before_it_allocates(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 100_000)
     with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
-        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path)
 
 
 def test_memory_that_other_models_may_still_take_is_not_free(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**10)
-    open_model(spec(tiny_directory, promised_bytes=10**9), tmp_path, lambda _: None)
+    opened(tiny_directory, tmp_path, promised_bytes=10**9)
     with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
-        open_model(spec(tiny_directory, promised_bytes=10**10), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path, promised_bytes=10**10)
 
 
 def test_kv_memory_that_is_not_there_is_refused_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 23 * 10**9)
-    nowhere = spec(tmp_path / "missing", kv_memory_bytes=900 * 10**9)
     with pytest.raises(DoesNotFitError, match=r"900\.00 GB of memory .* 23\.00 GB are free"):
-        open_model(nowhere, tmp_path, lambda _: None)
+        opened(tmp_path / "missing", tmp_path, kv_memory_bytes=900 * 10**9)
 
 
 def test_kv_memory_that_was_asked_for_must_fit_beside_the_weights(
@@ -149,19 +144,19 @@ def test_kv_memory_that_was_asked_for_must_fit_beside_the_weights(
 ) -> None:
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)
     with pytest.raises(DoesNotFitError, match=r"1\.00 GB for keys and values"):
-        open_model(spec(tiny_directory, kv_memory_bytes=10**9), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path, kv_memory_bytes=10**9)
 
 
 def test_more_than_one_device_is_refused_by_name(tiny_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSourceError, match="a replica of 1 rank: set tensor_parallel to 2"):
-        open_model(spec(tiny_directory, min_devices=2), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path, min_devices=2)
 
 
 def test_the_architecture_is_known_before_the_tokenizer_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "reformer"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UnknownArchitectureError, match="reformer"):
-        open_model(spec(tmp_path), tmp_path, lambda _: None)
+        opened(tmp_path, tmp_path)
 
 
 def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
@@ -176,15 +171,15 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
     types = {f"{name}.weight": GGMLQuantizationType.Q4_1}
     file = save_gguf(tmp_path / "x.gguf", weights, types=types)
 
-    opened = open_model(spec(file), tmp_path, lambda _: None)
-    copied = opened.weights.linear(name)
-    needed = opened.need.required_bytes
+    model = opened(file, tmp_path)
+    copied = model.weights.linear(name)
+    needed = model.need.required_bytes
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
-    lean = open_model(spec(file), tmp_path, lambda _: None).weights.linear(name)
+    lean = opened(file, tmp_path).weights.linear(name)
 
     is_copied = has_fast_bfloat16(torch.device("cpu"))
     assert (copied.prefill_weight is not None) == is_copied
-    assert opened.factory.copied_bytes == (opened.need.copy_bytes if is_copied else 0)
+    assert model.factory.copied_bytes == (model.need.copy_bytes if is_copied else 0)
     assert lean.prefill_weight is None
 
 
@@ -212,9 +207,8 @@ def test_a_card_becomes_the_current_one_before_anything_is_loaded(
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 1)
-    missing = LoadSpec(job_id="1", model="m", source=f"path:{tmp_path}/none.gguf", devices=asked)
     with pytest.raises(MissingFileError):
-        open_model(missing, tmp_path, lambda _: None)
+        opened(tmp_path / "none.gguf", tmp_path, devices=asked)
     assert current == [used]
 
 
@@ -234,22 +228,16 @@ def required_bytes(
     cache_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
-    **changes: object,
+    **changes: Any,
 ) -> int:
     """What a card of this capability must have for it, by the refusal of one that has nothing."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(loader, "use_device", lambda device: None)
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 0)
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{directory}",
-        devices=["cuda:0"],
-        **({"dtype": "bfloat16", "quantization": "q4"} | changes),
-    )
+    asked = {"devices": ["cuda:0"], "dtype": "bfloat16", "quantization": "q4"} | changes
     with pytest.raises(DoesNotFitError) as refused:
-        open_model(spec, cache_dir, lambda _: None)
+        opened(directory, cache_dir, **asked)
     assert refused.value.needed_bytes is not None
     return refused.value.needed_bytes
 
@@ -267,7 +255,7 @@ def test_a_card_with_the_kernel_keeps_them_packed(
         moe_intermediate_size=INNER,
     )
 
-    def needed(capability: tuple[int, int], **changes: object) -> int:
+    def needed(capability: tuple[int, int], **changes: Any) -> int:
         return required_bytes(directory, tmp_path, monkeypatch, capability, **changes)
 
     assert needed((7, 5)) - needed((8, 0)) == NUM_WEIGHTS * (2 - 0.625)

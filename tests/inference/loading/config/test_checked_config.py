@@ -14,14 +14,11 @@ from safetensors.torch import load_file
 
 from inference.loading.config.checked_config import check_config
 from inference.loading.config.hub_config import parse_config, read_directory_config
-from inference.loading.loader import open_model
 from inference.models.config import RopeScaling
 from inference.models.layer_configs import DeltaConfig, ExpertsConfig, MambaConfig, ShortConvConfig
-from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.loading.config.test_checked_shapes import spec
-from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.conftest import opened, save_gguf
 from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF
 from tests.inference.models.dense_weights import TINY
 
@@ -30,7 +27,7 @@ LARGEST = 2**31 - 1
 
 def refusal(source: Path, tmp_path: Path) -> str:
     with pytest.raises(BadFileError) as caught:
-        open_model(spec(source), tmp_path, lambda _: None)
+        opened(source, tmp_path)
     return str(caught.value)
 
 
@@ -106,7 +103,7 @@ def test_gguf_metadata_is_refused_by_the_value_and_the_rule(
     file.set(key, value, kind)
     source = file.write(tmp_path / "y.gguf")
     if not words:
-        open_model(spec(source), tmp_path, lambda _: None).close()
+        opened(source, tmp_path).close()
         return
     assert words in refusal(source, tmp_path)
 
@@ -160,7 +157,7 @@ def test_configs_that_make_sense_pass() -> None:
         assert check_config(replace(TINY, **changes)).hidden_size == 64
 
 
-WRONG_TINYS: list[tuple[dict[str, Any], str]] = [
+WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"num_layers": 0}, "num_layers is 0"),
     ({"vocab_size": 2**31}, "vocab_size is 2147483648"),
     ({"mixers": ("attention",)}, "1 layers are listed"),
@@ -191,7 +188,7 @@ WRONG_TINYS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@each_case(("changes", "words"), WRONG_TINYS, ids=lambda value: str(value)[:40])
+@each_case(("changes", "words"), WRONG_CONFIGS, ids=lambda value: str(value)[:40])
 def test_a_config_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadFileError, match="makes no sense") as caught:
         check_config(replace(TINY, **changes))
@@ -210,7 +207,6 @@ def test_a_long_context_is_a_claim_that_takes_no_memory(
     path = tiny_directory / "config.json"
     config = json.loads(path.read_text()) | {"max_position_embeddings": 2**24}
     path.write_text(json.dumps(config))
-    asked = LoadSpec(job_id="1", model="m", source=f"path:{tiny_directory}", devices=["cpu"])
-    opened = open_model(asked, tmp_path, lambda _: None)
-    assert opened.need.required_bytes < 100 * 10**6
-    opened.close()
+    model = opened(tiny_directory, tmp_path)
+    assert model.need.required_bytes < 100 * 10**6
+    model.close()

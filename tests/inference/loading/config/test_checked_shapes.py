@@ -14,22 +14,16 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.loader import open_model
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig, MambaConfig
-from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_directory, save_gguf
+from tests.inference.loading.conftest import opened, save_directory, save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.models.dense_weights import TINY
 
 LAYER = "model.layers.0."
 Weights = dict[str, torch.Tensor]
-
-
-def spec(source: Path) -> LoadSpec:
-    return LoadSpec(job_id="1", model="m", source=f"path:{source}", devices=["cpu"])
 
 
 def in_safetensors(weights: Weights, directory: Path, tmp_path: Path) -> Path:
@@ -66,7 +60,7 @@ def test_a_tensor_of_another_shape_is_named(
     weights = load_file(directory / "model.safetensors")
     weights[LAYER + name] = torch.zeros(shape)
     with pytest.raises(WrongShapeError, match=f"{LAYER}{name} is {words}") as caught:
-        open_model(spec(save(weights, directory, tmp_path)), tmp_path, lambda _: None)
+        opened(save(weights, directory, tmp_path), tmp_path)
     assert caught.value.failure.code == "bad_file"
 
 
@@ -75,7 +69,7 @@ def test_a_table_of_fewer_rows_is_named(tiny_directory: Path, tmp_path: Path) ->
     weights["lm_head.weight"] = torch.zeros(60, 64)
     save_file(weights, tiny_directory / "model.safetensors")
     with pytest.raises(WrongShapeError, match=r"lm_head.weight is 60 x 64 and should be 64 x 64"):
-        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path)
 
 
 def test_a_bias_that_no_family_declares_is_checked_because_it_is_read(
@@ -85,7 +79,7 @@ def test_a_bias_that_no_family_declares_is_checked_because_it_is_read(
     weights[LAYER + "self_attn.q_proj.bias"] = torch.zeros(48)
     save_file(weights, tiny_directory / "model.safetensors")
     with pytest.raises(WrongShapeError, match=r"q_proj\.bias is 48 and should be 64"):
-        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path)
 
 
 def test_a_config_of_another_width_is_refused_by_the_first_tensor(
@@ -94,7 +88,7 @@ def test_a_config_of_another_width_is_refused_by_the_first_tensor(
     path = tiny_directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 128}))
     with pytest.raises(WrongShapeError, match=r"embed_tokens\.weight is 64 x 64 and .* 64 x 128"):
-        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path)
 
 
 def test_a_gguf_of_another_width_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
@@ -102,14 +96,14 @@ def test_a_gguf_of_another_width_is_refused(tiny_directory: Path, tmp_path: Path
     file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", weights))
     file.set("llama.embedding_length", 128)
     with pytest.raises(BadFileError, match=r"is 64 x 64 and should be"):
-        open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
+        opened(file.write(tmp_path / "y.gguf"), tmp_path)
 
 
 def test_a_norm_may_be_stored_in_blocks_but_not_cut(tiny_directory: Path, tmp_path: Path) -> None:
     weights = load_file(tiny_directory / "model.safetensors")
     types = {f"{LAYER}mlp.up_proj.weight": GGMLQuantizationType.Q8_0}
     file = save_gguf(tmp_path / "x.gguf", weights, types=types)
-    open_model(spec(file), tmp_path, lambda _: None).close()
+    opened(file, tmp_path).close()
 
 
 def test_the_same_name_in_two_shards_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
@@ -118,7 +112,7 @@ def test_the_same_name_in_two_shards_is_refused(tiny_directory: Path, tmp_path: 
     for number in (1, 2):
         save_file(weights, tiny_directory / f"model-{number:05d}-of-00002.safetensors")
     with pytest.raises(BadFileError, match="both hold"):
-        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path)
 
 
 def test_the_same_name_twice_in_a_header_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
@@ -131,7 +125,7 @@ def test_the_same_name_twice_in_a_header_is_refused(tiny_directory: Path, tmp_pa
     doubled = f"{header[:-1]},{entry}}}".encode()
     path.write_bytes(len(doubled).to_bytes(8, "little") + doubled + content[8 + length :])
     with pytest.raises(BadFileError, match=r"holds model\.norm\.weight twice"):
-        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+        opened(tiny_directory, tmp_path)
 
 
 class Declared:
@@ -240,4 +234,4 @@ def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "gemma2", "olmo2", "cohere"])
 def test_whole_models_of_other_families_pass(model_type: str, tmp_path: Path) -> None:
     directory = save_directory(tmp_path / model_type, model_type)
-    open_model(spec(directory), tmp_path, lambda _: None).close()
+    opened(directory, tmp_path).close()

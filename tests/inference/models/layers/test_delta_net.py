@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.cases import each_case
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 8, 6
 STATE_SHAPE = (VALUE_HEADS, KEY_DIM, VALUE_DIM)
+Scanned = tuple[torch.Tensor, torch.Tensor]
 
 
 class RawInputs:
@@ -50,20 +52,14 @@ class RawInputs:
             beta=self.beta[0],
         )
 
-    def chunked(self) -> tuple[torch.Tensor, torch.Tensor]:
-        read, state = torch_chunk_gated_delta_rule(
-            self.queries,
-            self.keys,
-            self.values,
-            g=self.log_decay,
-            beta=self.beta,
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        )
-        return read[0], state[0]
+    def chunked(self) -> Scanned:
+        return self._by(torch_chunk_gated_delta_rule)
 
-    def recurrent(self) -> tuple[torch.Tensor, torch.Tensor]:
-        read, state = torch_recurrent_gated_delta_rule(
+    def recurrent(self) -> Scanned:
+        return self._by(torch_recurrent_gated_delta_rule)
+
+    def _by(self, rule: Callable[..., Scanned]) -> Scanned:
+        read, state = rule(
             self.queries,
             self.keys,
             self.values,
@@ -76,16 +72,10 @@ class RawInputs:
 
 
 def part(inputs: DeltaInputs, start: int, end: int) -> DeltaInputs:
-    return DeltaInputs(
-        queries=inputs.queries[start:end],
-        keys=inputs.keys[start:end],
-        values=inputs.values[start:end],
-        log_decay=inputs.log_decay[start:end],
-        beta=inputs.beta[start:end],
-    )
+    return DeltaInputs(*(tensor[start:end] for tensor in _tensors(inputs)))
 
 
-def in_parts(inputs: DeltaInputs, ends: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def in_parts(inputs: DeltaInputs, ends: list[int]) -> Scanned:
     state, start, read = torch.zeros(STATE_SHAPE), 0, []
     for end in ends:
         of_part, state = delta_chunks(part(inputs, start, end), state)
@@ -94,7 +84,7 @@ def in_parts(inputs: DeltaInputs, ends: list[int]) -> tuple[torch.Tensor, torch.
     return torch.cat(read), state
 
 
-def step_by_step(inputs: DeltaInputs) -> tuple[torch.Tensor, torch.Tensor]:
+def step_by_step(inputs: DeltaInputs) -> Scanned:
     states, read = torch.zeros(1, *STATE_SHAPE), []
     for index in range(len(inputs.values)):
         of_token, states = delta_step(part(inputs, index, index + 1), states)
@@ -102,9 +92,7 @@ def step_by_step(inputs: DeltaInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(read), states[0]
 
 
-def check_close(
-    ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def check_close(ours: Scanned, theirs: Scanned) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
@@ -240,15 +228,3 @@ def test_one_product_a_chunk_is_left_to_do_in_order() -> None:
             delta_chunks(inputs, torch.zeros(STATE_SHAPE))
         counts.append(counted.number)
     assert counts[1] - counts[0] == 16
-
-
-def test_chunks_leave_the_state_that_tokens_one_by_one_leave() -> None:
-    inputs = RawInputs(CHUNK_TOKENS * 5 + 7, seed=6, forgets=0.01).ours()
-    state = torch.randn(STATE_SHAPE, generator=torch.Generator().manual_seed(7))
-    read, end = delta_chunks(inputs, state)
-    states, expected = state.unsqueeze(0), []
-    for index in range(len(inputs.values)):
-        one, states = delta_step(part(inputs, index, index + 1), states)
-        expected.append(one)
-    torch.testing.assert_close(read, torch.cat(expected), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(end, states[0], rtol=1e-4, atol=1e-5)
