@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,8 +22,10 @@ from inference.models.layers.linear import (
     QuantizedLinear,
     StackedLinear,
 )
-from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+from inference.models.native.packing import Format
+from inference.models.weights.stored import DenseWeight, GroupedWeight, StoredWeight
 from tests.cases import each_case
+from tests.inference.models.stored_weights import stored_as
 
 CPU = torch.device("cpu")
 RELATIVE_TOLERANCE = 0.01
@@ -45,27 +49,16 @@ requires_int4 = pytest.mark.skipif(
 )
 
 
+FORMATS = {4: Format.Q4, 5: Format.Q5_0, 6: Format.Q6, 8: Format.Q8}
+
+
 def grouped(
     bits: int, out_features: int, in_features: int, *, bias: bool = False, seed: int = 0
 ) -> GroupedWeight:
+    stored = stored_as(FORMATS[bits], out_features, in_features, seed)
+    assert isinstance(stored, GroupedWeight)
     generator = torch.Generator().manual_seed(seed)
-    num_groups = in_features // GROUP_FEATURES
-    scales = torch.rand(out_features, num_groups, generator=generator).half() * 0.02 + 0.005
-    shape = (out_features, in_features)
-    if bits == 4:
-        codes = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
-        minimums = -scales * 7.5
-    else:
-        half = 2 ** (bits - 1)
-        codes = torch.randint(-half, half, shape, generator=generator, dtype=torch.int8)
-        minimums = None
-    return GroupedWeight(
-        bits=bits,
-        codes=codes,
-        scales=scales,
-        minimums=minimums,
-        bias=torch.randn(out_features, generator=generator) if bias else None,
-    )
+    return replace(stored, bias=torch.randn(out_features, generator=generator) if bias else None)
 
 
 def expected(stored: StoredWeight, x: torch.Tensor) -> torch.Tensor:

@@ -12,24 +12,11 @@ import torch
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder, NativeKV
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
-from inference.models.native.packing import (
-    CODEBOOK_FORMATS,
-    GROUPED_FORMATS,
-    SUPER_BLOCK_FORMATS,
-    Format,
-    PackedLinear,
-    pack,
-)
-from inference.models.weights.stored import (
-    Codebook,
-    CodebookWeight,
-    DenseWeight,
-    GroupedWeight,
-    StoredWeight,
-    SuperBlockWeight,
-)
+from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.weights.stored import DenseWeight, StoredWeight
 from tests.inference.models.dense_weights import TINY
 from tests.inference.models.steps import step_of
+from tests.inference.models.stored_weights import stored_as
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
 NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
@@ -40,83 +27,6 @@ CONFIG = replace(
     intermediate_size=INTERMEDIATE,
     head_dim=HEAD_DIM,
 )
-
-
-def stored_as(format: Format, out_features: int, in_features: int, seed: int) -> StoredWeight:
-    generator = torch.Generator().manual_seed(seed)
-    if format in SUPER_BLOCK_FORMATS.values():
-        return _super_blocks(format, out_features, in_features, generator)
-    if format in CODEBOOKS:
-        return _codebook(format, out_features, in_features, generator)
-    return _groups(format, out_features, in_features, generator)
-
-
-CODEBOOKS = {
-    Format.T2: Codebook((-8, 0, 2, 7)),
-    Format.T4: Codebook((-127, *range(-100, 96, 15), 127)),
-    Format.T4H: Codebook(tuple(range(-16, 16, 2)), 0.5),
-    Format.T3K: Codebook((-48, -25, -8, 0, 1, 9, 30, 48), 0.125),
-    Format.T4K: Codebook((-127, *range(-100, 96, 15), 127), 0.25),
-}
-"""Values as large as the formats take them."""
-
-
-def _codebook(
-    format: Format, out_features: int, in_features: int, generator: torch.Generator
-) -> CodebookWeight:
-    bits, group, has_supers = next(k for k, value in CODEBOOK_FORMATS.items() if value is format)
-    codebook, shape = CODEBOOKS[format], (out_features, in_features)
-    size = 0.1 / max(codebook.values) / codebook.unit
-    scales = torch.rand(out_features, in_features // group, generator=generator) + 0.5
-    supers = None
-    if has_supers:
-        scales = torch.randint(-32, 32, scales.shape, generator=generator, dtype=torch.int8)
-        supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
-        supers = (supers * size / 16).half()
-    return CodebookWeight(
-        codebook=codebook,
-        codes=torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8),
-        scales=scales if has_supers else (scales * size).half(),
-        super_scales=supers,
-    )
-
-
-def _groups(
-    format: Format, out_features: int, in_features: int, generator: torch.Generator
-) -> GroupedWeight:
-    bits, has_minimums = next(key for key, value in GROUPED_FORMATS.items() if value is format)
-    lowest = 0 if has_minimums else -(2 ** (bits - 1))
-    shape, dtype = (out_features, in_features), torch.uint8 if has_minimums else torch.int8
-    codes = torch.randint(lowest, lowest + 2**bits, shape, generator=generator, dtype=dtype)
-    scales = (torch.rand(out_features, in_features // 32, generator=generator) + 0.5) / 2**bits
-    minimums = (-(2.0 ** (bits - 1)) * scales * 0.3).half() if has_minimums else None
-    return GroupedWeight(bits=bits, codes=codes, scales=(0.3 * scales).half(), minimums=minimums)
-
-
-def _super_blocks(
-    format: Format, out_features: int, in_features: int, generator: torch.Generator
-) -> SuperBlockWeight:
-    bits = next(key for key, value in SUPER_BLOCK_FORMATS.items() if value is format)
-    has_minimums = bits in (2, 4, 5)
-    groups = (out_features, in_features // (32 if bits in (4, 5) else 16))
-    lowest = {2: 0, 3: -32, 4: 0, 5: 0, 6: -128}[bits]
-    highest = {2: 15, 3: 31, 4: 63, 5: 63, 6: 127}[bits]
-
-    def small() -> torch.Tensor:
-        return torch.randint(lowest, highest + 1, groups, generator=generator, dtype=torch.int8)
-
-    supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
-    scales = 0.3 * supers / highest / 2**bits
-    return SuperBlockWeight(
-        bits=bits,
-        codes=torch.randint(
-            0, 2**bits, (out_features, in_features), generator=generator, dtype=torch.uint8
-        ),
-        scales=small(),
-        super_scales=scales.half(),
-        minimums=small() if has_minimums else None,
-        super_minimums=(-(2.0 ** (bits - 1)) * scales).half() if has_minimums else None,
-    )
 
 
 def dense(stored: StoredWeight) -> DenseWeight:

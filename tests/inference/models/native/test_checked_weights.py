@@ -27,8 +27,8 @@ from tests.inference.models.native.packed_decoder import (
     HEAD_DIM,
     HIDDEN,
     INTERMEDIATE,
-    stored_as,
 )
+from tests.inference.models.stored_weights import stored_as
 
 ONE = replace(CONFIG, num_layers=1)
 EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=64)

@@ -39,8 +39,8 @@ from tests.inference.models.native.packed_decoder import (
     decoder,
     dense,
     run,
-    stored_as,
 )
+from tests.inference.models.stored_weights import stored_as
 
 TOLERANCE = 0.03
 """Relative error of the logits after two layers of evenly spread activations, nearly all of whose
