@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.models.config import ModelConfig
 from inference.models.families.registry import check_architecture
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
+from tests.inference.models.families.test_published import check_declared
 
 QWEN3_5_27B: dict[str, Any] = {
     "model_type": "qwen3_5",
@@ -136,25 +135,8 @@ def test_layers_of_another_kind_are_refused(kinds: list[str]) -> None:
 
 
 @each_case("published", PUBLISHED, ids=lambda config: config["model_type"])
-def test_a_published_checkpoint_holds_what_is_expected(published: dict[str, Any]) -> None:
-    """Names and shapes, beside those of transformers' text model."""
-    config = read(published)
-    text = dict(published.get("text_config", published))
-    text.pop("full_attention_interval", None)
-    with torch.device("meta"):
-        reference = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(text.pop("model_type"), **text)
-        )
-    expected = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-    family = check_architecture(published["model_type"])
-    found = {tensor.name: tensor.shape for tensor in family.tensors(config)}
-    for name in [name for name in found if name.endswith("mlp.experts.gate_proj.weight")]:
-        stack = name.removesuffix("gate_proj.weight")
-        count, inner, hidden = found.pop(name)
-        assert found.pop(f"{stack}up_proj.weight") == (count, inner, hidden)
-        found[f"{stack}gate_up_proj"] = count, 2 * inner, hidden
-        found[f"{stack}down_proj"] = found.pop(f"{stack}down_proj.weight")
-    assert found == expected
+def test_the_declared_tensors_are_the_models(published: dict[str, Any]) -> None:
+    check_declared(published)
 
 
 def test_sparse_hybrids() -> None:

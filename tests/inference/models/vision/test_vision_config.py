@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText
 
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.weights.named_files import without_absent_tower
@@ -16,6 +15,7 @@ from inference.models.families.registry import family_of
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.models.families.test_hybrid_config import QWEN3_5_27B
+from tests.inference.models.families.test_published import check_declared
 
 TOWER: dict[str, Any] = {
     "depth": 27,
@@ -108,22 +108,7 @@ PROCESSOR: dict[str, Any] = {
     "published", [QWEN2_5_VL_3B, QWEN3_VL_8B, QWEN3_5], ids=lambda facts: facts["model_type"]
 )
 def test_the_declared_tensors_are_the_models(published: dict[str, Any]) -> None:
-    """The first layers are compared, and the whole tower."""
-    facts = json.loads(json.dumps(published))
-    facts.get("text_config", facts)["num_hidden_layers"] = 4
-    config = parse_config(facts, {})
-    family = family_of(config)
-    with torch.device("meta"):
-        reference = AutoModelForImageTextToText.from_config(
-            AutoConfig.for_model(facts.pop("model_type"), **facts)
-        )
-    shapes = {
-        family.hub_name(name): tuple(weight.shape)
-        for name, weight in reference.state_dict().items()
-    }
-    if config.tie_embeddings:
-        del shapes["lm_head.weight"]
-    assert {tensor.name: tensor.shape for tensor in family.tensors(config)} == shapes
+    check_declared(published, AutoModelForImageTextToText)
 
 
 def saved(directory: Path, config: dict[str, Any], processor: dict[str, Any] | None) -> Path:
