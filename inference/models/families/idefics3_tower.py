@@ -18,7 +18,7 @@ from inference.models.families.projector_keys import (
     vocabulary,
 )
 from inference.models.families.roles import TensorRole
-from inference.models.families.siglip_tower import encoder_tensors, siglip_name
+from inference.models.families.siglip_tower import encoder_tensors, siglip_name, square_fields
 from inference.models.families.tower import (
     ACTIVATION,
     NORM_EPS,
@@ -99,17 +99,8 @@ def read_idefics3_vision(config: Json, text: Json) -> VisionConfig | None:
 def tile_fields(image_px: int, patch_px: int, merge: int) -> dict[str, Any]:
     """The fields of a ``VisionConfig`` that follow from the one size of its tiles. An image is one
     of them until its processor's sizes are known."""
-    return {
-        "kind": "idefics3",
-        "image_px": image_px,
-        "min_pixels": 0,
-        "max_pixels": image_px**2,
-        "patch_px": patch_px,
-        "merge": merge,
-        "temporal_patch": 1,
-        "num_position_embeddings": (image_px // patch_px) ** 2,
-        "text": idefics3_text(),
-    }
+    own = {"kind": "idefics3", "min_pixels": 0, "is_bidirectional": False, "text": idefics3_text()}
+    return square_fields(image_px, patch_px, merge) | own
 
 
 def check_idefics3_vision(vision: VisionConfig, text_hidden_size: int) -> None:

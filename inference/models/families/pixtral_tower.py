@@ -30,6 +30,7 @@ from inference.models.families.tower import (
     check_rotated_heads,
     check_row_size,
     encoder_fields,
+    gated_block_tensors,
     tower_tensor,
 )
 from inference.models.vision_config import ImageText, VisionConfig
@@ -170,18 +171,10 @@ def check_pixtral_vision(vision: VisionConfig, text_hidden_size: int) -> None:
 
 def pixtral_tensors(vision: VisionConfig) -> Iterator[TensorRole]:
     """Dense whatever the decoder's become: a small part of the whole, and it is run seldom."""
-    size, inner, patch = vision.hidden_size, vision.intermediate_size, vision.patch_px
+    size, patch = vision.hidden_size, vision.patch_px
     yield tower_tensor("patch_embed.proj.weight", size, vision.num_channels, patch, patch)
     yield tower_tensor("pre_norm.weight", size)
-    for index in range(vision.depth):
-        prefix = f"blocks.{index}."
-        yield tower_tensor(f"{prefix}norm1.weight", size)
-        yield tower_tensor(f"{prefix}norm2.weight", size)
-        yield tower_tensor(f"{prefix}attn.qkv.weight", 3 * size, size)
-        yield tower_tensor(f"{prefix}attn.proj.weight", size, size)
-        yield tower_tensor(f"{prefix}mlp.gate_proj.weight", inner, size)
-        yield tower_tensor(f"{prefix}mlp.up_proj.weight", inner, size)
-        yield tower_tensor(f"{prefix}mlp.down_proj.weight", size, inner)
+    yield from gated_block_tensors(vision, has_bias=False)
     if vision.merge > 1:
         yield tower_tensor("merger.norm.weight", size)
         yield tower_tensor("merger.merging.weight", size, vision.merged_features)

@@ -239,22 +239,33 @@ def check_windowed_vision(vision: VisionConfig, text_hidden_size: int) -> None:
 
 def windowed_tensors(vision: VisionConfig) -> Iterator[TensorRole]:
     """Dense whatever the decoder's become: a small part of the whole, and it is run seldom."""
-    size, inner, patch = vision.hidden_size, vision.intermediate_size, vision.patch_px
+    size, patch = vision.hidden_size, vision.patch_px
     kernel = size, vision.num_channels, vision.temporal_patch, patch, patch
     yield tower_tensor("patch_embed.proj.weight", *kernel)
-    for index in range(vision.depth):
-        prefix = f"blocks.{index}."
-        yield tower_tensor(f"{prefix}norm1.weight", size)
-        yield tower_tensor(f"{prefix}norm2.weight", size)
-        yield from linear_tensors(f"{prefix}attn.qkv", 3 * size, size)
-        yield from linear_tensors(f"{prefix}attn.proj", size, size)
-        yield from linear_tensors(f"{prefix}mlp.gate_proj", inner, size)
-        yield from linear_tensors(f"{prefix}mlp.up_proj", inner, size)
-        yield from linear_tensors(f"{prefix}mlp.down_proj", size, inner)
+    yield from gated_block_tensors(vision, has_bias=True)
     merged = vision.merged_features
     yield tower_tensor("merger.ln_q.weight", size)
     yield from linear_tensors("merger.mlp.0", merged, merged)
     yield from linear_tensors("merger.mlp.2", vision.out_hidden_size, merged)
+
+
+def gated_block_tensors(vision: VisionConfig, *, has_bias: bool) -> Iterator[TensorRole]:
+    size, inner = vision.hidden_size, vision.intermediate_size
+    shapes = {
+        "attn.qkv": (3 * size, size),
+        "attn.proj": (size, size),
+        "mlp.gate_proj": (inner, size),
+        "mlp.up_proj": (inner, size),
+        "mlp.down_proj": (size, inner),
+    }
+    for index in range(vision.depth):
+        prefix = f"blocks.{index}."
+        yield tower_tensor(f"{prefix}norm1.weight", size)
+        yield tower_tensor(f"{prefix}norm2.weight", size)
+        for name, shape in shapes.items():
+            yield tower_tensor(f"{prefix}{name}.weight", *shape)
+            if has_bias:
+                yield tower_tensor(f"{prefix}{name}.bias", shape[0])
 
 
 def with_pixels(config: ModelConfig, processor: Json | None) -> ModelConfig:
@@ -299,11 +310,7 @@ def _check_square(image_px: int, processor: Json) -> None:
 
 
 def _with_rows(vision: VisionConfig, processor: Json) -> VisionConfig:
-    longest = dict(processor.get("size") or {}).get("longest_edge")
-    if not isinstance(longest, int) or not 0 < longest <= LONGEST_SIDE_PX:
-        raise BadFileError(
-            f"preprocessor_config.json: size is {longest!r}, not 1 to {LONGEST_SIDE_PX} pixels"
-        )
+    longest = _longest_edge(processor)
     patch = processor.get("patch_size", vision.patch_px)
     sides = set(patch.values()) if isinstance(patch, dict) else {patch}
     if not sides <= {vision.patch_px, vision.patch_px * vision.merge}:
@@ -315,17 +322,20 @@ def _with_rows(vision: VisionConfig, processor: Json) -> VisionConfig:
 
 def _with_tiles(vision: VisionConfig, processor: Json) -> VisionConfig:
     """Images are cut into tiles unless ``do_image_splitting`` is false. Raises ``BadFileError``."""
-    longest, tile = (
-        dict(processor.get(key) or {}).get("longest_edge") for key in ("size", "max_image_size")
-    )
+    tile = dict(processor.get("max_image_size") or {}).get("longest_edge")
     if tile != vision.image_px:
         raise BadFileError(
             f"preprocessor_config.json: max_image_size is {tile!r}, the tower's is "
             f"{vision.image_px}"
         )
+    division: ImageDivision = "tiles" if processor.get("do_image_splitting", True) else "none"
+    return replace(vision, division=division, max_pixels=_longest_edge(processor) ** 2)
+
+
+def _longest_edge(processor: Json) -> int:
+    longest = dict(processor.get("size") or {}).get("longest_edge")
     if not isinstance(longest, int) or not 0 < longest <= LONGEST_SIDE_PX:
         raise BadFileError(
             f"preprocessor_config.json: size is {longest!r}, not 1 to {LONGEST_SIDE_PX} pixels"
         )
-    division: ImageDivision = "tiles" if processor.get("do_image_splitting", True) else "none"
-    return replace(vision, division=division, max_pixels=longest**2)
+    return longest

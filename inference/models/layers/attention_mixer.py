@@ -61,13 +61,14 @@ def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> At
         output=weights.linear(prefix + names.output),
         query_norm=query_norm,
         key_norm=key_norm,
-        query_scale=_query_scale(config),
+        query_scale=query_scale(config),
         sinks=weights.tensor(prefix + names.sinks) if config.has_sinks else None,
         gated_heads=(config.num_heads, config.head_dim) if config.has_output_gate else None,
     )
 
 
-def _query_scale(config: ModelConfig) -> float:
+def query_scale(config: ModelConfig) -> float:
+    """What scores are multiplied by beyond one over the root of ``head_dim``."""
     if config.attention_scale is None:
         return 1.0
     return config.attention_scale * math.sqrt(config.head_dim)

@@ -148,16 +148,17 @@ def _in_chunks(inputs: DeltaInputs, size: int) -> DeltaInputs:
     """Tensors (chunks, value_heads, size, …). The last chunk is filled up with tokens that change
     nothing: they are nought, learn nothing and forget nothing."""
     group = inputs.values.shape[1] // inputs.keys.shape[1]
-    missing = -len(inputs.values) % size
-
-    def cut(tokens: torch.Tensor) -> torch.Tensor:
-        filled = pad(tokens, (0, 0) * (tokens.dim() - 1) + (0, missing)) if missing else tokens
-        return filled.reshape(-1, size, *filled.shape[1:]).transpose(1, 2)
-
     return DeltaInputs(
-        queries=cut(inputs.queries).repeat_interleave(group, dim=1),
-        keys=cut(inputs.keys).repeat_interleave(group, dim=1),
-        values=cut(inputs.values),
-        log_decay=cut(inputs.log_decay),
-        beta=cut(inputs.beta),
+        queries=cut_in_chunks(inputs.queries, size).repeat_interleave(group, dim=1),
+        keys=cut_in_chunks(inputs.keys, size).repeat_interleave(group, dim=1),
+        values=cut_in_chunks(inputs.values, size),
+        log_decay=cut_in_chunks(inputs.log_decay, size),
+        beta=cut_in_chunks(inputs.beta, size),
     )
+
+
+def cut_in_chunks(tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """(num_tokens, heads, …) -> (chunks, heads, size, …), filled up with zeros."""
+    missing = -len(tokens) % size
+    filled = pad(tokens, (0, 0) * (tokens.dim() - 1) + (0, missing)) if missing else tokens
+    return filled.reshape(-1, size, *filled.shape[1:]).transpose(1, 2)

@@ -23,12 +23,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from inference.models.cache.paged_kv import LayerState
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import MambaConfig
-from inference.models.layers.delta_net import CHUNK_TOKENS, decay_between
+from inference.models.layers.delta_net import CHUNK_TOKENS, cut_in_chunks, decay_between
 from inference.models.layers.state_rows import (
     Inputs,
     conv_span,
@@ -208,12 +208,5 @@ def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, 
 def _in_chunks(inputs: ScanInputs, size: int) -> ScanInputs:
     """Tensors (chunks, heads or groups, size, …). The last chunk is filled up with tokens that
     change nothing: they are nought, and forget nothing."""
-    missing = -len(inputs.values) % size
-
-    def cut(tokens: torch.Tensor) -> torch.Tensor:
-        filled = pad(tokens, (0, 0) * (tokens.dim() - 1) + (0, missing)) if missing else tokens
-        return filled.reshape(-1, size, *filled.shape[1:]).transpose(1, 2)
-
-    return ScanInputs(
-        cut(inputs.values), cut(inputs.keys), cut(inputs.queries), cut(inputs.log_decay)
-    )
+    given = inputs.values, inputs.keys, inputs.queries, inputs.log_decay
+    return ScanInputs(*(cut_in_chunks(tokens, size) for tokens in given))

@@ -8,7 +8,6 @@ the step are the caller's; the call releases the interpreter lock while it runs.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
+from inference.models.layers.attention_mixer import query_scale
 from inference.models.layers.rope import RopeTable
 from inference.models.native.adapters import adapter_pointers
 from inference.models.native.checked_weights import WeightCheck
@@ -217,7 +217,7 @@ class NativeDecoder:
             norm_kind=NORM_KINDS[config.norm],
             activation=ACTIVATIONS[config.activation],
             norm_eps=config.rms_norm_eps,
-            query_scale=_query_scale(config),
+            query_scale=query_scale(config),
             score_cap=config.attention_soft_cap,
             logit_cap=config.logit_soft_cap,
             query_growth=query_growth,
@@ -352,13 +352,6 @@ class NativeDecoder:
     def close(self) -> None:
         self.drop_scratch()
         self._alive.clear()
-
-
-def _query_scale(config: ModelConfig) -> float:
-    """Returns what scores are multiplied by beyond one over the root of ``head_dim``."""
-    if config.attention_scale is None:
-        return 1.0
-    return config.attention_scale * math.sqrt(config.head_dim)
 
 
 def _check(status: int) -> None:
