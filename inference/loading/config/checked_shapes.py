@@ -56,16 +56,13 @@ def check_module_tensors(
     name; ``prefix``: what files may put before its names, or leave out. Raises
     ``WrongShapeError``."""
     for name in files.names:
-        own = next((own for own in _module_names(name, prefix) if own in declared), None)
+        names = name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
+        own = next((own for own in names if own in declared), None)
         if own is None:
             continue
         expected, found = declared[own], files.shape_of(name)
         if math.prod(expected) != math.prod(found):
             raise WrongShapeError(name, expected, found)
-
-
-def _module_names(name: str, prefix: str) -> tuple[str, ...]:
-    return name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
 
 
 def expected_tensors(config: ModelConfig) -> Iterable[str]:

@@ -73,7 +73,8 @@ def _read(directory: Path, config: Json) -> EmbeddingConfig | None:
         return None
     _check_architecture(config)
     check_counts(config)
-    pooling, normalize = _bare_pooling(config), True
+    pooling: Pooling = "mean" if config["model_type"] in ENCODERS else "last"
+    normalize = True
     if is_declared:
         pooling, normalize = _declared_pooling(directory)
         _check_lower_case(directory)
@@ -86,7 +87,7 @@ def _read(directory: Path, config: Json) -> EmbeddingConfig | None:
         pad_token_id=int(config.get("pad_token_id") or 0),
         pooling=pooling,
         normalize=normalize,
-        is_matryoshka=_is_matryoshka(config),
+        is_matryoshka=bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions")),
         matryoshka_dimensions=tuple(sorted(config.get("matryoshka_dimensions") or ())),
         activation=_activation(config) if is_scorer else None,
         prompt_names=_prompt_names(directory),
@@ -153,10 +154,6 @@ def _check_architecture(config: Json) -> None:
             "comes with a model is never run here"
         )
     check_dense(config)
-
-
-def _bare_pooling(config: Json) -> Pooling:
-    return "mean" if config["model_type"] in ENCODERS else "last"
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
@@ -228,10 +225,6 @@ def _max_input_tokens(directory: Path, config: Json) -> int:
 def _transformer_config(directory: Path) -> Json:
     path = directory / TRANSFORMER_CONFIG
     return read_json(path) if path.is_file() else {}
-
-
-def _is_matryoshka(config: Json) -> bool:
-    return bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions"))
 
 
 def _prompt_names(directory: Path) -> tuple[str, ...]:

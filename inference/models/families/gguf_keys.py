@@ -235,13 +235,9 @@ def _llama3_scaling(keys: GGUFKeys, divisors: Sequence[float]) -> RopeScaling:
     base = keys.number("rope.freq_base", 10000.0)
     count = len(divisors)
     expected = [_llama3_divisor(2 * math.pi * base ** (i / count), scaling) for i in range(count)]
-    if not all(map(_is_near, divisors, expected)):
+    if not all(math.isclose(*pair, rel_tol=1e-3) for pair in zip(divisors, expected, strict=True)):
         raise BadFileError(f"{ROPE_FREQUENCIES} does not follow the Llama 3 rule")
     return scaling
-
-
-def _is_near(stored: float, expected: float) -> bool:
-    return math.isclose(stored, expected, rel_tol=1e-3)
 
 
 def _llama3_divisor(wavelength: float, scaling: RopeScaling) -> float:

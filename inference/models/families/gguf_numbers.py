@@ -72,21 +72,6 @@ def _logit_scale(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
     return _factor(multiplier) if multiplier == 1.0 else (multiplier, 1 / multiplier)
 
 
-def _attention_scale(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return config.attention_scale or config.head_dim**-0.5, 0
-
-
-def _of_experts(name: str) -> Callable[[ModelConfig, GGUFKeys], Accepted]:
-    def computed(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-        return None if config.experts is None else (getattr(config.experts, name),)
-
-    return computed
-
-
-def _gating(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return None if config.experts is None else GATING_NUMBERS[config.experts.scoring]
-
-
 def _normalizes(config: ModelConfig, keys: GGUFKeys) -> Accepted:
     """A softmax over the chosen experts is one over all whose chosen weights add up to one."""
     experts = config.experts
@@ -109,17 +94,9 @@ def _chosen_groups(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
     return (config.experts.groups_per_token,)
 
 
-def _weight_scale(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return None if config.experts is None else _factor(config.experts.weight_scale)
-
-
 def _interval(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
     kinds = config.mixer_kinds
     return (kinds.index("attention") + 1 if "delta" in kinds and "attention" in kinds else 0,)
-
-
-def _predicting(config: ModelConfig, keys: GGUFKeys) -> Accepted:
-    return (keys.integer("block_count") - config.num_layers,)
 
 
 def _window(config: ModelConfig, keys: GGUFKeys) -> Accepted:
@@ -145,14 +122,6 @@ def _windowed_layers(config: ModelConfig, keys: GGUFKeys) -> Accepted:
     return layers, *periods
 
 
-def _growth(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return (config.query_growth.beta if config.query_growth else 0,)
-
-
-def _growth_positions(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return None if config.query_growth is None else (config.query_growth.positions,)
-
-
 def _rotates(config: ModelConfig) -> bool:
     return bool({"attention", "sliding", "chunked", "latent"} & set(config.mixer_kinds))
 
@@ -163,14 +132,6 @@ def _rotary_dim(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
     if config.latent is not None:
         return (config.latent.rotary_dim,)
     return (config.rotary_dim or config.head_dim,)
-
-
-def _sliding_rotary_dim(config: ModelConfig, keys: GGUFKeys) -> Accepted:
-    return _rotary_dim(config, keys) if "sliding" in config.mixer_kinds else None
-
-
-def _theta(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
-    return (config.rope_theta,) if _rotates(config) else None
 
 
 def _sliding_theta(config: ModelConfig, _keys: GGUFKeys) -> Accepted:
@@ -194,32 +155,44 @@ COMPUTED: dict[str, Accepted | Callable[[ModelConfig, GGUFKeys], Accepted]] = {
     "attention.layer_norm_rms_epsilon": _norm_epsilon(False),
     "attention.max_alibi_bias": OFF,
     "attention.output_scale": OFF_OR_1,
-    "attention.scale": _attention_scale,
+    "attention.scale": lambda config, keys: (config.attention_scale or config.head_dim**-0.5, 0),
     "attention.shared_kv_layers": OFF,
     "attention.sliding_window": _window,
     "attention.sliding_window_pattern": _windowed_layers,
-    "attention.temperature_length": _growth_positions,
-    "attention.temperature_scale": _growth,
+    "attention.temperature_length": lambda config, keys: (
+        (config.query_growth.positions,) if config.query_growth else None
+    ),
+    "attention.temperature_scale": lambda config, keys: (
+        config.query_growth.beta if config.query_growth else 0,
+    ),
     "activation_sparsity_scale": OFF,
     "attn_logit_softcapping": lambda config, keys: (config.attention_soft_cap or 0,),
     "embedding_scale": lambda config, keys: _factor(config.embedding_multiplier),
     "expert_count": lambda config, keys: (config.experts.num_experts if config.experts else 0,),
-    "expert_gating_func": _gating,
+    "expert_gating_func": lambda config, keys: (
+        GATING_NUMBERS[config.experts.scoring] if config.experts else None
+    ),
     "expert_group_count": _groups,
     "expert_group_scale": OFF_OR_1,
     "expert_group_used_count": _chosen_groups,
-    "expert_used_count": _of_experts("experts_per_token"),
+    "expert_used_count": lambda config, keys: (
+        (config.experts.experts_per_token,) if config.experts else None
+    ),
     "expert_weights_norm": _normalizes,
-    "expert_weights_scale": _weight_scale,
+    "expert_weights_scale": lambda config, keys: (
+        _factor(config.experts.weight_scale) if config.experts else None
+    ),
     "final_logit_softcapping": lambda config, keys: (config.logit_soft_cap or 0,),
     "full_attention_interval": _interval,
     "logit_scale": _logit_scale,
     "moe_latent_size": OFF,
-    "nextn_predict_layers": _predicting,
+    "nextn_predict_layers": lambda config, keys: (keys.integer("block_count") - config.num_layers,),
     "residual_scale": lambda config, keys: _factor(config.residual_multiplier),
     "rope.dimension_count": _rotary_dim,
-    "rope.dimension_count_swa": _sliding_rotary_dim,
-    "rope.freq_base": _theta,
+    "rope.dimension_count_swa": lambda config, keys: (
+        _rotary_dim(config, keys) if "sliding" in config.mixer_kinds else None
+    ),
+    "rope.freq_base": lambda config, keys: (config.rope_theta,) if _rotates(config) else None,
     "rope.freq_base_swa": _sliding_theta,
     "router_logit_softcapping": OFF,
     "ssm.dt_b_c_rms": OFF,
