@@ -67,14 +67,14 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 def read_moe_config(config: Json, generation: Json) -> ModelConfig:
     text = text_config(config)
     check_activation(text, "silu")
-    fields = hybrid_fields(text, DeltaNames()) | sparse_fields(text, normalizes=True)
+    fields = hybrid_fields(text, DeltaNames()) | sparse_fields(text)
     text["intermediate_size"] = fields["intermediate_size"]
     return read_decoder(text, generation, **fields, vision=read_vision(config, text))
 
 
 def read_next(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu")
-    fields = hybrid_fields(config, GROUPED) | sparse_fields(config, normalizes=True)
+    fields = hybrid_fields(config, GROUPED) | sparse_fields(config)
     return read_decoder(config, generation, **fields)
 
 
@@ -101,13 +101,13 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
     }
 
 
-def sparse_fields(config: Json, *, normalizes: bool) -> dict[str, Any]:
+def sparse_fields(config: Json) -> dict[str, Any]:
     """The fields of hybrids with a mixture of experts beside one that all rows go through.
-    ``normalizes``: the default where config.json has none. Raises ``BadFileError``."""
+    Raises ``BadFileError``."""
     return {
         "experts": experts_of(
             config,
-            normalizes=bool(config.get("norm_topk_prob", normalizes)),
+            normalizes=bool(config.get("norm_topk_prob", True)),
             shared_intermediate_size=positive_integer(config, "shared_expert_intermediate_size"),
         ),
         "mlps": mlps_of(config),

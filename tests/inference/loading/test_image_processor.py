@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import parse_config
 from inference.loading.image_processor import (
@@ -21,6 +22,7 @@ from inference.loading.image_processor import (
 from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
 from inference.models.families.tower import with_pixels
+from inference.models.vision_config import VisionConfig
 from inference.protocol.images import LOW_DETAIL_PIXELS, image_grid, image_layout
 from inference.protocol.load_errors import BadSettingError
 from tests.cases import each_case
@@ -151,12 +153,9 @@ class TestFiles:
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         declared = tiny_gemma3.PROCESSOR
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(declared))
-        config = with_pixels(parse_config(tiny_gemma3.gemma3().config.to_dict(), {}), declared)
-        processor, _ = open_image_processor(tmp_path, config)
-        assert processor is not None and config.vision is not None
+        processor, vision = opened(declared, tiny_gemma3.gemma3(), tmp_path)
         data = encoded(noise_image(pillow, size), "PNG")
-        grid = image_grid(*size, config.vision, is_low_detail=is_low_detail)
+        grid = image_grid(*size, vision, is_low_detail=is_low_detail)
         (wanted,) = Gemma3ImageProcessorPil(**declared)(
             images=[pillow.open(io.BytesIO(data)).convert("RGB")], return_tensors="np"
         )["pixel_values"]
@@ -185,12 +184,9 @@ class TestFiles:
         )
 
         declared = tiny_idefics3.PROCESSOR | {"do_image_splitting": is_cut}
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(declared))
-        config = with_pixels(parse_config(tiny_idefics3.idefics3().config.to_dict(), {}), declared)
-        processor, _ = open_image_processor(tmp_path, config)
-        assert processor is not None and config.vision is not None
+        processor, vision = opened(declared, tiny_idefics3.idefics3(), tmp_path)
         data = encoded(noise_image(pillow, size), "PNG")
-        grid = image_grid(*size, config.vision, is_low_detail=is_low_detail)
+        grid = image_grid(*size, vision, is_low_detail=is_low_detail)
         found = processor.patches(data, grid)
         low = {"do_image_splitting": is_cut and not is_low_detail}
         (tiles,) = Idefics3ImageProcessorPil(**declared | low)(
@@ -213,12 +209,9 @@ class TestFiles:
         )
 
         declared = tiny_pixtral.PROCESSOR | {"size": {"longest_edge": 600}}
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(declared))
-        config = with_pixels(parse_config(tiny_pixtral.mistral3().config.to_dict(), {}), declared)
-        processor, _ = open_image_processor(tmp_path, config)
-        assert processor is not None and config.vision is not None
+        processor, vision = opened(declared, tiny_pixtral.mistral3(), tmp_path)
         data = encoded(noise_image(pillow, size), "PNG")
-        grid = image_grid(*size, config.vision, is_low_detail=is_low_detail)
+        grid = image_grid(*size, vision, is_low_detail=is_low_detail)
         found = processor.patches(data, grid)
         changes = {"patch_size": {"height": 4, "width": 4}}
         if is_low_detail:
@@ -282,6 +275,17 @@ class TestFiles:
     def test_another_kind_of_file(self, pillow: Any, processor: ImageFileProcessor) -> None:
         with pytest.raises(InvalidImageError, match="cannot be decoded"):
             processor.patches(encoded(noise_image(pillow, (192, 128)), "TIFF"), (1, 8, 12))
+
+
+def opened(
+    declared: dict[str, Any], model: PreTrainedModel, folder: Path
+) -> tuple[ImageFileProcessor, VisionConfig]:
+    """``declared``: preprocessor_config.json."""
+    (folder / "preprocessor_config.json").write_text(json.dumps(declared))
+    config = with_pixels(parse_config(model.config.to_dict(), {}), declared)
+    processor, _ = open_image_processor(folder, config)
+    assert processor is not None and config.vision is not None
+    return processor, config.vision
 
 
 def noise_image(pillow: Any, size: tuple[int, int]) -> Any:

@@ -97,6 +97,10 @@ def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
     base = {"rope.freq_base": float(config.rope_parameters.get("rope_theta", 0.0))}
     for key, value in (base | row.gguf.keys).items():
         conftest.add_key(writer, f"{row.gguf.architecture}.{key}", value)
+    add_vocabulary(writer)
+
+
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(["a", "b", "ab", *(chr(0x100 + i) for i in range(3, VOCAB_SIZE))])

@@ -21,7 +21,7 @@ from inference.models.families.transformers_modules import MODULES
 from inference.models.registry import build_fastest_model
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
 from tests.inference.models.families import parity, tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
 Changed = Callable[[str, torch.Tensor, Any], torch.Tensor]
 """What the converter makes of a tensor, by GGUF's name."""
@@ -124,12 +124,7 @@ def save(architecture: str, path: Path) -> PreTrainedModel:
     for key, value in keys.items():
         kind = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(f"{architecture}.{key}", value, kind)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(["a", "b", "ab", *(chr(0x100 + i) for i in range(3, VOCAB_SIZE))])
-    writer.add_token_types([1] * VOCAB_SIZE)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
+    parity.add_vocabulary(writer)
     (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     for name, weight in reference.state_dict().items():
