@@ -16,12 +16,6 @@ from inference.protocol.load_errors import BadSourceError
 SOURCE = "huggingface:org/tiny"
 
 
-@pytest.fixture(autouse=True)
-def no_cache_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_HUB_CACHE", "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def hub_file(cache: Path, commit: str, name: str, blob: str, content: bytes = b"12345") -> Path:
     repository = cache / "huggingface" / "models--org--tiny"
     target = repository / "blobs" / blob

@@ -47,8 +47,6 @@ def test_a_disk_that_takes_nothing_is_reported(
 def test_what_a_full_disk_broke_off_is_among_what_is_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("HF_HUB_CACHE", "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
     repository = repository_dir(hub_cache_dir(tmp_path), "org/tiny")
     partial = repository / "blobs" / "blob.incomplete"
 

@@ -41,12 +41,6 @@ def hub() -> Iterator[FakeHub]:
         yield hub
 
 
-@pytest.fixture(autouse=True)
-def no_cache_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_HUB_CACHE", "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def download(
     url: str, cache: Path, *, repo: str = "org/tiny", wanted: str | None = "Q4_0"
 ) -> tuple[ModelFiles, list[LoadProgress]]:

@@ -48,8 +48,6 @@ def helexa() -> Iterator[FakeHub]:
 
 @pytest.fixture(autouse=True)
 def named(lab: FakeHub, helexa: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_HUB_CACHE", "HF_HOME", "HELEXA_HF_CACHE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN", "hf-secret")
     monkeypatch.setenv("LAB_TOKEN", "lab-secret")
     monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN,helexa={helexa.url}")

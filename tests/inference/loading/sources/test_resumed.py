@@ -30,8 +30,6 @@ SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    for name in ("HF_HUB_CACHE", "HF_HOME", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
     files = {"tokenizer.json": b"{}", "x-Q4_0.gguf": WEIGHTS, "x-Q8_0.gguf": WEIGHTS[::-1]}
     with serving(FakeHub(files)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
