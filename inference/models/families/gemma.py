@@ -200,16 +200,10 @@ GEMMA3 = Family(
     gguf_projectors=(GEMMA3_PROJECTOR,),
 )
 
-GEMMA4_DEFAULTS: dict[str, Any] = {
+GEMMA4_DEFAULTS = NESTED_DEFAULTS | {
     "model_type": "gemma4_text",
     "vocab_size": 262_144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
     "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
 }
 GLOBAL_HEAD_DIM = 512
 GEMMA4_PERIOD = 6
