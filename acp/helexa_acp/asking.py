@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ from helexa_acp.history import (
 from helexa_acp.prompts import system_prompt
 from helexa_acp.repair import NotUnderstood, Signature, understand
 from helexa_acp.sessions import Session
-from helexa_acp.text_tools import Kind, Piece, Splitter, as_text, tools_prompt
+from helexa_acp.text_tools import Splitter, as_text, tools_prompt
 from helexa_acp.tools.base import Tool, plans_dir
 from helexa_acp.wire import (
     CallMade,
@@ -77,16 +78,6 @@ class Draft:
     usage: Usage = field(default_factory=Usage)
     is_begun: bool = False
 
-    def take(self, piece: Piece) -> None:
-        """A piece of a text that may contain thoughts and calls."""
-        match piece.kind:
-            case Kind.TEXT:
-                self.text += piece.text
-            case Kind.THOUGHT:
-                self.thought += piece.text
-            case Kind.CALL:
-                self.calls.append(CallMade("", "", piece.text))
-
     def seal(self, sealed: Any) -> None:
         self.thoughts.append(Thought(self.thought, sealed))
         self.thought = ""
@@ -105,21 +96,14 @@ class Draft:
         return not (self.text or self.thought or self.thoughts or self.images)
 
 
-@dataclass(frozen=True, slots=True)
-class Misread:
-    """A call that could not be parsed, and the message to the model about it."""
-
-    call: ToolCall
-    result: ToolResult
-
-
 def understood(
     made: list[CallMade], tools: dict[str, Tool], history: list[Turn]
-) -> tuple[list[ToolCall], list[Misread]]:
-    """The calls, in order, each under an id of its own; and the misread ones among them."""
+) -> tuple[list[ToolCall], dict[str, ToolResult]]:
+    """The calls, in order, each under an id of its own; and by their ids the messages to the model
+    about those that could not be parsed."""
     taken = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
     calls: list[ToolCall] = []
-    misread: list[Misread] = []
+    misread: dict[str, ToolResult] = {}
     for one in made:
         call_id = clean(one.call_id)
         if not call_id or call_id in taken:
@@ -128,12 +112,11 @@ def understood(
         found = understand(one.name, one.arguments, [_signature(tool) for tool in tools.values()])
         if isinstance(found, NotUnderstood):
             written = {"name": clean(one.name), "written": clean(one.arguments)}
-            call = ToolCall(call_id, INVALID_CALL, written)
+            calls.append(ToolCall(call_id, INVALID_CALL, written))
             why = f"ERROR: this call was not understood: {found.why}. Nothing was done."
-            misread.append(Misread(call, interrupted(call, why)))
+            misread[call_id] = interrupted(calls[-1], why)
         else:
-            call = ToolCall(call_id, found.name, found.arguments)
-        calls.append(call)
+            calls.append(ToolCall(call_id, found.name, found.arguments))
     return calls, misread
 
 
@@ -167,7 +150,7 @@ class Asker:
             has_api_tools = self.endpoints.has_api_tools(selector)
             projection, request = await self._request(tools, has_api_tools)
             try:
-                await self._stream(request, draft, finds_calls=bool(tools))
+                await self._stream(request, draft)
                 counted = draft.usage.input_tokens
                 learnt.tokens_per_estimated = counted / projection.estimated_tokens
                 return
@@ -257,21 +240,27 @@ class Asker:
             prompt_tokens = min(prompt_tokens, budget_tokens(known, answer_tokens))
         return window_for(int(prompt_tokens * SHRINK), answer_tokens)
 
-    async def _stream(self, request: ModelRequest, draft: Draft, *, finds_calls: bool) -> None:
+    async def _stream(self, request: ModelRequest, draft: Draft) -> None:
         wire = await self.endpoints.wire(self.session.selector.endpoint)
-        splitter = Splitter(finds_calls=True) if finds_calls else None
+        splitter = Splitter()
         async with aclosing(wire.stream(request)) as events:
             async for event in events:
                 draft.is_begun = True
-                await self._take(event, draft, splitter)
+                match event:
+                    case TextDelta(text):
+                        pieces: Sequence[WireEvent] = splitter.feed(text)
+                    case Finished():
+                        pieces = [*splitter.flush(), event]
+                    case _:
+                        pieces = [event]
+                for piece in pieces:
+                    await self._take(piece, draft)
 
-    async def _take(self, event: WireEvent, draft: Draft, splitter: Splitter | None) -> None:
+    async def _take(self, event: WireEvent, draft: Draft) -> None:
         match event:
             case TextDelta(text):
-                if splitter is None:
-                    await self._show_text(text, draft)
-                else:
-                    await self._pieces(splitter, text, draft)
+                draft.text += text
+                await self.port.update(updates.message(Text(text)))
             case ThoughtDelta(text):
                 draft.thought += text
                 await self.port.update(updates.thought(text))
@@ -283,20 +272,4 @@ class Asker:
             case CallMade():
                 draft.calls.append(event)
             case Finished(reason, usage):
-                if splitter is not None:
-                    await self._pieces(splitter, None, draft)
                 draft.reason, draft.usage = reason, usage
-
-    async def _show_text(self, text: str, draft: Draft) -> None:
-        draft.text += text
-        if text:
-            await self.port.update(updates.message(Text(text)))
-
-    async def _pieces(self, splitter: Splitter, text: str | None, draft: Draft) -> None:
-        """``None``: the text has ended."""
-        for piece in splitter.flush() if text is None else splitter.feed(text):
-            draft.take(piece)
-            if piece.kind is Kind.TEXT:
-                await self.port.update(updates.message(Text(piece.text)))
-            elif piece.kind is Kind.THOUGHT:
-                await self.port.update(updates.thought(piece.text))

@@ -21,7 +21,6 @@ from helexa_acp.config import Config
 from helexa_acp.editor import ClientPort
 from helexa_acp.errors import EndpointError, ToolError
 from helexa_acp.history import (
-    INVALID_CALL,
     Part,
     Text,
     ToolCall,
@@ -57,7 +56,9 @@ class CallRunner:
         try:
             preview = await tool.preview(context, call.arguments)
         except ToolError as error:
-            return await self._refused(call, tool, str(error))
+            parts = error_parts(str(error))
+            await self.port.update(updates.call_failed(call, tool, parts))
+            return ToolResult(call_id=call.call_id, name=call.name, parts=parts, is_error=True)
         await self.port.update(
             updates.call_started(
                 call, title=preview.title, tool=tool, paths=preview.paths, shown=preview.shown
@@ -122,19 +123,6 @@ class CallRunner:
             await self.port.update(updates.call_progress(call.call_id, "in_progress", contents))
 
         return show
-
-    async def _refused(self, call: ToolCall, tool: Tool, why: str) -> ToolResult:
-        parts = error_parts(why)
-        await self.port.update(
-            updates.call_started(
-                call,
-                title=call.name,
-                tool=tool,
-                status="failed",
-                shown=updates.contents(parts),
-            )
-        )
-        return ToolResult(call_id=call.call_id, name=call.name, parts=parts, is_error=True)
 
     async def _done(self, call: ToolCall, outcome: Outcome) -> ToolResult:
         shown = list(outcome.shown) or updates.contents(outcome.parts)
@@ -245,13 +233,12 @@ class TurnRunner:
         session.history.append(draft.turn(tuple(calls)))
         self.save(session)
         left = list(calls)
-        misread_results = {one.call.call_id: one.result for one in misread}
         try:
             while left:
                 call = left[0]
-                if call.call_id in misread_results:
-                    await self._show_misread(call, misread_results[call.call_id].parts)
-                    result = misread_results[call.call_id]
+                if call.call_id in misread:
+                    result = misread[call.call_id]
+                    await self.asker.port.update(updates.call_failed(call, None, result.parts))
                 elif draft.reason == "length":
                     result = interrupted(call, "ERROR: the answer was cut off; nothing was done.")
                 else:
@@ -269,17 +256,6 @@ class TurnRunner:
         if calls:
             self.save(session)
         return bool(calls)
-
-    async def _show_misread(self, call: ToolCall, parts: tuple[Part, ...]) -> None:
-        await self.asker.port.update(
-            updates.call_started(
-                call,
-                title=INVALID_CALL,
-                tool=None,
-                status="failed",
-                shown=updates.contents(parts),
-            )
-        )
 
     async def _show_usage(self) -> None:
         session = self._session

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from helexa_acp.history import (
@@ -23,9 +21,10 @@ from helexa_acp.history import (
     UserTurn,
     text_of,
 )
-from helexa_acp.wire import ToolSpec
+from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta, ToolSpec
 
 THOUGHT_MARKERS = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
+TextEvent = TextDelta | ThoughtDelta | CallMade
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 INSTRUCTIONS = """# Tools
 
@@ -43,72 +42,66 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-class Kind(Enum):
-    TEXT = "text"
-    THOUGHT = "thought"
-    CALL = "call"
-    """The inside of a ``<tool_call>``; always whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    kind: Kind
-    text: str
-
-
 class Splitter:
     """Feed it the text as it comes, then flush. A thought is only recognised at the beginning:
-    prose about ``<think>`` stays prose. Calls are parsed only with ``finds_calls``."""
+    prose about ``<think>`` stays prose. A call's text is its arguments, and always whole."""
 
-    def __init__(self, *, finds_calls: bool) -> None:
-        self._finds_calls = finds_calls
+    def __init__(self) -> None:
         self._held = ""
-        self._kind = Kind.TEXT
         self._closes = ""
+        """The marker that ends the thought or call; empty in a text."""
         self._is_at_start = True
         self._skips_newlines = False
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[TextEvent]:
         self._held += text
-        pieces: list[Piece] = []
+        pieces: list[TextEvent] = []
         while self._step(pieces):
             pass
-        return [piece for piece in pieces if piece.text]
+        return pieces
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[TextEvent]:
         """Returns the text held back, as its present kind."""
+        pieces: list[TextEvent] = []
         rest, self._held = self._held, ""
-        return [Piece(self._kind, rest)] if rest else []
+        self._add(pieces, rest)
+        return pieces
 
-    def _step(self, pieces: list[Piece]) -> bool:
+    def _add(self, pieces: list[TextEvent], text: str) -> None:
+        if not text:
+            return
+        if not self._closes:
+            pieces.append(TextDelta(text))
+        elif self._closes == CALL_CLOSES:
+            pieces.append(CallMade("", "", text))
+        else:
+            pieces.append(ThoughtDelta(text))
+
+    def _step(self, pieces: list[TextEvent]) -> bool:
         """Whether it moved to another kind, and there may be more to do."""
-        if self._kind is not Kind.TEXT:
+        if self._closes:
             return self._inside(pieces)
         if self._skips_newlines:
             self._held = self._held.lstrip("\n")
             self._skips_newlines = not self._held
         if self._is_at_start:
-            decided = self._start(pieces)
+            decided = self._start()
             if decided is not None:
                 return decided
-        if not self._finds_calls:
-            pieces.append(Piece(Kind.TEXT, self._take(len(self._held))))
-            return False
         before, marker, after = self._held.partition(CALL_OPENS)
         if marker:
-            pieces.append(Piece(Kind.TEXT, before))
-            self._held, self._kind, self._closes = after, Kind.CALL, CALL_CLOSES
+            self._add(pieces, before)
+            self._held, self._closes = after, CALL_CLOSES
             return True
-        keep = _overlap(self._held, CALL_OPENS)
-        pieces.append(Piece(Kind.TEXT, self._take(len(self._held) - keep)))
+        self._release(pieces, CALL_OPENS)
         return False
 
-    def _start(self, pieces: list[Piece]) -> bool | None:
+    def _start(self) -> bool | None:
         """``None``: this is no thought, and never will be one."""
         begun = self._held.lstrip()
         for opens, closes in THOUGHT_MARKERS.items():
             if begun.startswith(opens):
-                self._held, self._kind, self._closes = begun[len(opens) :], Kind.THOUGHT, closes
+                self._held, self._closes = begun[len(opens) :], closes
                 self._is_at_start = False
                 return True
         if any(opens.startswith(begun) for opens in THOUGHT_MARKERS):
@@ -116,21 +109,22 @@ class Splitter:
         self._is_at_start = False
         return None
 
-    def _inside(self, pieces: list[Piece]) -> bool:
+    def _inside(self, pieces: list[TextEvent]) -> bool:
         inside, marker, after = self._held.partition(self._closes)
         if marker:
-            pieces.append(Piece(self._kind, inside))
-            self._skips_newlines = self._kind is Kind.THOUGHT
-            self._held, self._kind = after, Kind.TEXT
+            self._add(pieces, inside)
+            self._skips_newlines = self._closes != CALL_CLOSES
+            self._held, self._closes = after, ""
             return True
-        if self._kind is Kind.THOUGHT:
-            keep = _overlap(self._held, self._closes)
-            pieces.append(Piece(Kind.THOUGHT, self._take(len(self._held) - keep)))
+        if self._closes != CALL_CLOSES:
+            self._release(pieces, self._closes)
         return False
 
-    def _take(self, length: int) -> str:
-        taken, self._held = self._held[:length], self._held[length:]
-        return taken
+    def _release(self, pieces: list[TextEvent], marker: str) -> None:
+        """All but an end that ``marker`` may begin with."""
+        length = len(self._held) - _overlap(self._held, marker)
+        self._add(pieces, self._held[:length])
+        self._held = self._held[length:]
 
 
 def _overlap(text: str, marker: str) -> int:

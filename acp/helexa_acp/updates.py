@@ -100,6 +100,11 @@ def call_started(
     )
 
 
+def call_failed(call: ToolCall, tool: Tool | None, parts: Sequence[Part]) -> ToolCallStart:
+    """A call that was not run: ``parts`` are the reason."""
+    return call_started(call, title=call.name, tool=tool, status="failed", shown=contents(parts))
+
+
 def call_progress(
     call_id: str, status: Status, shown: Sequence[Any] | None = None
 ) -> ToolCallProgress:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa_acp.repair import NotUnderstood, Signature, Understood, understand
-from helexa_acp.text_tools import Kind, Splitter
+from helexa_acp.text_tools import Splitter
 from helexa_acp.tools import TOOLS
+from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart
 from inference.text.tool_calls.json_formats import HermesFormat
@@ -144,7 +145,7 @@ def test_the_server_reads_the_same(written: str) -> None:
         assert (started.name, json.loads(arguments.fragment)) == (found.name, found.arguments)
 
 
-T, H, C = Kind.TEXT, Kind.THOUGHT, Kind.CALL
+T, H, C = TextDelta, ThoughtDelta, CallMade
 CASES = [
     ("Hello.", [(T, "Hello.")]),
     ("<think>Hm.</think>\n\nHello.", [(H, "Hm."), (T, "Hello.")]),
@@ -163,28 +164,25 @@ CASES = [
 ]
 
 
-def split(pieces: list[str], *, finds_calls: bool = True) -> list[tuple[Kind, str]]:
+def split(pieces: list[str]) -> list[tuple[type, str]]:
     """Texts and thoughts joined; calls are one each."""
-    splitter = Splitter(finds_calls=finds_calls)
+    splitter = Splitter()
     found = [piece for text in pieces for piece in splitter.feed(text)] + splitter.flush()
-    joined: list[tuple[Kind, str]] = []
+    joined: list[tuple[type, str]] = []
     for piece in found:
-        if joined and joined[-1][0] is piece.kind is not Kind.CALL:
-            joined[-1] = (piece.kind, joined[-1][1] + piece.text)
+        kind = type(piece)
+        text = piece.arguments if isinstance(piece, CallMade) else piece.text
+        if joined and joined[-1][0] is kind is not CallMade:
+            joined[-1] = (kind, joined[-1][1] + text)
         else:
-            joined.append((piece.kind, piece.text))
+            joined.append((kind, text))
     return joined
 
 
 @each_case(("text", "expected"), CASES)
-def test_whole_and_character_by_character(text: str, expected: list[tuple[Kind, str]]) -> None:
+def test_whole_and_character_by_character(text: str, expected: list[tuple[type, str]]) -> None:
     assert split([text]) == expected
     assert split(list(text)) == expected
-
-
-def test_calls_are_text_where_nobody_looks_for_them() -> None:
-    text = "a<tool_call>1</tool_call>"
-    assert split([text], finds_calls=False) == [(T, text)]
 
 
 PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[THINK]", "a", " ", "\n", "<", "/"]

@@ -1,7 +1,7 @@
 """POST /chat/completions.
 
 Thoughts come as ``reasoning_content`` (or ``reasoning``), or between markers in the content, as
-helexa does for the header ``x-include-thinking``.
+helexa does for the header ``x-include-thinking``: ``helexa_acp.text_tools`` finds those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from helexa_acp.history import (
     UserTurn,
     text_of,
 )
-from helexa_acp.text_tools import Kind, Piece, Splitter
 from helexa_acp.wire import (
     CallMade,
     Finished,
@@ -144,7 +143,6 @@ class Answer:
     """Folds chunks into events. Calls become events when the answer is complete."""
 
     def __init__(self) -> None:
-        self._splitter = Splitter(finds_calls=False)
         self._calls: list[_OpenCall] = []
         self._by_index: dict[int, _OpenCall] = {}
         """The latest call of each index."""
@@ -163,7 +161,7 @@ class Answer:
                 if isinstance(thought, str):
                     events.append(ThoughtDelta(thought))
                 if delta.content:
-                    events += map(_event, self._splitter.feed(delta.content))
+                    events.append(TextDelta(delta.content))
                 if delta.refusal:
                     self._reason = "refusal"
                     events.append(TextDelta(delta.refusal))
@@ -181,9 +179,8 @@ class Answer:
         """Raises ValueError where the stream was incomplete."""
         if not self._is_ended:
             raise ValueError("it ended without a finish_reason")
-        events: list[WireEvent] = [_event(piece) for piece in self._splitter.flush()]
-        events += [CallMade(call.call_id, call.name, call.arguments) for call in self._calls]
-        return [*events, Finished(self._reason, self._usage)]
+        calls = [CallMade(call.call_id, call.name, call.arguments) for call in self._calls]
+        return [*calls, Finished(self._reason, self._usage)]
 
     def _take_calls(self, deltas: Any) -> None:
         for delta in deltas or ():
@@ -227,10 +224,6 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
-
-
-def _event(piece: Piece) -> WireEvent:
-    return ThoughtDelta(piece.text) if piece.kind is Kind.THOUGHT else TextDelta(piece.text)
 
 
 def _images(images: Any) -> list[WireEvent]:
