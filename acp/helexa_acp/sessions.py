@@ -9,28 +9,21 @@ IDLE ──▶ RUNNING ──▶ IDLE
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from helexa_acp.config import Selector
-from helexa_acp.history import Turn, Usage, UserTurn, text_of
-from helexa_acp.modes import Mode
-
-if TYPE_CHECKING:
-    from helexa_acp.mcp import McpPool
-    from helexa_acp.store import Hold
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Literal
 
-from helexa_acp.config import Config, parse_selector
+from helexa_acp.config import Config, Selector, parse_selector
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import ConfigError, StoreError
-from helexa_acp.history import answered
+from helexa_acp.history import Turn, Usage, UserTurn, answered, text_of
 from helexa_acp.mcp import McpPool, ServerSpec
-from helexa_acp.store import SessionStore, StoredSession, new_session_id
+from helexa_acp.modes import Mode
+from helexa_acp.store import Hold, SessionStore, StoredSession, new_session_id
 
 TITLE_CHARACTERS = 60
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
@@ -188,7 +181,7 @@ class Sessions:
             usage=session.usage,
         )
         try:
-            self._store.save(stored, session.hold)
+            self._store.save(stored)
         except OSError as error:
             raise StoreError(f"The session cannot be saved: {error}") from error
 

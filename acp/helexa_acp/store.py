@@ -1,7 +1,7 @@
 """Sessions as files, one each, written atomically.
 
     sessions/hxa-<uuid>.json    what the session is; replaced after every round
-    sessions/hxa-<uuid>.lock    held by the process that has the session open
+    sessions/hxa-<uuid>.lock    empty; locked by the process that has the session open
 
 A file belongs to the process that holds its lock: no other process writes it.
 """
@@ -46,12 +46,9 @@ class StoredSession:
 class Hold:
     """The lock on one session's file, until it is released or the process ends."""
 
-    path: Path
     descriptor: int
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):
-            self.path.unlink()
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
@@ -68,27 +65,27 @@ class SessionStore:
         """Raises StoreError while another process has it, or this one already."""
         lock_path = self._path(session_id).with_suffix(".lock")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while True:
-            descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(descriptor)
-                raise StoreError(
-                    f"Session {session_id} is open elsewhere; close it there."
-                ) from None
-            if _is_same_file(lock_path, descriptor):
-                return Hold(lock_path, descriptor)
-            # Its last holder removed the file between our opening and locking it.
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
             os.close(descriptor)
+            raise StoreError(f"Session {session_id} is open elsewhere; close it there.") from None
+        return Hold(descriptor)
 
-    def save(self, session: StoredSession, hold: Hold) -> None:
-        """Atomic, and on the disk when it returns."""
+    def save(self, session: StoredSession) -> None:
+        """Atomic, and on the disk when it returns. The caller holds the session."""
         path = self._path(session.session_id)
-        if hold.path != path.with_suffix(".lock"):
-            raise ValueError("the hold is another session's")
-        partial = self._write_partial(json.dumps(msgspec.to_builtins(session)).encode())
-        partial.replace(path)
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(msgspec.to_builtins(session)).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
     def load(self, session_id: str) -> StoredSession:
         path = self._path(session_id)
@@ -114,22 +111,3 @@ class SessionStore:
         if not SESSION_ID.fullmatch(session_id):
             raise StoreError(f"{session_id[:100]!r} is not a session's id.")
         return self._folder / f"{session_id}.json"
-
-    def _write_partial(self, data: bytes) -> Path:
-        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        return Path(name)
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

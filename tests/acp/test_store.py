@@ -58,12 +58,9 @@ def stored(session_id: str, **changed: object) -> StoredSession:
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
     store = SessionStore(tmp_path)
     session = stored(new_session_id())
-    hold = store.hold(session.session_id)
-    store.save(session, hold)
+    store.save(session)
     assert store.load(session.session_id) == session
     assert list(store.all()) == [session]
-    hold.release()
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
 def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
@@ -114,7 +111,7 @@ def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
     (tmp_path / "hxa-1.json").write_text(json.dumps(written))
     store = SessionStore(tmp_path)
     assert store.load("hxa-1") == stored("hxa-1")
-    store.save(stored("hxa-1"), store.hold("hxa-1"))
+    store.save(stored("hxa-1"))
     assert json.loads((tmp_path / "hxa-1.json").read_text()) == written
 
 
@@ -128,9 +125,7 @@ def test_a_session_is_held_by_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="open elsewhere"):
         SessionStore(tmp_path).hold("hxa-1")
     hold.release()
-    again = store.hold("hxa-1")
-    with pytest.raises(ValueError, match="another session"):
-        store.save(stored("hxa-2"), again)
+    store.hold("hxa-1")
 
 
 HOLDS = """
@@ -171,7 +166,7 @@ def test_ids_lead_nowhere_else(tmp_path: Path, session_id: str) -> None:
 def test_broken_files_are_reported_and_passed_over(tmp_path: Path) -> None:
     store = SessionStore(tmp_path)
     good = stored("hxa-good")
-    store.save(good, store.hold(good.session_id))
+    store.save(good)
     written = json.loads((tmp_path / "hxa-good.json").read_text())
     broken = {
         "empty": "",
@@ -192,17 +187,16 @@ def test_broken_files_are_reported_and_passed_over(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SessionStore(tmp_path)
     session = stored("hxa-1")
-    hold = store.hold("hxa-1")
-    store.save(session, hold)
+    store.save(session)
 
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
     with pytest.raises(OSError, match="No space"):
-        store.save(replace(session, history=()), hold)
+        store.save(replace(session, history=()))
     assert store.load("hxa-1") == session
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hxa-1.json", "hxa-1.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == ["hxa-1.json"]
 
 
 def test_calls_without_results_get_one() -> None:
