@@ -34,13 +34,6 @@ class CommandOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A file that the editor did not read, with the reason."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClientPort:
     client: Client
     capabilities: ClientCapabilities
@@ -71,12 +64,10 @@ class ClientPort:
     def has_terminals(self) -> bool:
         return bool(self.capabilities.terminal)
 
-    async def read_text(self, path: Path) -> str | Unread:
-        """The editor's text, unsaved changes included, or its reason for a refusal."""
-        try:
+    async def read_text(self, path: Path) -> str:
+        """The editor's text, unsaved changes included. Raises ToolError."""
+        with _failing_as("the editor"):
             response = await self.client.read_text_file(session_id=self.session_id, path=str(path))
-        except (RequestError, ValueError) as error:
-            return Unread(str(error))
         return response.content
 
     async def write_text(self, path: Path, content: str) -> None:

@@ -15,10 +15,12 @@ from urllib.parse import quote
 
 from helexa_acp.config import USUAL_MODEL, Config, Endpoint, Selector
 from helexa_acp.proxies import open_http
-from helexa_acp.wire import ModelRequest, Wire, bearer, messages, open_wire
+from helexa_acp.wire import ModelRequest, bearer, messages
 
 if TYPE_CHECKING:
     import httpx2
+
+    from helexa_acp.wire.client import Wire
 
 WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_input_tokens")
 """OpenRouter, vLLM and others."""
@@ -91,10 +93,13 @@ class Endpoints:
     # The wire of an endpoint.
 
     async def wire(self, endpoint: Endpoint) -> Wire:
+        return await asyncio.shield(self._opening(endpoint))
+
+    def _opening(self, endpoint: Endpoint) -> asyncio.Task[Wire]:
         known = self._known[endpoint.name]
         if known.wire is None:
-            known.wire = asyncio.create_task(asyncio.to_thread(open_wire, endpoint))
-        return await asyncio.shield(known.wire)
+            known.wire = asyncio.create_task(asyncio.to_thread(_open_wire, endpoint))
+        return known.wire
 
     def begin_listing(self) -> None:
         """Prepares the first session."""
@@ -103,10 +108,7 @@ class Endpoints:
     def warm_up(self) -> None:
         """Prepares the first prompt: an SDK takes longer to import than an editor should wait for a
         session."""
-        known = self._known[self._config.default_endpoint.name]
-        if known.wire is None:
-            opening = asyncio.to_thread(open_wire, self._config.default_endpoint)
-            known.wire = asyncio.create_task(opening)
+        self._opening(self._config.default_endpoint)
 
     async def close(self) -> None:
         for known in self._known.values():
@@ -247,6 +249,13 @@ class Endpoints:
         if known.http is None:
             known.http = asyncio.create_task(asyncio.to_thread(open_http, endpoint.base_url))
         return await asyncio.shield(known.http)
+
+
+def _open_wire(endpoint: Endpoint) -> Wire:
+    """Raises ConfigError."""
+    from helexa_acp.wire.client import Wire  # the SDK takes most of a second to import
+
+    return Wire(endpoint)
 
 
 def count_body(request: ModelRequest) -> dict[str, Any]:

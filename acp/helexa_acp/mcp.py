@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from acp.schema import HttpMcpServer, McpServerStdio
 
@@ -17,6 +17,9 @@ from helexa_acp.history import Image, Part, Text, clean
 from helexa_acp.modes import Action
 from helexa_acp.tools.base import Arguments, Outcome, Preview, Tool, ToolContext
 from helexa_acp.wire import MAX_NAME_LENGTH, ToolSpec, wire_name
+
+if TYPE_CHECKING:
+    from helexa_acp.mcp_transports import HttpTransport, StdioTransport
 
 REVISION = "2025-06-18"
 """https://modelcontextprotocol.io/specification/2025-06-18"""
@@ -44,16 +47,6 @@ class McpTool:
     only_reads: bool
 
 
-class Transport(Protocol):
-    """The connection to one MCP server; request and notify raise McpError."""
-
-    async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]: ...
-
-    async def notify(self, method: str) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class McpServer:
     """Call ``connect`` first, and ``close`` in any case."""
 
@@ -61,7 +54,7 @@ class McpServer:
         self.spec = spec
         self.tools: tuple[McpTool, ...] = ()
         self._cwd = cwd
-        self._transport: Transport | None = None
+        self._transport: HttpTransport | StdioTransport | None = None
 
     async def connect(self) -> None:
         """Raises McpError."""
@@ -106,7 +99,7 @@ class McpServer:
         self.tools = tuple(tools)
 
 
-async def _open(spec: ServerSpec, cwd: Path) -> Transport:
+async def _open(spec: ServerSpec, cwd: Path) -> HttpTransport | StdioTransport:
     from helexa_acp.mcp_transports import HttpTransport, StdioTransport  # httpx2 is slow to import
 
     if isinstance(spec, HttpMcpServer):

@@ -43,46 +43,35 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class CommandContext:
-    """``choose_model`` and ``choose_mode`` change the session and notify the editor."""
-
-    config: Config
-    endpoints: Endpoints
-    session: Session
-    choose_model: Callable[[str], Awaitable[None]]
-    choose_mode: Callable[[Mode], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
     name: str
     description: str
-    run: Callable[[CommandContext, str], Awaitable[str]]
+    run: Callable[[Prompter, str], Awaitable[str]]
     """Takes the text after the name; its result is shown to the user."""
     hint: str | None = None
 
 
-async def show_help(context: CommandContext, argument: str) -> str:
+async def show_help(prompter: Prompter, argument: str) -> str:
     return "\n".join(f"- `/{one.name}`: {one.description}" for one in COMMANDS)
 
 
-async def clear(context: CommandContext, argument: str) -> str:
-    context.session.history.clear()
-    context.session.elided_before = 0
-    context.session.usage.last_total_tokens = 0
+async def clear(prompter: Prompter, argument: str) -> str:
+    prompter.session.history.clear()
+    prompter.session.elided_before = 0
+    prompter.session.usage.last_total_tokens = 0
     return "The conversation is forgotten. Files stay as they are."
 
 
-async def compact(context: CommandContext, argument: str) -> str:
-    session = context.session
+async def compact(prompter: Prompter, argument: str) -> str:
+    session = prompter.session
     session.elided_before = max(len(session.history) - NUM_PROTECTED_LAST, 0)
     return "Long results and answers so far now go out in short. The session keeps them."
 
 
-async def show_usage(context: CommandContext, argument: str) -> str:
-    session = context.session
+async def show_usage(prompter: Prompter, argument: str) -> str:
+    session = prompter.session
     used = session.usage
-    window = context.endpoints.context_window(session.selector) or "an unknown number of"
+    window = prompter.endpoints.context_window(session.selector) or "an unknown number of"
     lines = [
         f"- tokens in: {used.input_tokens}, of them cached: {used.cached_tokens}",
         f"- tokens out: {used.output_tokens}, of them thoughts: {used.thought_tokens}",
@@ -91,29 +80,29 @@ async def show_usage(context: CommandContext, argument: str) -> str:
     return "\n".join(lines)
 
 
-async def model(context: CommandContext, argument: str) -> str:
+async def model(prompter: Prompter, argument: str) -> str:
     if argument:
         try:
-            parse_selector(argument, context.config)
+            parse_selector(argument, prompter.config)
         except ConfigError as error:
             return str(error)
-        await context.choose_model(argument)
-    chosen = context.session.selector
+        await prompter.choose_model(argument)
+    chosen = prompter.session.selector
     return f"The model is {chosen.model} at {chosen.endpoint.name}."
 
 
-async def mode(context: CommandContext, argument: str) -> str:
+async def mode(prompter: Prompter, argument: str) -> str:
     if argument:
         known = {one.value.lower(): one for one in Mode}
         if argument.lower() not in known:
             return f"There is no mode {argument!r}; there are {', '.join(m.value for m in Mode)}."
-        await context.choose_mode(known[argument.lower()])
-    return f"The mode is {context.session.mode.value}."
+        await prompter.choose_mode(known[argument.lower()])
+    return f"The mode is {prompter.session.mode.value}."
 
 
-async def show_tools(context: CommandContext, argument: str) -> str:
-    session = context.session
-    tools = (*tools_for(context.config, session.mode), *await session.mcp.tools())
+async def show_tools(prompter: Prompter, argument: str) -> str:
+    session = prompter.session
+    tools = (*tools_for(prompter.config, session.mode), *await session.mcp.tools())
     failed = [f"- MCP server {name}: {why}" for name, why in session.mcp.failures.items()]
     return "\n".join(
         [*(f"- `{tool.spec.name}`: {tool.spec.description}" for tool in tools), *failed]
@@ -246,10 +235,7 @@ class Prompter:
         )
 
     async def _run_command(self, command: Command, argument: str) -> StopReason:
-        context = CommandContext(
-            self.config, self.endpoints, self.session, self.choose_model, self.choose_mode
-        )
-        answer = await command.run(context, argument)
+        answer = await command.run(self, argument)
         await self.port.update(updates.message(Text(answer)))
         if self.session.hold is not None:
             self.sessions.save(self.session)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from acp.schema import TerminalToolCallContent
@@ -33,26 +33,18 @@ KILL_AFTER_S = 2.0
 LAST_OUTPUT_S = 1.0
 
 
+@dataclass(slots=True)
 class _Tail:
     """The last ``OUTPUT_LIMIT_BYTES`` of the output."""
 
-    def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._num_bytes = 0
-        self.is_truncated = False
+    data: bytearray = field(default_factory=bytearray)
+    is_truncated: bool = False
 
     def add(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-        self._num_bytes += len(chunk)
-        while self._num_bytes - len(self._chunks[0]) >= OUTPUT_LIMIT_BYTES:
-            self._num_bytes -= len(self._chunks.popleft())
+        self.data += chunk
+        if len(self.data) > OUTPUT_LIMIT_BYTES:
+            del self.data[:-OUTPUT_LIMIT_BYTES]
             self.is_truncated = True
-
-    def text(self) -> str:
-        data = b"".join(self._chunks)
-        if len(data) > OUTPUT_LIMIT_BYTES:
-            data, self.is_truncated = data[-OUTPUT_LIMIT_BYTES:], True
-        return data.decode("utf-8", "replace")
 
 
 async def run_locally(
@@ -91,7 +83,7 @@ async def run_locally(
         await asyncio.wait([reading])
     code = process.returncode or 0
     output = CommandOutput(
-        text=tail.text(),
+        text=tail.data.decode("utf-8", "replace"),
         is_truncated=tail.is_truncated,
         exit=Exit(code) if code >= 0 else Exit(signal=signal.Signals(-code).name),
     )

@@ -48,10 +48,10 @@ async def read_text(port: ClientPort, path: Path) -> str:
     """Raises ToolError."""
     refusal = ""
     if port.reads_files and not await asyncio.to_thread(path.is_dir):
-        known = await port.read_text(path)
-        if isinstance(known, str):
-            return known
-        refusal = f" (the editor: {known.why})"
+        try:
+            return await port.read_text(path)
+        except ToolError as error:
+            refusal = f" ({error})"
     try:
         data = await asyncio.to_thread(read_bytes, path)
     except ToolError as error:

@@ -7,11 +7,9 @@ client                      sends them, with the openai SDK's client for all thr
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from helexa_acp.config import Endpoint
 from helexa_acp.history import Image, Turn, Usage
 
 MAX_NAME_LENGTH = 64
@@ -103,21 +101,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
-
-
-class Wire(Protocol):
-    def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
-        """The answer's events; the last one is Finished. Closing the generator, or cancelling the
-        waiting task, ends the request at the endpoint. Raises EndpointError."""
-
-    async def close(self) -> None: ...
-
-
-def open_wire(endpoint: Endpoint) -> Wire:
-    """Raises ConfigError."""
-    from helexa_acp.wire.client import SdkWire  # the SDK takes most of a second to import
-
-    return SdkWire(endpoint)
 
 
 def bearer(key: str | None) -> dict[str, str]:

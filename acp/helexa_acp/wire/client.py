@@ -36,7 +36,7 @@ SHOWN_CHARACTERS = 200
 log = logging.getLogger(__name__)
 
 
-class SdkWire:
+class Wire:
     def __init__(self, endpoint: Endpoint) -> None:
         """``organization`` and ``project`` are unset, so that the SDK does not read those of
         another endpoint from the environment. Raises ConfigError."""
@@ -59,6 +59,8 @@ class SdkWire:
         self._client.project = None
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
+        """The answer's events; the last one is Finished. Closing the generator, or cancelling the
+        waiting task, ends the request at the endpoint. Raises EndpointError."""
         with _endpoint_errors():
             posting = self._client.post(
                 self._dialect.PATH,
