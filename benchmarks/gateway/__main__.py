@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.gateway import litellm_proxy, upstream
 from benchmarks.gateway.measure import Cell, Reading, measure, median_of
 from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
-from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, StageOptions, stage
+from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, stage
 
 SERVERS = ("daphne", "uvicorn")
 CLIENTS = (1, 16, 64)
@@ -52,22 +52,16 @@ def _main(arguments: list[str] | None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
-    wanted = StageOptions(
-        step_ms=options.step_ms,
-        with_key=options.key,
-        with_metrics=options.metrics,
-        database_url=options.database_url,
-    )
     kinds = _servers(options, parser, console)
     if options.beside and options.database_url is not None:
         parser.error("--beside needs a database for each checkout, not the one of --database-url")
     with ExitStack() as stack:
-        first = stack.enter_context(stage(wanted))
+        first = stack.enter_context(stage(database_url=options.database_url))
         stages = [first]
-        stages += [stack.enter_context(stage(wanted, one.resolve())) for one in options.beside]
+        stages += [stack.enter_context(stage(one.resolve())) for one in options.beside]
         upstream_port = 0
         if options.upstream or options.litellm is not None:
-            upstream_port = upstream.start(first.processes, step_ms=options.step_ms).port
+            upstream_port = upstream.start(first.processes).port
         if options.upstream:
             for there in stages:
                 there.offer_upstream(upstream_port)
@@ -120,7 +114,6 @@ def _run(subjects: list[Subject], options: argparse.Namespace, console: Console)
                     cell,
                     model=subject.model,
                     authorization=subject.authorization,
-                    num_tokens=options.tokens,
                     warm_up_s=options.warm_up,
                     seconds=options.seconds,
                 )
@@ -164,8 +157,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--servers", nargs="*", choices=SERVERS, help="default: both")
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--tokens", type=int, default=16, help="of an answer")
-    parser.add_argument("--step-ms", type=float, default=2.0, help="between an answer's tokens")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
@@ -185,13 +176,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="each gateway also forwards to the upstream that LiteLLM's proxy stands before",
     )
-    parser.add_argument(
-        "--no-key",
-        dest="key",
-        action="store_false",
-        help="clients are anonymous: no keys, no budgets",
-    )
-    parser.add_argument("--no-metrics", dest="metrics", action="store_false")
     parser.add_argument("--database-url", help="a PostgreSQL of yours; SQLite without it")
     parser.add_argument("--json", action="store_true", help="all readings, to standard output")
     return parser

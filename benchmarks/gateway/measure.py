@@ -14,6 +14,7 @@ from helexa_site.program import REPOSITORY_DIR
 
 PATH = "/v1/chat/completions"
 ERROR_CHARACTERS = 3000
+ANSWER_TOKENS = 16
 QUESTION = "What is the capital of France?"
 
 
@@ -45,7 +46,6 @@ def measure(
     *,
     model: str,
     authorization: str,
-    num_tokens: int,
     warm_up_s: float,
     seconds: float,
 ) -> Reading:
@@ -53,11 +53,9 @@ def measure(
     load = {
         "host": HOST,
         "port": server.port,
-        "request": http_request(
-            model, streams=cell.streams, num_tokens=num_tokens, authorization=authorization
-        ),
+        "request": http_request(model, streams=cell.streams, authorization=authorization),
         "num_clients": cell.num_clients,
-        "num_tokens": num_tokens,
+        "num_tokens": ANSWER_TOKENS,
         "warm_up_s": warm_up_s,
         "seconds": seconds,
     }
@@ -84,19 +82,18 @@ def measure(
     )
 
 
-def http_request(model: str, *, streams: bool, num_tokens: int, authorization: str) -> str:
+def http_request(model: str, *, streams: bool, authorization: str) -> str:
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": num_tokens,
+        "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
         "stream": streams,
     }
     text = json.dumps(body)
-    key = f"Authorization: {authorization}\r\n" if authorization else ""
     return (
-        f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n{key}"
-        f"Content-Length: {len(text)}\r\n\r\n{text}"
+        f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        f"Authorization: {authorization}\r\nContent-Length: {len(text)}\r\n\r\n{text}"
     )
 
 

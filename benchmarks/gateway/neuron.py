@@ -6,7 +6,7 @@ It speaks the real protocol over the real Redis: heartbeats with a ready replica
 doorbell, and one event batch per gateway and step for all requests in flight, as for an engine's
 messages. A request gets as many tokens as it requests.
 
-    REDIS_URL=... python -m benchmarks.gateway.neuron --model NAME --step-ms 2
+    REDIS_URL=... python -m benchmarks.gateway.neuron --model NAME
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ NEURON_NAME = "bench"
 PROMPT_TOKENS = 7
 DEFAULT_ANSWER_TOKENS = 16
 WORD = " word"
+STEP_S = 0.002
+"""Between the tokens of a request."""
 FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
 MEMORY_BYTES = 64 << 30
@@ -95,10 +97,9 @@ class Answer:
 
 
 class SteppingNeuron:
-    def __init__(self, client: redis.Redis, *, model: str, step_s: float) -> None:
+    def __init__(self, client: redis.Redis, *, model: str) -> None:
         self._client = client
         self._model = model
-        self._step_s = step_s
         self._epoch = uuid.uuid4().hex
         self._started_unix_s = time.time()
         self._answers: dict[str, Answer] = {}
@@ -114,11 +115,11 @@ class SteppingNeuron:
             self._beat_if_due()
             if self._answers:
                 time.sleep(max(0.0, due_s - time.monotonic()))
-                due_s = max(due_s + self._step_s, time.monotonic())
+                due_s = max(due_s + STEP_S, time.monotonic())
                 frames = self._publish(self._step())
             else:
                 frames = self._wait()
-                due_s = time.monotonic() + self._step_s
+                due_s = time.monotonic() + STEP_S
             while frames:
                 frames = self._publish(self._take(frames))
 
@@ -262,10 +263,9 @@ class SteppingNeuron:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="the catalogue name it has ready")
-    parser.add_argument("--step-ms", type=float, default=2.0, help="between tokens of a request")
     options = parser.parse_args()
     client = redis.Redis.from_url(os.environ["REDIS_URL"])
-    SteppingNeuron(client, model=options.model, step_s=options.step_ms / 1000).run()
+    SteppingNeuron(client, model=options.model).run()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gateway.processes import HOST, Processes, RunningProcess
@@ -29,47 +28,25 @@ UPSTREAM_MODEL = "far"
 ACCOUNT = "bench"
 CAP_TOKENS = 10**15
 """More than any run uses: the benchmark measures counting, not refusing."""
-PREPARE = """
+PREPARE = f"""
 import sys
 import django; django.setup()
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
 call_command("ensure_default_model", stdout=sys.stderr)
-"""
-MAKE_KEY = f"""
 call_command("accounts", "create", "{ACCOUNT}", stdout=sys.stderr)
 call_command("keys", "create", "{ACCOUNT}", "--cap-tokens", "{CAP_TOKENS}", "--json")
 """
-"""A new account's key with a cap, so that budgets are in use. Runs in the process of PREPARE:
-another one would import Django again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOptions:
-    """Options of the gateways."""
-
-    step_ms: float = 2.0
-    with_key: bool = True
-    """Clients send a key, and its budgets are reserved and settled; else they are anonymous."""
-    with_metrics: bool = True
-    database_url: str | None = None
-    """``None``: SQLite in the stage's folder."""
+"""The database, and a new account's key with a cap, so that budgets are in use."""
 
 
 class Stage:
-    """``authorization`` is the clients' bearer, empty without a key. ``checkout`` has the code of
-    all its processes."""
+    """``authorization`` is the clients' bearer. ``checkout`` has the code of all its processes."""
 
     def __init__(
-        self,
-        processes: Processes,
-        options: StageOptions,
-        env: dict[str, str],
-        authorization: str,
-        checkout: Path,
+        self, processes: Processes, env: dict[str, str], authorization: str, checkout: Path
     ) -> None:
         self.processes = processes
-        self.options = options
         self.authorization = authorization
         self._env = env
         self._checkout = checkout
@@ -90,8 +67,7 @@ class Stage:
     def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
         """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any free one."""
         port, checkout = free_port(), self._checkout
-        metrics = f"{HOST}:{metrics_port or free_port()}" if self.options.with_metrics else "off"
-        env = self._env | {"HELEXA_METRICS_LISTEN": metrics}
+        env = self._env | {"HELEXA_METRICS_LISTEN": f"{HOST}:{metrics_port or free_port()}"}
         name = kind if checkout == REPOSITORY_DIR else f"{kind} of {checkout.name}"
         running = self.processes.start(
             name, _command(kind, port, checkout), env, port=port, folder=checkout
@@ -101,7 +77,8 @@ class Stage:
 
 
 @contextmanager
-def stage(options: StageOptions, checkout: Path = REPOSITORY_DIR) -> Iterator[Stage]:
+def stage(checkout: Path = REPOSITORY_DIR, *, database_url: str | None = None) -> Iterator[Stage]:
+    """``database_url``: ``None``: SQLite in the stage's folder."""
     with tempfile.TemporaryDirectory(prefix="helexa-bench-") as folder:
         root = Path(folder)
         server = configure_private_redis(root / "redis")
@@ -110,18 +87,17 @@ def stage(options: StageOptions, checkout: Path = REPOSITORY_DIR) -> Iterator[St
                 redis_process = processes.start("redis", server.command, os.environ)
                 wait_for_redis(server.url)
                 redis_process.check()
-                env = _environment(root, server.url, options, checkout)
-                authorization = _prepare(env, checkout, with_key=options.with_key)
-                neuron = [*("-m", "benchmarks.gateway.neuron", "--model", MODEL)]
-                neuron += ["--step-ms", str(options.step_ms)]
-                processes.start("neuron", [sys.executable, *neuron], env, folder=checkout)
-                yield Stage(processes, options, env, authorization, checkout)
+                env = _environment(root, server.url, database_url, checkout)
+                authorization = _prepare(env, checkout)
+                neuron = [sys.executable, "-m", "benchmarks.gateway.neuron", "--model", MODEL]
+                processes.start("neuron", neuron, env, folder=checkout)
+                yield Stage(processes, env, authorization, checkout)
         finally:
             discard_private_redis(server, root / "redis")
 
 
 def _environment(
-    root: Path, redis_url: str, options: StageOptions, checkout: Path
+    root: Path, redis_url: str, database_url: str | None, checkout: Path
 ) -> dict[str, str]:
     env = os.environ | {
         "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
@@ -132,10 +108,8 @@ def _environment(
         "HELEXA_SECRET_KEY": secrets.token_urlsafe(48),
     }
     env.pop("DATABASE_URL", None)
-    if not options.with_key:
-        env["HELEXA_ALLOW_ANONYMOUS"] = "1"
-    if options.database_url is not None:
-        env["DATABASE_URL"] = options.database_url
+    if database_url is not None:
+        env["DATABASE_URL"] = database_url
     return env
 
 
@@ -149,13 +123,13 @@ def _command(kind: str, port: int, checkout: Path) -> Sequence[str]:
     )
 
 
-def _prepare(env: dict[str, str], checkout: Path, *, with_key: bool) -> str:
+def _prepare(env: dict[str, str], checkout: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", PREPARE + MAKE_KEY if with_key else PREPARE],
+        [sys.executable, "-c", PREPARE],
         cwd=checkout,
         env=env,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    return f"Bearer {json.loads(done.stdout)['key']}" if with_key else ""
+    return f"Bearer {json.loads(done.stdout)['key']}"

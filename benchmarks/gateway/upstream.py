@@ -1,7 +1,7 @@
 """The smallest OpenAI-compatible server, as a proxy's upstream: every chat gets as many tokens as
 it requests, one for each step, like the neuron without a model's, and the usage on request.
 
-    python -m benchmarks.gateway.upstream --port 8000 --step-ms 2
+    python -m benchmarks.gateway.upstream --port 8000
 """
 
 from __future__ import annotations
@@ -13,75 +13,71 @@ import os
 import sys
 from typing import Any
 
-from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, WORD
+from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, STEP_S, WORD
 from benchmarks.gateway.processes import HOST, Processes, RunningProcess
 from benchmarks.ports import free_port
 
 HEAD_END = b"\r\n\r\n"
 
 
-def start(processes: Processes, *, step_ms: float) -> RunningProcess:
+def start(processes: Processes) -> RunningProcess:
     """Returns it listening. Raises ``ProcessFailedError``."""
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.gateway.upstream"]
-    command += ["--port", str(port), "--step-ms", str(step_ms)]
+    command = [sys.executable, "-m", "benchmarks.gateway.upstream", "--port", str(port)]
     running = processes.start("upstream", command, os.environ, port=port)
     running.wait_until_listening()
     return running
 
 
-class Upstream:
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One connection, kept alive."""
+    try:
+        while True:
+            head = await reader.readuntil(HEAD_END)
+            body = json.loads(await reader.readexactly(_content_length(head)))
+            num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
+            if body.get("stream"):
+                options = body.get("stream_options") or {}
+                with_usage = bool(options.get("include_usage"))
+                await _stream(writer, body["model"], num_tokens, with_usage=with_usage)
+            else:
+                await _whole(writer, body["model"], num_tokens)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, kept alive."""
-        try:
-            while True:
-                head = await reader.readuntil(HEAD_END)
-                body = json.loads(await reader.readexactly(_content_length(head)))
-                num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
-                if body.get("stream"):
-                    options = body.get("stream_options") or {}
-                    with_usage = bool(options.get("include_usage"))
-                    await self._stream(writer, body["model"], num_tokens, with_usage=with_usage)
-                else:
-                    await self._whole(writer, body["model"], num_tokens)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
 
-    async def _whole(self, writer: asyncio.StreamWriter, model: str, num_tokens: int) -> None:
-        await asyncio.sleep(self._step_s * num_tokens)
-        message = {"role": "assistant", "content": WORD * num_tokens}
-        choice = {"index": 0, "message": message, "finish_reason": "length"}
-        body = json.dumps(
-            {**_base(model, "chat.completion"), "choices": [choice], "usage": _usage(num_tokens)}
-        ).encode()
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
-        )
+async def _whole(writer: asyncio.StreamWriter, model: str, num_tokens: int) -> None:
+    await asyncio.sleep(STEP_S * num_tokens)
+    message = {"role": "assistant", "content": WORD * num_tokens}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    body = json.dumps(
+        {**_base(model, "chat.completion"), "choices": [choice], "usage": _usage(num_tokens)}
+    ).encode()
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    await writer.drain()
+
+
+async def _stream(
+    writer: asyncio.StreamWriter, model: str, num_tokens: int, *, with_usage: bool
+) -> None:
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    base = _base(model, "chat.completion.chunk")
+    for _ in range(num_tokens):
+        await asyncio.sleep(STEP_S)
+        delta = {"role": "assistant", "content": WORD}
+        _write_event(writer, {**base, "choices": [_choice(delta, None)]})
         await writer.drain()
-
-    async def _stream(
-        self, writer: asyncio.StreamWriter, model: str, num_tokens: int, *, with_usage: bool
-    ) -> None:
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
-        )
-        base = _base(model, "chat.completion.chunk")
-        for _ in range(num_tokens):
-            await asyncio.sleep(self._step_s)
-            delta = {"role": "assistant", "content": WORD}
-            _write_event(writer, {**base, "choices": [_choice(delta, None)]})
-            await writer.drain()
-        _write_event(writer, {**base, "choices": [_choice({}, "length")]})
-        if with_usage:
-            _write_event(writer, {**base, "choices": [], "usage": _usage(num_tokens)})
-        _write_chunk(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+    _write_event(writer, {**base, "choices": [_choice({}, "length")]})
+    if with_usage:
+        _write_event(writer, {**base, "choices": [], "usage": _usage(num_tokens)})
+    _write_chunk(writer, b"data: [DONE]\n\n")
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
 
 
 def _content_length(head: bytes) -> int:
@@ -115,8 +111,8 @@ def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
-async def _run(port: int, step_s: float) -> None:
-    server = await asyncio.start_server(Upstream(step_s).serve, HOST, port)
+async def _run(port: int) -> None:
+    server = await asyncio.start_server(serve, HOST, port)
     async with server:
         await server.serve_forever()
 
@@ -124,9 +120,7 @@ async def _run(port: int, step_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--step-ms", type=float, default=2.0)
-    options = parser.parse_args()
-    asyncio.run(_run(options.port, options.step_ms / 1000))
+    asyncio.run(_run(parser.parse_args().port))
 
 
 if __name__ == "__main__":

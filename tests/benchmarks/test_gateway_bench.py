@@ -38,7 +38,7 @@ def bench(*arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_both_servers_are_measured_streaming_and_whole() -> None:
-    results = bench("--no-key")
+    results = bench()
     cells = [(row["server"], row["streams"], row["num_clients"]) for row in results]
     assert sorted(cells) == sorted(
         (server, streams, 2) for server in ("daphne", "uvicorn") for streams in (True, False)
@@ -141,7 +141,7 @@ def without_uvicorn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return SimpleNamespace(name=kind)
 
     @contextmanager
-    def stage(_options: object):
+    def stage(**_: object):
         yield Stage()
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else 1)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gateway.measure import PATH
 from benchmarks.gateway.processes import HOST
-from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
+from benchmarks.gateway.stage import MODEL, Stage, stage
 from benchmarks.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], 
 @pytest.fixture(scope="module")
 def there(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     database = shutil.copy(migrated_sqlite, tmp_path_factory.mktemp("stage"))
-    with stage(StageOptions(database_url=f"sqlite:///{database}")) as made:
+    with stage(database_url=f"sqlite:///{database}") as made:
         yield made
 
 
