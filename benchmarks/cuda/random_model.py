@@ -1,7 +1,7 @@
 """Model folders with random weights at a real model's shape, as a hub would publish them: config,
 safetensors in shards with their index, a tokenizer.
 
-    python -m benchmarks.cuda.random_model SHAPE FOLDER DEVICE
+    python -m benchmarks.cuda.random_model SHAPE FOLDER DEVICE [fp8]
 
 makes one. Weights are drawn on DEVICE, where a card is a hundred times faster than a core. They are
 small enough for logits to stay finite, and their values have no bearing on speed.
@@ -45,31 +45,34 @@ class NoRoomError(Exception):
 
 
 def main() -> None:
-    shape, folder, device = sys.argv[1:]
-    make_folder(ALL_SHAPES[shape], Path(folder), device)
+    shape, folder, device, *kind = sys.argv[1:]
+    make_folder(ALL_SHAPES[shape], Path(folder), device, is_fp8=kind == ["fp8"])
 
 
-def model_folder(shape: str, data_dir: Path, device: str) -> Path:
+def model_folder(shape: str, data_dir: Path, device: str, *, is_fp8: bool = False) -> Path:
     """The shape's folder under ``data_dir``; made once, in a process of its own, which leaves no
     memory on the card. Raises ``NoRoomError``, ``subprocess.CalledProcessError``."""
-    config, folder = ALL_SHAPES[shape], data_dir / "random" / shape
-    if is_made(config, folder):
+    config = ALL_SHAPES[shape]
+    folder = data_dir / "random" / (f"{shape}-fp8" if is_fp8 else shape)
+    if is_made(config, folder, is_fp8=is_fp8):
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    check_disk(shape, folder_bytes(config), folder.parent, shutil.disk_usage(folder.parent).free)
+    num_bytes = folder_bytes(config) // (2 if is_fp8 else 1)
+    check_disk(shape, num_bytes, folder.parent, shutil.disk_usage(folder.parent).free)
     words = ["-m", "benchmarks.cuda.random_model", shape, str(folder), device]
+    words += ["fp8"] if is_fp8 else []
     subprocess.run([sys.executable, *words], cwd=REPOSITORY_DIR, check=True)
     return folder
 
 
-def is_made(config: ModelConfig, folder: Path) -> bool:
+def is_made(config: ModelConfig, folder: Path, *, is_fp8: bool = False) -> bool:
     """The config is written last."""
     try:
         found = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return False
-    return bool(found == hub_config(config))
+    return bool(found == hub_config(config, is_fp8=is_fp8))
 
 
 def check_disk(shape: str, needed_bytes: int, place: Path, free_bytes: int) -> None:
@@ -87,8 +90,13 @@ def folder_bytes(config: ModelConfig) -> int:
     return num_weights * BYTES_PER_WEIGHT
 
 
-def hub_config(config: ModelConfig) -> dict[str, Any]:
+def hub_config(config: ModelConfig, *, is_fp8: bool = False) -> dict[str, Any]:
     """The content of config.json. No token ends a sequence."""
+    fp8 = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+    }
     return {
         "architectures": [CLASSES[config.architecture]],
         "model_type": config.architecture,
@@ -107,6 +115,7 @@ def hub_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "bos_token_id": None,
         "eos_token_id": None,
+        **({"quantization_config": fp8} if is_fp8 else {}),
     }
 
 
@@ -128,13 +137,7 @@ def make_folder(config: ModelConfig, folder: Path, device: str, *, is_fp8: bool 
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(config, folder, device, is_fp8=is_fp8)
     _write_tokenizer(folder)
-    described = hub_config(config)
-    if is_fp8:
-        described["quantization_config"] = {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
-        }
+    described = hub_config(config, is_fp8=is_fp8)
     (folder / "config.json").write_text(json.dumps(described, indent=2))
 
 

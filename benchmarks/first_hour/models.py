@@ -9,7 +9,6 @@ the process itself.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from benchmarks.cuda.random_model import (
     ALL_SHAPES,
     SPARE_DISK_BYTES,
     folder_bytes,
-    make_folder,
     model_folder,
 )
 from benchmarks.weights.random_gguf import (
@@ -30,7 +28,7 @@ from benchmarks.weights.random_gguf import (
     MixtureShape,
     Shape,
     file_bytes,
-    write,
+    random_file,
 )
 
 Kind = Literal["dense", "packed", "fp8", "mixture", "hybrid"]
@@ -175,22 +173,10 @@ def model_path(kind: Kind, size: str, data_dir: Path) -> Path:
 
 
 def make(kind: Kind, size: str, data_dir: Path, device: str) -> Path:
-    """Made once. Raises ``NoRoomError``."""
-    path = model_path(kind, size, data_dir)
-    if path.exists() and (path.is_file() or (path / "config.json").exists()):
-        return path
-    if kind == "dense":
-        return model_folder(size, data_dir, device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Under its own name only when it is whole.
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    """Made once. Raises ``NoRoomError``, ``subprocess.CalledProcessError``."""
     if size in GGUF_SHAPES:
-        write(GGUF_SHAPES[size], unfinished)
-    else:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        make_folder(ALL_SHAPES[size], unfinished, device, is_fp8=True)
-    unfinished.rename(path)
-    return path
+        return random_file(size, GGUF_SHAPES[size], data_dir)
+    return model_folder(size, data_dir, device, is_fp8=kind == "fp8")
 
 
 def main() -> None:

@@ -36,7 +36,9 @@ def model_file(name: str, data_dir: Path) -> Path:
     tests' cache. Raises ``LoadError``."""
     if name == SMOLLM2:
         return fetch_default_model()
-    return fetch_gemma(MODEL_CACHE_DIR) if name == GEMMA else random_file(name, data_dir)
+    if name == GEMMA:
+        return fetch_gemma(MODEL_CACHE_DIR)
+    return random_file(name, SHAPES[name], data_dir)
 
 
 def fetch_gemma(cache_dir: Path) -> Path:

@@ -105,14 +105,14 @@ of its layers: 1.3 billion weights, of which a token meets a sixth. A Qwen3.5-0.
 layers and an eighth of its vocabulary: 300 million weights."""
 
 
-def random_file(name: str, data_dir: Path) -> Path:
+def random_file(name: str, shape: Shape, data_dir: Path) -> Path:
     """Made once."""
     file = data_dir / "random" / f"{name}.gguf"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         # Renamed only when it is complete, which the next run checks.
         unfinished = file.with_suffix(".unfinished")
-        write(SHAPES[name], unfinished)
+        write(shape, unfinished)
         unfinished.rename(file)
     return file
 
