@@ -27,9 +27,8 @@ from benchmarks.cuda.plan import (
     planned_subjects,
     stages,
 )
-from benchmarks.cuda.random_model import ALL_SHAPES, NoRoomError, model_folder
+from benchmarks.cuda.random_model import ALL_SHAPES, SHAPES, NoRoomError, model_folder
 from benchmarks.cuda.report import DEVICE, Limits, as_json, print_table, report_lines
-from benchmarks.cuda.shapes import SHAPES
 from benchmarks.run import Results
 from benchmarks.subject import REPOSITORY_DIR, SubjectError, SubjectProcess
 

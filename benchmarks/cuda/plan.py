@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from benchmarks.cuda.random_model import ALL_SHAPES
-from benchmarks.cuda.shapes import projection_weights, table_weights
+from benchmarks.cuda.random_model import ALL_SHAPES, projection_weights, table_weights
 from inference.loading.weights.quantized_files import BYTES_PER_GROUP
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.config import ModelConfig

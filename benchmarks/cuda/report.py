@@ -17,8 +17,7 @@ from benchmarks.cuda.plan import (
     Row,
     workload_of,
 )
-from benchmarks.cuda.random_model import ALL_SHAPES
-from benchmarks.cuda.shapes import decode_floor_bytes, prefill_floor_flops
+from benchmarks.cuda.random_model import ALL_SHAPES, decode_floor_bytes, prefill_floor_flops
 from benchmarks.report import machine
 from benchmarks.run import Results
 

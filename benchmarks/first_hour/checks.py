@@ -16,16 +16,31 @@ import importlib.metadata
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from benchmarks.first_hour.engine_under_test import EngineUnderTest
 from benchmarks.first_hour.state import print_facts
 from helexa_site.doctor.examine import package_findings
 from helexa_site.doctor.findings import Level, lines_of
 from helexa_site.doctor.host_checks import gpu_findings
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.protocol.engine import (
+    Awake,
+    EngineMessage,
+    FellAsleep,
+    Loaded,
+    LoadFailedMessage,
+    SequenceFailed,
+    SequenceStep,
+    Sleep,
+    StepOutputs,
+    SubmitSequence,
+    Wake,
+)
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
+from inference.protocol.sampling import SamplingParams
 
 BATCH_SIZE, BATCH_TOKENS = 8, 64
 PROMPT_TOKENS, LONG_PROMPT_TOKENS = 64, 1024
@@ -36,6 +51,90 @@ KILLED_TOKENS = 256
 FREED_TIMEOUT_S = 30.0
 FREED_SLACK_BYTES = 256 * 10**6
 """Memory that other processes of the host may have allocated meanwhile."""
+
+
+M = TypeVar("M", bound=EngineMessage)
+
+
+class EngineUnderTest:
+    """An engine process as a neuron starts it, which runs greedy sequences that no token ends.
+    Every method raises ``RuntimeError`` where the process exits or a sequence fails."""
+
+    report: LoadReport
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self._engine = EngineProcess(spec, [sys.executable, "-m", "inference.engine"])
+        self._messages: Iterator[EngineMessage] = self._engine.messages()
+        self._num_submitted = 0
+        try:
+            self.report = self._next(Loaded).report
+        except RuntimeError:
+            self.end()
+            raise
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """``num_tokens`` after each prompt, all at once."""
+        names = self.submit(prompts, num_tokens)
+        found: dict[str, list[int]] = {name: [] for name in names}
+        while any(len(tokens) < num_tokens for tokens in found.values()):
+            for name, tokens in self.next_tokens().items():
+                found[name] += tokens
+        return [found[name] for name in names]
+
+    def submit(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[str]:
+        """Returns the sequences' ids."""
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+        names = []
+        for prompt in prompts:
+            self._num_submitted += 1
+            names.append(str(self._num_submitted))
+            self._engine.send(
+                SubmitSequence(sequence_id=names[-1], token_ids=list(prompt), params=params)
+            )
+        return names
+
+    def next_tokens(self) -> Mapping[str, list[int]]:
+        """The tokens of the next message with any, by the sequences' ids."""
+        found: dict[str, list[int]] = {}
+        while not found:
+            for output in self._next(StepOutputs).outputs:
+                if isinstance(output, SequenceFailed):
+                    raise RuntimeError(f"a sequence failed: {output.code}: {output.message}")
+                assert isinstance(output, SequenceStep), output
+                found.setdefault(output.sequence_id, []).extend(output.token_ids)
+        return found
+
+    def first_token(self, prompt: Sequence[int]) -> int:
+        ((token,),) = self.generate([prompt], 1)
+        return token
+
+    def sleep(self) -> tuple[float, FellAsleep]:
+        """Returns the seconds it took, and the memory while asleep."""
+        began_s = time.perf_counter()
+        self._engine.send(Sleep())
+        fell = self._next(FellAsleep)
+        return time.perf_counter() - began_s, fell
+
+    def wake(self) -> Awake:
+        self._engine.send(Wake())
+        return self._next(Awake)
+
+    def kill(self) -> None:
+        """SIGKILL; the process has exited when this returns."""
+        self._engine.kill()
+        self._engine.reap()
+
+    def end(self) -> None:
+        self._engine.stop()
+        self._engine.reap()
+
+    def _next(self, kind: type[M]) -> M:
+        for message in self._messages:
+            if isinstance(message, LoadFailedMessage):
+                raise RuntimeError(message.failure.message)
+            if isinstance(message, kind):
+                return message
+        raise RuntimeError("the engine process ended")
 
 
 def main() -> int:

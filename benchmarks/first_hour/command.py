@@ -18,8 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.cuda.command import device_problem
-from benchmarks.cuda.random_model import ALL_SHAPES
-from benchmarks.cuda.shapes import SHAPES
+from benchmarks.cuda.random_model import ALL_SHAPES, SHAPES
 from benchmarks.first_hour.checks import free_bytes
 from benchmarks.first_hour.models import KINDS, chosen
 from benchmarks.first_hour.plan import Part, Setup, parts_of

@@ -21,8 +21,7 @@ from benchmarks.cuda.plan import (
     chosen_rows,
     planned_subjects,
 )
-from benchmarks.cuda.random_model import make_folder
-from benchmarks.cuda.shapes import TINY
+from benchmarks.cuda.random_model import TINY, make_folder
 from benchmarks.subject import SubjectError, opener
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks.cuda import random_model
 from benchmarks.cuda.random_model import (
+    SHAPES,
+    TINY,
     NoRoomError,
     check_disk,
     folder_bytes,
@@ -18,7 +20,6 @@ from benchmarks.cuda.random_model import (
     make_folder,
     shards,
 )
-from benchmarks.cuda.shapes import SHAPES, TINY
 from inference.loading.config.checked_shapes import check_tensors
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
