@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.engine_costs import bookkeeping_ms_per_step
 from benchmarks.report import as_json, print_table
-from benchmarks.run import Measurement, Results, measurements, run
+from benchmarks.run import Asked, Measurement, Results, measurements, run
 from benchmarks.server import BenchServer, ServerDidNotStartError
 from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import default_interpreter, process_environment
@@ -80,7 +80,7 @@ def main() -> None:
         sys.exit(f"scripts/bench: {error}")
     _print(results, costs, as_json_text=arguments.json)
     if results.ended:
-        sys.exit("\n".join(f"scripts/bench: {words}" for words in results.ended))
+        sys.exit("\n".join(f"scripts/bench: {words}" for words in results.ended.values()))
 
 
 def select(arguments: argparse.Namespace) -> Selection:
@@ -125,24 +125,27 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
         return Results({})
     server = BenchServer(DATA_DIR, console) if "helexa_http" in selection.kinds else None
     subjects: list[SubjectProcess] = []
-    ended: list[str] = []
-    opened = [partial(_open_subject, kind, arguments, server) for kind in selection.kinds]
-    opened += [partial(_open_engine, arguments, checkout) for checkout in selection.beside]
+    results = Results({})
+    opened = {kind: partial(_open_subject, kind, arguments, server) for kind in selection.kinds}
+    opened |= {
+        str(checkout): partial(_open_engine, arguments, checkout) for checkout in selection.beside
+    }
     try:
-        for open_one in opened:
+        for name, open_one in opened.items():
             try:
                 subjects.append(open_one())
             except SubjectError as error:
-                ended.append(f"{error} while it was opened")
-        results = run(
-            subjects,
-            chosen=selection.rows,
+                results.ended[name] = f"{error} while it was opened"
+        results.subjects |= {subject.kind: subject.description for subject in subjects}
+        run(
+            [Asked(one.kind, one.kind, one, selection.rows) for one in subjects],
+            results,
+            measurements=selection.rows,
             num_rounds=arguments.rounds,
             on_reading=lambda name, subject, value: console.print(
                 f"{name:<36} {subject:<24} {value:10.3f}"
             ),
         )
-        results.ended[:0] = ended
         return results
     finally:
         for subject in subjects:

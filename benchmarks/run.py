@@ -9,8 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectError, SubjectProcess
+from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectError
 from benchmarks.workload import DECODE_CONCURRENCIES, PREFILL_LENGTHS, PREFIX_TOKENS
 
 MEMORY_ROW = "memory, resident"
@@ -51,8 +52,8 @@ class Results:
     subjects: dict[str, str]
     units: dict[str, str] = field(default_factory=dict)
     readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    ended: list[str] = field(default_factory=list)
-    """The subjects that did not last, in words."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """Why subjects did not last, by their labels."""
 
     def add(self, name: str, unit: str, subject: str, value: float) -> None:
         self.units[name] = unit
@@ -71,32 +72,52 @@ class Results:
         return statistics.median(ratios) if ratios else None
 
 
+class Process(Protocol):
+    """The used part of ``SubjectProcess``."""
+
+    description: str
+
+    def ask(self, **question: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A subject, the report's column of its readings, and the measurements it is asked for."""
+
+    label: str
+    column: str
+    process: Process
+    measurements: Sequence[Measurement]
+
+
 def run(
-    subjects: Sequence[SubjectProcess],
+    subjects: Sequence[Asked],
+    results: Results,
     *,
-    chosen: Sequence[Measurement],
+    measurements: Sequence[Measurement],
     num_rounds: int,
     on_reading: Callable[[str, str, float], None],
-) -> Results:
+) -> None:
     """Round 0 warms up and is discarded. Each (measurement, round) has its own prompts, the same
-    for all subjects. Where one ends, the others go on."""
-    remaining = list(subjects)
-    results = Results({subject.kind: subject.description for subject in subjects})
+    for all subjects: its place among all ``measurements`` is their seed. Where one ends, the others
+    go on."""
     for round_number in range(num_rounds + 1):
-        for index, measurement in enumerate(chosen):
-            for subject in remaining[:: 1 if round_number % 2 else -1]:
+        for index, measurement in enumerate(measurements):
+            for subject in subjects[:: 1 if round_number % 2 else -1]:
+                if subject.label in results.ended or measurement not in subject.measurements:
+                    continue
                 seed = 1000 * round_number + index
                 try:
-                    answer = subject.ask(**measurement.question, seed=seed)
+                    answer = subject.process.ask(**measurement.question, seed=seed)
                 except SubjectError as error:
-                    remaining.remove(subject)
-                    results.ended.append(f"{error}, asked for {measurement.name}")
+                    results.ended[subject.label] = f"{error}, asked for {measurement.name}"
                     continue
                 for name, value in _named(measurement, answer):
-                    on_reading(name, subject.kind, value)
+                    on_reading(name, subject.column, value)
                     if round_number > 0:
-                        results.add(name, measurement.unit, subject.kind, value)
-    return results
+                        results.add(name, measurement.unit, subject.column, value)
 
 
 def _named(measurement: Measurement, answer: object) -> Iterator[tuple[str, float]]:

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -29,117 +30,68 @@ from benchmarks.cuda.plan import (
 )
 from benchmarks.cuda.random_model import ALL_SHAPES, SHAPES, NoRoomError, model_folder
 from benchmarks.cuda.report import DEVICE, Limits, as_json, print_table, report_lines
-from benchmarks.run import Results
+from benchmarks.run import Asked, Measurement, Process, Results, run
 from benchmarks.subject import REPOSITORY_DIR, SubjectError, SubjectProcess
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
-LIMIT_QUESTIONS = {"copy_bytes_per_s": "B/s", "matmul_flops_per_s": "FLOP/s"}
-"""The device's own measurements in every round, and their units."""
-
-
-class Process(Protocol):
-    """The used part of ``benchmarks.subject.SubjectProcess``."""
-
-    description: str
-
-    def ask(self, **question: Any) -> Any: ...
-
-    def close(self) -> None: ...
+LIMITS = [
+    Measurement("copy_bytes_per_s", "B/s", {"measure": "copy_bytes_per_s"}),
+    Measurement("matmul_flops_per_s", "FLOP/s", {"measure": "matmul_flops_per_s"}),
+]
+"""The device's own measurements in every round."""
 
 
 OpenProcess = Callable[[str, dict[str, str]], Process]
 """Opens a process for a subject's kind and options. Raises ``SubjectError``."""
 
 
+def limits_of(results: Results) -> Limits | None:
+    """``None`` before the first kept round."""
+    copies, products = (results.median(limit.name, DEVICE) for limit in LIMITS)
+    if copies is None or products is None:
+        return None
+    return Limits(copy_bytes_per_s=copies, matmul_flops_per_s=products)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CardRun:
-    """``rows`` are all rows of the run: their indices make the prompts' seeds, so that subjects of
-    different stages get the same ones."""
+    """``rows`` are all rows of the run, so that subjects of different stages get the same
+    prompts."""
 
-    def __init__(
-        self,
-        device: Process,
-        open_process: OpenProcess,
-        *,
-        rows: Sequence[Row],
-        num_rounds: int,
-        report: Callable[[str], None],
-    ) -> None:
-        self.results = Results({DEVICE: device.description})
-        self.failures: dict[str, str] = {}
-        self._device = device
-        self._open_process = open_process
-        self._places = {row: place for place, row in enumerate(rows)}
-        self._num_rounds = num_rounds
-        self._report = report
-
-    @property
-    def limits(self) -> Limits | None:
-        """``None`` before the first kept round."""
-        copies, products = (self.results.median(name, DEVICE) for name in LIMIT_QUESTIONS)
-        if copies is None or products is None:
-            return None
-        return Limits(copy_bytes_per_s=copies, matmul_flops_per_s=products)
+    device: Process
+    open_process: OpenProcess
+    rows: Sequence[Row]
+    num_rounds: int
+    report: Callable[[str], None]
+    results: Results
 
     def run_stage(self, subjects: Sequence[PlannedSubject]) -> None:
-        """Round 0 warms up and is discarded. Raises ``SubjectError`` where the device's own process
-        fails."""
-        opened: dict[str, Process] = {}
+        asked = [Asked(DEVICE, DEVICE, self.device, LIMITS)]
         try:
             for subject in subjects:
-                self._open(subject, opened)
-            for round_number in range(self._num_rounds + 1):
-                self._ask_device(round_number)
-                self._ask_subjects(round_number, subjects, opened)
+                began_s = time.monotonic()
+                try:
+                    process = self.open_process(subject.kind, subject.options)
+                except SubjectError as error:
+                    self.results.ended[subject.label] = str(error)
+                    self.report(f"{subject.label} is not measured: {error}")
+                    continue
+                rows = [row.measurement for row in subject.rows]
+                asked.append(Asked(subject.label, subject.column, process, rows))
+                self.results.subjects[subject.label] = process.description
+                self.report(f"{subject.label}: loaded in {time.monotonic() - began_s:.0f} s")
+            run(
+                asked,
+                self.results,
+                measurements=[*LIMITS, *(row.measurement for row in self.rows)],
+                num_rounds=self.num_rounds,
+                on_reading=lambda name, column, value: self.report(
+                    f"{name:<32} {column:<14} {value:12,.0f}"
+                ),
+            )
         finally:
-            for process in opened.values():
-                process.close()
-
-    def _open(self, subject: PlannedSubject, opened: dict[str, Process]) -> None:
-        began_s = time.monotonic()
-        try:
-            process = self._open_process(subject.kind, subject.options)
-        except SubjectError as error:
-            self.fail(subject.label, error)
-            return
-        opened[subject.label] = process
-        self.results.subjects[subject.label] = process.description
-        self._report(f"{subject.label}: loaded in {time.monotonic() - began_s:.0f} s")
-
-    def _ask_device(self, round_number: int) -> None:
-        for question, unit in LIMIT_QUESTIONS.items():
-            value = self._device.ask(measure=question)
-            self._keep(round_number, question, unit, DEVICE, value)
-
-    def _ask_subjects(
-        self, round_number: int, subjects: Sequence[PlannedSubject], opened: dict[str, Process]
-    ) -> None:
-        rows = sorted({row for s in subjects for row in s.rows}, key=self._places.__getitem__)
-        for row in rows:
-            for subject in subjects:
-                if row in subject.rows and subject.label in opened:
-                    self._ask(round_number, row, subject, opened)
-
-    def _ask(
-        self, round_number: int, row: Row, subject: PlannedSubject, opened: dict[str, Process]
-    ) -> None:
-        seed = 1000 * round_number + self._places[row]
-        try:
-            value = opened[subject.label].ask(**row.question, seed=seed)
-        except SubjectError as error:
-            opened.pop(subject.label).close()
-            self.fail(subject.label, error)
-            return
-        self._keep(round_number, row.name, "tok/s", subject.column, value)
-
-    def _keep(self, round_number: int, name: str, unit: str, column: str, value: float) -> None:
-        self._report(f"{name:<32} {column:<14} {value:12,.0f} {unit}")
-        if round_number > 0:
-            self.results.add(name, unit, column, value)
-
-    def fail(self, label: str, error: SubjectError) -> None:
-        """``label`` is not measured, or not further."""
-        self._report(f"{label} is not measured: {error}")
-        self.failures[label] = str(error)
+            for one in asked[1:]:
+                one.process.close()
 
 
 def open_subject_process(kind: str, options: dict[str, Any]) -> SubjectProcess:
@@ -184,31 +136,26 @@ def measure(
         device = open_process("device_limits", {"device": arguments.device})
     except SubjectError as error:
         return _refuse(str(error))
-    run = CardRun(
-        device,
-        open_process,
+    card = CardRun(
+        device=device,
+        open_process=open_process,
         rows=rows,
         num_rounds=arguments.rounds,
         report=lambda text: console.print(text, markup=False, highlight=False),
+        results=Results({DEVICE: device.description}),
     )
     try:
-        _run_shapes(run, device, rows, arguments, folders)
+        _run_shapes(card, arguments, folders)
     except SubjectError as error:
         # The device's own process: without it there are no shares, but the readings are reported.
-        run.fail(DEVICE, error)
+        card.results.ended[DEVICE] = str(error)
     finally:
         device.close()
-    _print(run, rows, as_json_text=arguments.json)
-    return 1 if run.failures else 0
+    _print(card.results, rows, as_json_text=arguments.json)
+    return 1 if card.results.ended else 0
 
 
-def _run_shapes(
-    run: CardRun,
-    device: Process,
-    rows: Sequence[Row],
-    arguments: argparse.Namespace,
-    folders: Mapping[str, Path],
-) -> None:
+def _run_shapes(card: CardRun, arguments: argparse.Namespace, folders: Mapping[str, Path]) -> None:
     for shape, folder in folders.items():
         place = Place(
             device=arguments.device,
@@ -217,17 +164,18 @@ def _run_shapes(
             data_dir=arguments.data_dir,
             vllm_python=arguments.vllm_python,
         )
-        planned = planned_subjects(shape, rows, arguments.subjects, place)
-        for stage in stages(planned, device.ask(measure="free_bytes")):
-            run.run_stage(stage)
+        planned = planned_subjects(shape, card.rows, arguments.subjects, place)
+        for stage in stages(planned, card.device.ask(measure="free_bytes")):
+            card.run_stage(stage)
 
 
-def _print(run: CardRun, rows: Sequence[Row], *, as_json_text: bool) -> None:
-    lines = report_lines(run.results, rows, run.limits)
+def _print(results: Results, rows: Sequence[Row], *, as_json_text: bool) -> None:
+    limits = limits_of(results)
+    lines = report_lines(results, rows, limits)
     if as_json_text:
-        print(json.dumps(as_json(run.results, lines, run.limits, run.failures), indent=2))
-        return
-    print_table(run.results, rows, lines, run.limits, run.failures)
+        print(json.dumps(as_json(results, lines, limits), indent=2))
+    else:
+        print_table(results, rows, lines, limits)
 
 
 def _refuse(problem: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from benchmarks.cuda.random_model import ALL_SHAPES, projection_weights, table_weights
+from benchmarks.run import Measurement
 from inference.loading.weights.quantized_files import BYTES_PER_GROUP
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.config import ModelConfig
@@ -87,16 +88,18 @@ class Row:
         return f"{self.shape} {self.weights}, {self.measure}, {what}"
 
     @property
-    def question(self) -> dict[str, object]:
+    def measurement(self) -> Measurement:
         if self.measure == "prefill":
-            return {"measure": "prefill", "num_tokens": self.size}
+            question: dict[str, object] = {"measure": "prefill", "num_tokens": self.size}
+            return Measurement(self.name, "tok/s", question)
         workload = workload_of(self.shape)
-        return {
+        question = {
             "measure": "decode",
             "concurrency": self.size,
             "prompt_tokens": workload.prompt_tokens,
             "output_tokens": workload.output_tokens,
         }
+        return Measurement(self.name, "tok/s", question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

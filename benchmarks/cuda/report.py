@@ -3,7 +3,7 @@ and as JSON for machines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -113,27 +113,21 @@ def _line(results: Results, row: Row, limits: Limits | None) -> Line:
     )
 
 
-def as_json(
-    results: Results, lines: Sequence[Line], limits: Limits | None, failures: Mapping[str, str]
-) -> dict[str, Any]:
+def as_json(results: Results, lines: Sequence[Line], limits: Limits | None) -> dict[str, Any]:
     return {
         "machine": machine(),
         "subjects": results.subjects,
         "limits": None if limits is None else asdict(limits),
         "rows": [asdict(line) for line in lines],
         "readings": results.readings,
-        "not_measured": dict(failures),
+        "not_measured": results.ended,
     }
 
 
 def print_table(
-    results: Results,
-    rows: Sequence[Row],
-    lines: Sequence[Line],
-    limits: Limits | None,
-    failures: Mapping[str, str],
+    results: Results, rows: Sequence[Row], lines: Sequence[Line], limits: Limits | None
 ) -> None:
-    """Medians. ``failures``: subjects that were not measured completely, with reasons."""
+    """Medians."""
     table = Table(title=f"{machine()}; {results.subjects[DEVICE]}", title_justify="left")
     table.add_column("median")
     for title in (
@@ -152,7 +146,7 @@ def print_table(
     Console(width=max(NARROWEST_TABLE, Console().width)).print(table)
     for text in [*_notes(rows, limits), *_descriptions(results)]:
         print(text)
-    for label, why in failures.items():
+    for label, why in results.ended.items():
         print(f"{label} is not measured: {why}")
 
 

@@ -16,7 +16,8 @@ CARD_MATMUL_SIDE, CPU_MATMUL_SIDE = 8192, 512
 
 
 class DeviceLimits:
-    """Answers questions of its own instead of a ``Subject``'s; keeps no memory between them."""
+    """Answers questions of its own instead of a ``Subject``'s, which need no seed; keeps no memory
+    between them."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -31,11 +32,11 @@ class DeviceLimits:
     def free_bytes(self) -> int:
         return free_memory_bytes(self._device)
 
-    def copy_bytes_per_s(self) -> float:
+    def copy_bytes_per_s(self, seed: int) -> float:
         size = CARD_COPIED_BYTES if self._on_card else CPU_COPIED_BYTES
         return self._released(copy_bytes_per_s(self._device, size))
 
-    def matmul_flops_per_s(self) -> float:
+    def matmul_flops_per_s(self, seed: int) -> float:
         side = CARD_MATMUL_SIDE if self._on_card else CPU_MATMUL_SIDE
         return self._released(matmul_flops_per_s(self._device, side))
 

@@ -17,6 +17,8 @@ from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
     INTERPRETER_ROW,
     MEMORY_ROW,
+    Asked,
+    Measurement,
     Results,
     measurements,
     run,
@@ -55,9 +57,20 @@ class FakeSubject:
 
 def results_of(num_rounds: int) -> tuple[Results, list[tuple[str, int]]]:
     asked: list[tuple[str, int]] = []
-    subjects: Any = [FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)]
-    chosen = list(measurements())
-    return run(subjects, chosen=chosen, num_rounds=num_rounds, on_reading=lambda *_: None), asked
+    subjects = [FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)]
+    return run_of(subjects, list(measurements()), num_rounds), asked
+
+
+def run_of(subjects: list[FakeSubject], rows: list[Measurement], num_rounds: int) -> Results:
+    results = Results({subject.kind: subject.description for subject in subjects})
+    run(
+        [Asked(one.kind, one.kind, one, rows) for one in subjects],
+        results,
+        measurements=rows,
+        num_rounds=num_rounds,
+        on_reading=lambda *_: None,
+    )
+    return results
 
 
 def test_subjects_alternate_on_the_same_prompts() -> None:
@@ -88,7 +101,7 @@ def test_a_subject_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.Monk
     selection = Selection(["helexa_engine", "llama_cpp"], {}, list(measurements())[:1], [], [])
     results = command._measure(arguments, selection, Console(file=io.StringIO()))
     assert list(results.subjects) == ["helexa_engine"]
-    assert results.ended == ["llama_cpp ended by SIGILL while it was opened"]
+    assert results.ended == {"llama_cpp": "llama_cpp ended by SIGILL while it was opened"}
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
@@ -102,10 +115,10 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
 
 def test_where_a_subject_ends_the_others_go_on() -> None:
     asked: list[tuple[str, int]] = []
-    subjects: Any = [FakeSubject("mortal", 30.0, asked), FakeSubject("ours", 10.0, asked)]
+    subjects = [FakeSubject("mortal", 30.0, asked), FakeSubject("ours", 10.0, asked)]
     chosen = list(measurements())[:2]
-    results = run(subjects, chosen=chosen, num_rounds=2, on_reading=lambda *_: None)
-    assert results.ended == [f"mortal ended by SIGILL, asked for {chosen[1].name}"]
+    results = run_of(subjects, chosen, 2)
+    assert results.ended == {"mortal": f"mortal ended by SIGILL, asked for {chosen[1].name}"}
     assert results.readings[chosen[0].name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
     assert results.readings[chosen[1].name] == {"ours": [10.0, 20.0]}
 

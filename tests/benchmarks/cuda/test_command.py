@@ -22,6 +22,7 @@ from benchmarks.cuda.plan import (
     planned_subjects,
 )
 from benchmarks.cuda.random_model import TINY, make_folder
+from benchmarks.run import Results
 from benchmarks.subject import SubjectError, opener
 
 
@@ -121,9 +122,9 @@ def test_a_subject_that_breaks_is_left_out_and_the_others_continue(
     assert set(report["not_measured"]) == {"helexa, tiny q8", "transformers, tiny bf16"}
     readings = report["readings"]
     # Rows of q8 are the fourth to the sixth; it broke at its second question of the first round.
-    assert readings["tiny q8, decode, 1 at once"]["helexa"] == [1103]
+    assert readings["tiny q8, decode, 1 at once"]["helexa"] == [1105]
     assert "tiny q8, decode, 32 at once" not in readings
-    assert readings["tiny q4, decode, 1 at once"]["helexa"] == [1106, 2106]
+    assert readings["tiny q4, decode, 1 at once"]["helexa"] == [1108, 2108]
     assert all(subject.is_closed for subject in openings.opened.values())
 
 
@@ -139,7 +140,7 @@ def test_what_was_read_is_reported_when_the_device_breaks(
     code = command.main([*words, "--data-dir", str(tmp_path)], open_process)
     report = json.loads(capsys.readouterr().out)
     assert (code, list(report["not_measured"])) == (1, ["device"])
-    assert report["readings"]["tiny q4, decode, 1 at once"]["helexa"] == [1106]
+    assert report["readings"]["tiny q4, decode, 1 at once"]["helexa"] == [1108, 2108, 3108]
 
 
 def test_subjects_of_different_stages_have_the_same_prompts() -> None:
@@ -149,15 +150,16 @@ def test_subjects_of_different_stages_have_the_same_prompts() -> None:
     seeds = []
     for subject in planned_subjects("tiny", rows, COLUMNS, place):
         opened = Scripted(subject.kind, subject.options)
-        run = CardRun(
-            Scripted("device_limits", {}),
-            lambda kind, options, opened=opened: opened,  # type: ignore[misc]
+        card = CardRun(
+            device=Scripted("device_limits", {}),
+            open_process=lambda kind, options, opened=opened: opened,  # type: ignore[misc]
             rows=rows,
             num_rounds=1,
             report=lambda text: None,
+            results=Results({}),
         )
-        run.run_stage([subject])
+        card.run_stage([subject])
         seeds.append(opened.seeds)
-    assert seeds[0] == [0, 1, 2, 1000, 1001, 1002]
-    assert seeds[1] == [3, 4, 5, 1003, 1004, 1005]
-    assert seeds[3] == [0, 1, 1000, 1001]
+    assert seeds[0] == [2, 3, 4, 1002, 1003, 1004]
+    assert seeds[1] == [5, 6, 7, 1005, 1006, 1007]
+    assert seeds[3] == [2, 3, 1002, 1003]

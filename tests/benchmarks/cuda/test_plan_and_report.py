@@ -49,7 +49,7 @@ def planned(*columns: str) -> list[PlannedSubject]:
 def test_rows_are_narrowed_by_each_choice() -> None:
     (row,) = chosen_rows(["tiny"], ["q8"], ["prefill"])
     assert row.name == "tiny q8, prefill, 256 tokens"
-    assert row.question == {"measure": "prefill", "num_tokens": 256}
+    assert row.measurement.question == {"measure": "prefill", "num_tokens": 256}
 
 
 def test_an_engine_for_each_kind_of_weights_and_transformers_for_the_dense_ones() -> None:
@@ -125,7 +125,8 @@ def test_the_report_has_every_row_and_names_the_unmeasured(
     assert (lines[0].helexa_tokens_per_s, lines[0].ratio) == (1000, 2.5)
     assert lines[0].share == share_of_limit(dense, 1000, LIMITS)
     assert (lines[1].helexa_tokens_per_s, lines[1].share, lines[1].ratio) == (None, None, None)
-    print_table(results, [dense, other], lines, LIMITS, {"helexa, 8B q4": "it ended"})
+    results.ended["helexa, 8B q4"] = "it ended"
+    print_table(results, [dense, other], lines, LIMITS)
     printed = capsys.readouterr().out
     assert "2.50x" in printed
     assert "1.50x" in printed
