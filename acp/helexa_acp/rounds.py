@@ -30,7 +30,7 @@ from helexa_acp.history import (
     clean_part,
     interrupted,
 )
-from helexa_acp.modes import Action, Judgement, Verdict, judge
+from helexa_acp.modes import Action, Verdict, judge
 from helexa_acp.sessions import Session, StopReason
 from helexa_acp.tools import tools_for
 from helexa_acp.tools.base import Outcome, Preview, Tool, ToolContext, is_within, plans_dir
@@ -65,7 +65,6 @@ class CallRunner:
             )
         )
         try:
-            self._check(tool, preview)
             if self._must_ask(tool, preview):
                 await self._ask(call, tool, preview)
             await self.port.update(updates.call_progress(call.call_id, "in_progress"))
@@ -82,23 +81,19 @@ class CallRunner:
             outcome = Outcome(error_parts("the tool itself failed"), is_error=True)
         return await self._done(call, outcome)
 
-    def _judged(self, tool: Tool, preview: Preview) -> Judgement:
+    def _must_ask(self, tool: Tool, preview: Preview) -> bool:
+        """Raises ToolError where the mode forbids it."""
         plans = plans_dir(self.data_dir, self.session.cwd)
         is_plan_file = (
             tool.action is Action.WRITE
             and bool(preview.paths)
             and all(is_within(path, plans) for path in preview.paths)
         )
-        return judge(self.session.mode, tool.action, is_plan_file=is_plan_file)
-
-    def _check(self, tool: Tool, preview: Preview) -> None:
-        judgement = self._judged(tool, preview)
+        judgement = judge(self.session.mode, tool.action, is_plan_file=is_plan_file)
         if judgement.verdict is Verdict.REFUSE:
             raise ToolError(judgement.reason)
-
-    def _must_ask(self, tool: Tool, preview: Preview) -> bool:
         is_remembered = bool(preview.remembers) and preview.remembers in self.session.allowed
-        return self._judged(tool, preview).verdict is Verdict.ASK and not is_remembered
+        return judgement.verdict is Verdict.ASK and not is_remembered
 
     async def _ask(self, call: ToolCall, tool: Tool, preview: Preview) -> None:
         """Raises ToolError unless the person allows it, and the mode still does by then."""
@@ -116,7 +111,7 @@ class CallRunner:
             raise ToolError(NOT_ALLOWED)
         if chosen == ALLOW_ALWAYS and preview.remembers:
             self.session.allowed.add(preview.remembers)
-        self._check(tool, preview)
+        self._must_ask(tool, preview)
 
     def _shower(self, call: ToolCall) -> Any:
         async def show(contents: Sequence[Any]) -> None:

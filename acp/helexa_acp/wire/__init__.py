@@ -7,10 +7,11 @@ client                      sends them, with the openai SDK's client for all thr
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from helexa_acp.history import Image, Turn, Usage
+from helexa_acp.history import Image, Part, ToolResult, Turn, Usage, UserTurn
 
 MAX_NAME_LENGTH = 64
 NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
@@ -101,6 +102,22 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def images_after_results(turns: Iterable[Turn]) -> list[Turn]:
+    """For APIs whose results are text alone: images follow the last of the results, in a user's
+    turn."""
+    moved: list[Turn] = []
+    images: list[Part] = []
+    for turn in (*turns, None):
+        if not isinstance(turn, ToolResult) and images:
+            moved.append(UserTurn(tuple(images)))
+            images = []
+        if isinstance(turn, ToolResult):
+            images += [part for part in turn.parts if isinstance(part, Image)]
+        if turn is not None:
+            moved.append(turn)
+    return moved
 
 
 def bearer(key: str | None) -> dict[str, str]:

@@ -33,6 +33,7 @@ from helexa_acp.wire import (
     ThoughtDelta,
     WireEvent,
     bearer,
+    images_after_results,
     wire_name,
 )
 
@@ -78,30 +79,18 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
 
 
 def messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
-    """Results are text alone; their images follow the last of them, in a user's message."""
-    written: list[dict[str, Any]] = []
-    images: list[Part] = []
-    for turn in turns:
-        if not isinstance(turn, ToolResult) and images:
-            written.append({"role": "user", "content": _content(tuple(images))})
-            images = []
-        match turn:
-            case UserTurn(parts):
-                written.append({"role": "user", "content": _content(parts)})
-            case ToolResult():
-                written.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": turn.call_id,
-                        "content": text_of(turn.parts),
-                    }
-                )
-                images += [part for part in turn.parts if isinstance(part, Image)]
-            case AssistantTurn():
-                written.append(_assistant_message(turn))
-    if images:
-        written.append({"role": "user", "content": _content(tuple(images))})
-    return written
+    return [_message(turn) for turn in images_after_results(turns)]
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    match turn:
+        case UserTurn(parts):
+            return {"role": "user", "content": _content(parts)}
+        case ToolResult():
+            content = text_of(turn.parts)
+            return {"role": "tool", "tool_call_id": turn.call_id, "content": content}
+        case AssistantTurn():
+            return _assistant_message(turn)
 
 
 def _assistant_message(turn: AssistantTurn) -> dict[str, Any]:

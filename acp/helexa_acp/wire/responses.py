@@ -30,6 +30,7 @@ from helexa_acp.wire import (
     ThoughtSealed,
     WireEvent,
     bearer,
+    images_after_results,
     wire_name,
 )
 from helexa_acp.wire.chat import data_url
@@ -66,29 +67,18 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
 
 
 def input_items(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    images: list[Part] = []
-    for turn in turns:
-        if not isinstance(turn, ToolResult) and images:
-            items.append(_user_item(tuple(images)))
-            images = []
-        match turn:
-            case UserTurn(parts):
-                items.append(_user_item(parts))
-            case ToolResult():
-                items.append(
-                    {
-                        "type": "function_call_output",
-                        "call_id": turn.call_id,
-                        "output": text_of(turn.parts),
-                    }
-                )
-                images += [part for part in turn.parts if isinstance(part, Image)]
-            case AssistantTurn():
-                items += _assistant_items(turn)
-    if images:
-        items.append(_user_item(tuple(images)))
-    return items
+    return [item for turn in images_after_results(turns) for item in _items(turn)]
+
+
+def _items(turn: Turn) -> list[dict[str, Any]]:
+    match turn:
+        case UserTurn(parts):
+            return [_user_item(parts)]
+        case ToolResult():
+            output = text_of(turn.parts)
+            return [{"type": "function_call_output", "call_id": turn.call_id, "output": output}]
+        case AssistantTurn():
+            return _assistant_items(turn)
 
 
 def _user_item(parts: tuple[Part, ...]) -> dict[str, Any]:
