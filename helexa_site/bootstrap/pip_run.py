@@ -23,9 +23,6 @@ PROGRESS_EVERY_S = 30.0
 """How often a line is printed where no line can be overwritten."""
 REFRESH_EVERY_S = 1.0
 MAX_SHOWN_CHARACTERS = 100
-LIMIT_S = 6 * 3600.0
-"""A server that sends a byte now and then would keep pip waiting without end; 3 GB at 1.2 Mbit/s
-fit in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +78,6 @@ def _show(process: subprocess.Popen[str], lines: list[str]) -> None:
             break
         except subprocess.TimeoutExpired:
             elapsed_s = time.monotonic() - began_s
-            if elapsed_s > LIMIT_S:
-                print_step("environment", f"pip is ended: it took over {LIMIT_S / 3600:.0f} hours")
-                process.kill()
             steps = (line for line in reversed(lines) if not line.startswith("WARNING"))
             latest = next(steps, "starting").strip()
             show("environment", f"{elapsed_s:.0f} s, {latest[:MAX_SHOWN_CHARACTERS]}")

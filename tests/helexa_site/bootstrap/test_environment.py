@@ -298,15 +298,6 @@ def test_a_long_download_is_reported_now_and_then(
     assert downloading in shown
 
 
-def test_a_pip_that_takes_for_ever_is_ended(
-    pip, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
-    monkeypatch.setattr(pip_run, "LIMIT_S", 0.1)
-    code, shown, _ = pip("import time; time.sleep(600)", capsys)
-    assert code != 0 and "pip is ended" in shown
-
-
 def test_the_setting() -> None:
     assert TORCH_CPU_INDEX.read({}) == TORCH_CPU_INDEX_URL
     for word in ("off", " "):
