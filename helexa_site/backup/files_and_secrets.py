@@ -3,6 +3,7 @@ joining parameters, and set variables."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from helexa_site.bootstrap.joining import FOLDER as JOINED
 from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.doctor.examine import SET_BY_THE_START
 from helexa_site.instance import secret_key
-from helexa_site.whole_file import write_whole
+from helexa_site.whole_file import write_whole, written_whole
 from inference.settings.gateway import SECRET_KEY
 from inference.settings.installation import URL
 from inference.settings.table import NAMES
@@ -22,37 +23,27 @@ from inference.settings.table import NAMES
 FOLDER = "files"
 
 
-def copy_files(config: Config, folder: Path) -> int:
-    """Copies them after the database, so that each row has its content. Returns how many."""
+def copy_files(config: Config, folder: Path) -> None:
+    """Copies them after the database, so that each row has its content."""
     source = files_dir(config)
     target = folder / FOLDER
-    num_files = 0
-    for path in sorted(source.iterdir()) if source.is_dir() else ():
-        if not path.is_file():
-            continue
-        target.mkdir(exist_ok=True)
-        try:
-            _copy(path, target / path.name)
-        except FileNotFoundError:  # deleted meanwhile
-            continue
-        num_files += 1
-    return num_files
+    for path in source.iterdir() if source.is_dir() else ():
+        if path.is_file():
+            target.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                _copy(path, target / path.name)
 
 
-def restore_files(config: Config, folder: Path) -> int:
-    """Restores them to this host's directory. Returns how many."""
+def restore_files(config: Config, folder: Path) -> None:
+    """Restores them to this host's directory."""
     source = folder / FOLDER
     if not source.is_dir():
-        return 0
+        return
     target = files_dir(config)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths = sorted(source.iterdir())
-    for path in paths:
-        new = target / f".{path.name}.restored"
-        shutil.copyfile(path, new)
-        new.chmod(0o600)
-        new.replace(target / path.name)
-    return len(paths)
+    for path in source.iterdir():
+        with path.open("rb") as file, written_whole(target / path.name) as new:
+            shutil.copyfileobj(file, new)
 
 
 def files_dir(config: Config) -> Path:

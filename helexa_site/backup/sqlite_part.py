@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 from pathlib import Path
 
 from helexa_site.backup.archive import BackupError
+from helexa_site.whole_file import written_whole
 
 FILE = "database/helexa.sqlite3"
 BUSY_TIMEOUT_S = 60.0
@@ -68,19 +70,11 @@ def put_in_place(folder: Path, database: Path) -> Path | None:
     """Makes the restored file the database. Returns the new path of the previous one, which stays
     where there is no room for the new one."""
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = database.with_name(f".{database.name}.new")
-    try:
-        with (folder / FILE).open("rb") as source, new.open("wb") as target:
-            new.chmod(0o600)
-            while chunk := source.read(1 << 20):
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        kept = _put_aside(database) if database.exists() else None
-        new.replace(database)
-    finally:
-        new.unlink(missing_ok=True)
-    return kept
+    with (folder / FILE).open("rb") as source, written_whole(database) as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        os.fsync(target.fileno())
+        return _put_aside(database) if database.exists() else None
 
 
 def take_back(database: Path, kept: Path | None) -> None:
