@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from django.apps import apps
 from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
@@ -69,6 +70,13 @@ def ensure_schema_is_known() -> None:
             f"the database is of a helexa before {OLDEST}: its last migration is "
             f"{found.too_old[-1]}. Upgrade it to {OLDEST} first"
         )
+
+
+def missing_migrations() -> list[str]:
+    """Raises ``django.db.Error``."""
+    executor = MigrationExecutor(connection)
+    plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    return [str(migration) for migration, _ in plan]
 
 
 def _labels(keys: Iterable[tuple[str, str]]) -> list[str]:

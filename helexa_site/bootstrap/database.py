@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterator
 
 import django
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import DatabaseError, connection, connections
-from django.db.migrations.executor import MigrationExecutor
 
 from fleet.catalogue import CatalogueEntry
 from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.sharing import Share
-from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
+from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
 
 ADMIN_NAME = "admin"
 PASSWORD_BYTES = 12
@@ -27,20 +28,17 @@ def prepare_database(*, with_model: bool) -> str | None:
     Returns the password of a new first admin. Raises ``BootstrapError``.
     """
     _set_up_django()
-    try:
-        ensure_schema_is_known()
-        if _has_unapplied_migrations():
+    with _database():
+        try:
+            ensure_schema_is_known()
+        except SchemaError as error:
+            raise BootstrapError(str(error)) from error
+        if missing_migrations():
             print_step("database", "migrating")
             call_command("migrate", verbosity=0, interactive=False)
         password = _ensure_admin()
         if with_model:
             _offer_default_model()
-    except SchemaError as error:
-        raise BootstrapError(str(error)) from error
-    except DatabaseError as error:
-        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
-    finally:
-        connections.close_all()
     print_step("database", f"ready ({connection.vendor})")
     return password
 
@@ -51,7 +49,7 @@ def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
     from fleet import services  # models import only after django.setup()
     from metering.actor import COMMAND
 
-    try:
+    with _database():
         if with_neuron:
             services.neuron_expect(actor=COMMAND, neuron_name=default_neuron_name())
         services.share_record(
@@ -61,6 +59,13 @@ def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
             certificate=share.certificate() if share else "",
         )
         services.redis_users_apply()
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[None]:
+    """Raises ``BootstrapError`` in place of Django's errors, and closes the connections."""
+    try:
+        yield
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:
@@ -78,21 +83,13 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _has_unapplied_migrations() -> bool:
-    executor = MigrationExecutor(connection)
-    return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
-
-
 def has_keys() -> bool:
     """True also where the database does not answer: only a hint depends on it."""
     from metering.models import ApiKey  # models import only after django.setup()
 
-    try:
+    with contextlib.suppress(BootstrapError), _database():
         return ApiKey.objects.exists()
-    except DatabaseError:
-        return True
-    finally:
-        connections.close_all()
+    return True
 
 
 def default_model_entry() -> CatalogueEntry | None:
@@ -100,12 +97,8 @@ def default_model_entry() -> CatalogueEntry | None:
     from fleet import selectors  # models import only after django.setup()
     from fleet.services.offers.catalogue import DEFAULT_MODEL_NAME
 
-    try:
+    with _database():
         return selectors.catalogue_find(DEFAULT_MODEL_NAME)
-    except DatabaseError as error:
-        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
-    finally:
-        connections.close_all()
 
 
 def _ensure_admin() -> str | None:

@@ -169,7 +169,8 @@ def _ask(url: str) -> str:
         data=json.dumps(_question() | {"max_tokens": 16}).encode(),
         headers={"Content-Type": "application/json", SELF_TEST_HEADER: "1"} | _key_header(),
     )
-    answer = json.loads(_open(request))
+    with _opener().open(request, timeout=HTTP_TIMEOUT_S) as response:
+        answer = json.load(response)
     return str(answer["choices"][0]["message"]["content"])
 
 
@@ -187,11 +188,6 @@ def _get_json(url: str, instance: str | None) -> dict[str, Any]:
         body = answer.read()
     found: dict[str, Any] = json.loads(body)
     return found
-
-
-def _open(request: urllib.request.Request) -> bytes:
-    with _opener().open(request, timeout=HTTP_TIMEOUT_S) as response:
-        return bytes(response.read())
 
 
 def _opener() -> urllib.request.OpenerDirector:

@@ -23,6 +23,7 @@ from pathlib import Path
 import redis
 
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.whole_file import write_whole
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 
 SERVER_NAMES = ("redis-server", "valkey-server")
@@ -121,7 +122,7 @@ def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE
     socket_path.unlink(missing_ok=True)
     password = secrets.token_urlsafe(24)
     configuration = run_dir / "redis.conf"
-    _write_secret(
+    write_whole(
         configuration,
         CONFIGURATION.format(
             listening="\n".join(listening),
@@ -133,14 +134,8 @@ def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE
         ),
     )
     url = f"unix://:{password}@{socket_path}?db=0"
-    _write_secret(run_dir / URL_FILE, url)
+    write_whole(run_dir / URL_FILE, url)
     return PrivateRedis(command=(str(binary), str(configuration)), url=url, socket_path=socket_path)
-
-
-def _write_secret(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(text)
 
 
 def _quoted(path: Path) -> str:

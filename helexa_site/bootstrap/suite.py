@@ -15,7 +15,6 @@ from inference.loading.host import host_memory
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadProgress
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by all runs, and by the servers that tests start."""
@@ -74,7 +73,8 @@ def _names_a_file(argument: str) -> bool:
 
 def fetch_default_model() -> Path:
     """The default model's GGUF, from the cache or downloaded into it. Raises ``LoadError``."""
-    files = fetch_files(default_model_spec(), MODEL_CACHE_DIR, sys.maxsize, _ignore_progress)
+    spec = default_model_spec()
+    files = fetch_files(spec, MODEL_CACHE_DIR, sys.maxsize, lambda progress: None)
     return files.weights[0]
 
 
@@ -92,7 +92,3 @@ def default_model_spec() -> LoadSpec:
         revision=catalogue.DEFAULT_MODEL_REVISION,
         sha256=catalogue.DEFAULT_MODEL_SHA256,
     )
-
-
-def _ignore_progress(progress: LoadProgress) -> None:
-    pass

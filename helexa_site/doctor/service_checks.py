@@ -10,7 +10,6 @@ from typing import Any
 
 import redis
 from django.db import DatabaseError, connection
-from django.db.migrations.executor import MigrationExecutor
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live.reading import read_live_fleet, redis_client
@@ -18,7 +17,7 @@ from fleet.live.reports import Report
 from fleet.redis_users import USER_PREFIX
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
+from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
 from helexa_site.program import program
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 from inference.version import VERSION
@@ -150,12 +149,10 @@ def schema_findings() -> Iterator[Finding]:
     except SchemaError as error:
         yield failed("database", str(error), "see docs/operating/backup-and-upgrade.md")
         return
-    executor = MigrationExecutor(connection)
-    missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    if missing:
+    if missing := missing_migrations():
         yield failed(
             "database",
-            f"{len(missing)} migrations are missing, {missing[0][0]} first",
+            f"{len(missing)} migrations are missing, {missing[0]} first",
             f"{program()} migrate (serve does so by itself)",
         )
     else:
