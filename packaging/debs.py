@@ -95,7 +95,7 @@ def _control(root: Path, package: Package, release: Release) -> None:
     (folder / "control").write_text("\n".join(lines) + "\n")
     if package.user is None:
         return
-    (folder / "conffiles").write_text(f"/etc/{package.user}/{package.settings}\n")
+    (folder / "conffiles").write_text(f"/etc/{package.user}/{package.user}.env\n")
     words = {"user": package.user, "units": " ".join(package.units)}
     scripts = {
         "postinst": POSTINST.format(user=ADD_USER.format(**words), units=words["units"]),

@@ -19,8 +19,11 @@ BEFORE_DJANGO = {
     "version": "the version; with --json the build",
 }
 HIDDEN = frozenset({"ensure_default_model", "gateway"})
-DJANGOS = ("--version", "--verbosity", "--settings", "--pythonpath", "--traceback", "--no-color")
-DJANGOS_TOO = ("--force-color", "--skip-checks")
+OF_ALL = (
+    *("--help", "--version", "--verbosity", "--settings", "--pythonpath", "--traceback"),
+    *("--no-color", "--force-color", "--skip-checks"),
+)
+"""Flags of every command, Django's own."""
 
 
 @cache
@@ -112,11 +115,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:
                 yield str(choice.dest), str(choice.help or "")
-        elif action.option_strings and action.option_strings[-1] not in (
-            *DJANGOS,
-            *DJANGOS_TOO,
-            "--help",
-        ):
+        elif action.option_strings and action.option_strings[-1] not in OF_ALL:
             yield ", ".join(action.option_strings), _help(action)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from documents import completion_text, manual_text
@@ -28,7 +28,7 @@ FIREWALL = """\
 <?xml version="1.0" encoding="utf-8"?>
 <service>
   <short>{name}</short>
-  <description>{words}</description>
+  <description>helexa gateway: API, admin and metrics</description>
 {ports}</service>
 """
 
@@ -37,14 +37,47 @@ FIREWALL = """\
 class Package:
     name: str
     summary: str
-    root: Path
-    depends: tuple[str, ...] = ()
+    root: Path = Path()
+    depends: tuple[str, ...] = ("helexa-common",)
     recommends: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     user: str | None = None
-    """Its own, and the name of its folder in /etc; ``None``: it has none."""
-    settings: str | None = None
-    """A file in that folder, 0640."""
+    """Its own, and the name of its folder in /etc, which has USER.env, 0640; ``None``: it has
+    none."""
+    ports: tuple[int, ...] = ()
+    """For a firewall."""
+
+
+COMMON = Package(
+    "helexa-common",
+    "helexa's code, its command and manual",
+    depends=("python3 (>= 3.11)", "python3-venv", "adduser"),
+    recommends=("g++",),
+)
+SERVICES = (
+    Package(
+        "cortex",
+        "helexa's gateway and control",
+        recommends=("redis-server",),
+        units=("cortex.service", "cortex-control.service"),
+        user="cortex",
+        ports=(31313, 31314),
+    ),
+    Package(
+        "helexa-neuron",
+        "helexa's neuron, which runs models on this host",
+        # The CPU decoder is compiled with g++; Triton's launchers with gcc and Python's headers.
+        recommends=("g++", "gcc", "python3-dev"),
+        units=("neuron.service",),
+        user="neuron",
+    ),
+    Package(
+        "helexa-bench",
+        "helexa's bench, which measures the fleet build by build",
+        units=("helexa-bench.service",),
+        user="helexa-bench",
+    ),
+)
 
 
 def export_source(target: Path, release: Release) -> None:
@@ -58,16 +91,21 @@ def export_source(target: Path, release: Release) -> None:
 
 
 def stage_packages(source: Path, stage: Path, release: Release) -> tuple[Package, ...]:
-    packages = (_common(source, stage), _cortex(stage), _neuron(stage), _bench(stage))
+    packages = tuple(replace(one, root=stage / one.name) for one in (COMMON, *SERVICES))
     for package in packages:
+        if package.user is None:
+            _code_files(source, package.root)
+        else:
+            _service_files(package.root, package.user, package.units)
+        if package.ports:
+            _firewall(package)
         documents = _folder(package.root, f"usr/share/doc/{package.name}")
         shutil.copy(source / "LICENSE", documents / "copyright")
         _settle(package.root, release.unix_s)
     return packages
 
 
-def _common(source: Path, stage: Path) -> Package:
-    root = stage / "helexa-common"
+def _code_files(source: Path, root: Path) -> None:
     library = _folder(root, LIBRARY)
     for name in (*CODE, *REQUIREMENTS):
         from_path = source / name
@@ -84,59 +122,6 @@ def _common(source: Path, stage: Path) -> Package:
     (_folder(root, "usr/share/man/man1") / "helexa.1").write_text(manual_text())
     (_folder(root, "usr/share/bash-completion/completions") / "helexa").write_text(
         completion_text()
-    )
-    return Package(
-        "helexa-common",
-        "helexa's code, its command and manual",
-        root,
-        depends=("python3 (>= 3.11)", "python3-venv", "adduser"),
-        recommends=("g++",),
-    )
-
-
-def _cortex(stage: Path) -> Package:
-    root = stage / "cortex"
-    _service_files(root, "cortex", ("cortex.service", "cortex-control.service"))
-    _firewall(root, "cortex", "helexa gateway: API, admin and metrics", (31313, 31314))
-    return Package(
-        "cortex",
-        "helexa's gateway and control",
-        root,
-        depends=("helexa-common",),
-        recommends=("redis-server",),
-        units=("cortex.service", "cortex-control.service"),
-        user="cortex",
-        settings="cortex.env",
-    )
-
-
-def _neuron(stage: Path) -> Package:
-    root = stage / "helexa-neuron"
-    _service_files(root, "neuron", ("neuron.service",))
-    return Package(
-        "helexa-neuron",
-        "helexa's neuron, which runs models on this host",
-        root,
-        depends=("helexa-common",),
-        # The CPU decoder is compiled with g++; Triton's launchers with gcc and Python's headers.
-        recommends=("g++", "gcc", "python3-dev"),
-        units=("neuron.service",),
-        user="neuron",
-        settings="neuron.env",
-    )
-
-
-def _bench(stage: Path) -> Package:
-    root = stage / "helexa-bench"
-    _service_files(root, "helexa-bench", ("helexa-bench.service",))
-    return Package(
-        "helexa-bench",
-        "helexa's bench, which measures the fleet build by build",
-        root,
-        depends=("helexa-common",),
-        units=("helexa-bench.service",),
-        user="helexa-bench",
-        settings="helexa-bench.env",
     )
 
 
@@ -155,10 +140,10 @@ def _service_files(root: Path, user: str, units: tuple[str, ...]) -> None:
     shutil.copy(FILES / f"{user}.env", settings)
 
 
-def _firewall(root: Path, name: str, words: str, ports: tuple[int, ...]) -> None:
-    lines = "".join(f'  <port protocol="tcp" port="{port}"/>\n' for port in ports)
-    text = FIREWALL.format(name=name, words=words, ports=lines)
-    (_folder(root, "usr/lib/firewalld/services") / f"{name}.xml").write_text(text)
+def _firewall(package: Package) -> None:
+    lines = "".join(f'  <port protocol="tcp" port="{port}"/>\n' for port in package.ports)
+    text = FIREWALL.format(name=package.name, ports=lines)
+    (_folder(package.root, "usr/lib/firewalld/services") / f"{package.name}.xml").write_text(text)
 
 
 def _folder(root: Path, path: str) -> Path:
