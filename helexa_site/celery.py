@@ -48,13 +48,15 @@ TASK_FORGET_LEDGER_ENTRIES = "control.forget_ledger_entries"
 TASK_FORGET_REQUEST_RECORDS = "control.forget_request_records"
 TASK_ROLL_UP_SERIES = "control.roll_up_series"
 TASK_BENCH_JOBS = "control.bench_jobs"
-TICK_EVERY_S = 1.0
-FORGET_RESPONSES_EVERY_S = 600.0
-SWEEP_ORPHANS_EVERY_S = 5.0
-FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
-FORGET_REQUEST_RECORDS_EVERY_S = 60.0
-ROLL_UP_SERIES_EVERY_S = 20.0
-BENCH_JOBS_EVERY_S = 2.0
+EVERY_S = {
+    TASK_TICK: 1.0,
+    TASK_FORGET_RESPONSES: 600.0,
+    TASK_SWEEP_ORPHANS: 5.0,
+    TASK_FORGET_LEDGER_ENTRIES: 600.0,
+    TASK_FORGET_REQUEST_RECORDS: 60.0,
+    TASK_ROLL_UP_SERIES: 20.0,
+    TASK_BENCH_JOBS: 2.0,
+}
 HOUSEKEEPING = frozenset(
     {
         TASK_FORGET_RESPONSES,
@@ -209,10 +211,6 @@ celeryd_after_setup.connect(ignore_pending_deprecations, weak=False)
 setup_logging.connect(log_as_control, weak=False)
 
 
-def _tick(task: str, every_s: float) -> dict[str, Any]:
-    return {"task": task, "schedule": every_s}
-
-
 # Root in a container is ordinary, and messages are JSON: none can carry code.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
@@ -241,17 +239,7 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     timezone="UTC",
-    beat_schedule={
-        "tick": _tick(TASK_TICK, TICK_EVERY_S),
-        "forget responses": _tick(TASK_FORGET_RESPONSES, FORGET_RESPONSES_EVERY_S),
-        "sweep orphans": _tick(TASK_SWEEP_ORPHANS, SWEEP_ORPHANS_EVERY_S),
-        "forget ledger entries": _tick(TASK_FORGET_LEDGER_ENTRIES, FORGET_LEDGER_ENTRIES_EVERY_S),
-        "forget request records": _tick(
-            TASK_FORGET_REQUEST_RECORDS, FORGET_REQUEST_RECORDS_EVERY_S
-        ),
-        "roll up series": _tick(TASK_ROLL_UP_SERIES, ROLL_UP_SERIES_EVERY_S),
-        "bench jobs": _tick(TASK_BENCH_JOBS, BENCH_JOBS_EVERY_S),
-    },
+    beat_schedule={task: {"task": task, "schedule": every_s} for task, every_s in EVERY_S.items()},
 )
 app.steps["worker"].add(TicksOfWorker)
 app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])
