@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from acp import update_agent_thought_text
+
 from helexa_acp import updates
 from helexa_acp.compaction import (
     UNBOUNDED,
@@ -263,7 +265,7 @@ class Asker:
                 await self.port.update(updates.message(Text(text)))
             case ThoughtDelta(text):
                 draft.thought += text
-                await self.port.update(updates.thought(text))
+                await self.port.update(update_agent_thought_text(text))
             case ThoughtSealed(sealed):
                 draft.seal(sealed)
             case ImageMade(image):

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from acp.helpers import update_available_commands, update_current_mode
 from acp.schema import (
     AvailableCommand,
     AvailableCommandInput,
     AvailableCommandsUpdate,
     PromptResponse,
+    SessionInfoUpdate,
     UnstructuredCommandInput,
 )
 from acp.schema import Usage as TokensUsed
@@ -140,9 +142,7 @@ def available_commands() -> AvailableCommandsUpdate:
         )
         for one in COMMANDS
     ]
-    return AvailableCommandsUpdate(
-        session_update="available_commands_update", available_commands=listed
-    )
+    return update_available_commands(listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +170,20 @@ class Prompter:
             finally:
                 session.turn = None
                 session.go(Phase.IDLE)
-        await self.port.update(updates.session_info(session.title, session.updated_at))
+        await self.port.update(
+            SessionInfoUpdate(
+                session_update="session_info_update",
+                title=session.title,
+                updated_at=session.updated_at,
+            )
+        )
         return PromptResponse(stop_reason=reason, usage=_tokens_used(used))
 
     async def choose_mode(self, mode: Mode) -> None:
         self.session.mode = mode
         if self.session.hold is not None:
             self.sessions.save(self.session)
-        await self.port.update(updates.mode_changed(mode.value))
+        await self.port.update(update_current_mode(mode.value))
 
     async def choose_model(self, model_id: str) -> None:
         """Raises ConfigError."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acp.schema import PermissionOption, ToolCallLocation, ToolCallUpdate
+from acp import update_tool_call
+from acp.schema import PermissionOption, ToolCallLocation, ToolCallUpdate, UsageUpdate
 
 from helexa_acp import updates
 from helexa_acp.asking import Asker, Draft, error_parts, understood
@@ -67,7 +68,7 @@ class CallRunner:
         try:
             if self._must_ask(tool, preview):
                 await self._ask(call, tool, preview)
-            await self.port.update(updates.call_progress(call.call_id, "in_progress"))
+            await self.port.update(update_tool_call(call.call_id, status="in_progress"))
             outcome = await tool.run(context, call.arguments)
         except ToolError as error:
             outcome = Outcome(error_parts(str(error)), is_error=True)
@@ -115,14 +116,15 @@ class CallRunner:
 
     def _shower(self, call: ToolCall) -> Any:
         async def show(contents: Sequence[Any]) -> None:
-            await self.port.update(updates.call_progress(call.call_id, "in_progress", contents))
+            update = update_tool_call(call.call_id, status="in_progress", content=contents)
+            await self.port.update(update)
 
         return show
 
     async def _done(self, call: ToolCall, outcome: Outcome) -> ToolResult:
         shown = list(outcome.shown) or updates.contents(outcome.parts)
         status: updates.Status = "failed" if outcome.is_error else "completed"
-        await self.port.update(updates.call_progress(call.call_id, status, shown))
+        await self.port.update(update_tool_call(call.call_id, status=status, content=shown))
         return ToolResult(
             call_id=call.call_id,
             name=call.name,
@@ -132,7 +134,7 @@ class CallRunner:
 
     async def _show_cancelled(self, call: ToolCall) -> None:
         """The task is being cancelled: the message must not wait for anything."""
-        update = updates.call_progress(call.call_id, "failed")
+        update = update_tool_call(call.call_id, status="failed")
         await asyncio.shield(asyncio.ensure_future(self.port.update(update)))
 
 
@@ -256,5 +258,6 @@ class TurnRunner:
         session = self._session
         window = await self.asker.endpoints.context_window_of_loaded(session.selector)
         if window is not None and session.usage.last_total_tokens:
-            shown = updates.context_used(session.usage.last_total_tokens, window)
+            used = session.usage.last_total_tokens
+            shown = UsageUpdate(session_update="usage_update", used=used, size=window)
             await self.asker.port.update(shown)

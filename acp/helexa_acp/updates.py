@@ -6,20 +6,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from acp import (
+    image_block,
+    start_tool_call,
+    text_block,
+    tool_content,
+    update_agent_message,
+    update_agent_thought_text,
+    update_plan,
+    update_user_message,
+)
 from acp.schema import (
     AgentMessageChunk,
-    AgentThoughtChunk,
     ConfigOptionUpdate,
     ContentToolCallContent,
-    CurrentModeUpdate,
     ImageContentBlock,
-    SessionInfoUpdate,
     TextContentBlock,
     ToolCallLocation,
-    ToolCallProgress,
     ToolCallStart,
-    UsageUpdate,
-    UserMessageChunk,
 )
 
 from helexa_acp.config import Config, Selector
@@ -39,7 +43,7 @@ from helexa_acp.modes import MODE_NAMES, Mode
 from helexa_acp.sessions import Session
 from helexa_acp.tools.base import Tool
 from helexa_acp.tools.update_plan import TOOL as UPDATE_PLAN
-from helexa_acp.tools.update_plan import plan_update
+from helexa_acp.tools.update_plan import plan_entries
 
 Status = Literal["pending", "in_progress", "completed", "failed"]
 MODEL_OPTION = "model"
@@ -48,35 +52,13 @@ MODEL_OPTION = "model"
 def block(part: Part) -> TextContentBlock | ImageContentBlock:
     match part:
         case Text(text):
-            return TextContentBlock(type="text", text=text)
+            return text_block(text)
         case Image(mime_type, data):
-            return ImageContentBlock(type="image", mime_type=mime_type, data=data)
+            return image_block(data, mime_type)
 
 
 def message(part: Part) -> AgentMessageChunk:
-    return AgentMessageChunk(session_update="agent_message_chunk", content=block(part))
-
-
-def thought(text: str) -> AgentThoughtChunk:
-    return AgentThoughtChunk(session_update="agent_thought_chunk", content=block(Text(text)))
-
-
-def user_message(part: Part) -> UserMessageChunk:
-    return UserMessageChunk(session_update="user_message_chunk", content=block(part))
-
-
-def mode_changed(mode_id: str) -> CurrentModeUpdate:
-    return CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode_id)
-
-
-def session_info(title: str | None, updated_at: str) -> SessionInfoUpdate:
-    return SessionInfoUpdate(
-        session_update="session_info_update", title=title, updated_at=updated_at
-    )
-
-
-def context_used(used: int, size: int) -> UsageUpdate:
-    return UsageUpdate(session_update="usage_update", used=used, size=size)
+    return update_agent_message(block(part))
 
 
 def call_started(
@@ -88,15 +70,14 @@ def call_started(
     paths: Sequence[Path] = (),
     shown: Sequence[Any] = (),
 ) -> ToolCallStart:
-    return ToolCallStart(
-        session_update="tool_call",
-        tool_call_id=call.call_id,
-        title=title,
+    return start_tool_call(
+        call.call_id,
+        title,
         kind=tool.kind if tool else "other",
         status=status,
         raw_input=call.arguments,
         locations=[ToolCallLocation(path=str(path)) for path in paths] or None,
-        content=list(shown) or None,
+        content=shown or None,
     )
 
 
@@ -105,20 +86,8 @@ def call_failed(call: ToolCall, tool: Tool | None, parts: Sequence[Part]) -> Too
     return call_started(call, title=call.name, tool=tool, status="failed", shown=contents(parts))
 
 
-def call_progress(
-    call_id: str, status: Status, shown: Sequence[Any] | None = None
-) -> ToolCallProgress:
-    """``None``: the shown content stays."""
-    return ToolCallProgress(
-        session_update="tool_call_update",
-        tool_call_id=call_id,
-        status=status,
-        content=None if shown is None else list(shown),
-    )
-
-
 def contents(parts: Sequence[Part]) -> list[ContentToolCallContent]:
-    return [ContentToolCallContent(type="content", content=block(part)) for part in parts]
+    return [tool_content(block(part)) for part in parts]
 
 
 def replayed(history: Sequence[Turn], tools: dict[str, Tool]) -> Iterator[Any]:
@@ -127,9 +96,11 @@ def replayed(history: Sequence[Turn], tools: dict[str, Tool]) -> Iterator[Any]:
     for turn in history:
         match turn:
             case UserTurn(parts):
-                yield from map(user_message, parts)
+                yield from (update_user_message(block(part)) for part in parts)
             case AssistantTurn():
-                yield from (thought(one.text) for one in turn.thoughts if one.text)
+                yield from (
+                    update_agent_thought_text(one.text) for one in turn.thoughts if one.text
+                )
                 if turn.text:
                     yield message(Text(turn.text))
                 yield from map(message, turn.images)
@@ -150,7 +121,7 @@ def _replayed_call(
     )
     if call.name == UPDATE_PLAN.spec.name and not failed:
         try:
-            yield plan_update(call.arguments)
+            yield update_plan(plan_entries(call.arguments))
         except ToolError:
             return
 

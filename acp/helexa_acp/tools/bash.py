@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from acp.schema import TerminalToolCallContent
+from acp import tool_terminal_ref
 
 from helexa_acp.editor import OUTPUT_LIMIT_BYTES, CommandOutput, Exit
 from helexa_acp.errors import ToolError
@@ -143,7 +143,7 @@ async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome
     """The terminal is always released, which also ends its processes."""
     port, timeout_s = context.port, context.config.bash_timeout_s
     terminal_id = await port.open_terminal(command, cwd)
-    shown = TerminalToolCallContent(type="terminal", terminal_id=terminal_id)
+    shown = tool_terminal_ref(terminal_id)
     try:
         await context.show([shown])
         is_late, ended = False, Exit()

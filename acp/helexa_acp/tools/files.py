@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from acp.schema import FileEditToolCallContent
+from acp import tool_diff_content
 
 from helexa_acp.editor import ClientPort
 from helexa_acp.errors import ToolError
@@ -200,7 +200,7 @@ async def _preview_write(context: ToolContext, arguments: Arguments) -> Preview:
         before = await read_text(context.port, path)
     except ToolError:
         before = None
-    diff = FileEditToolCallContent(type="diff", path=str(path), old_text=before, new_text=content)
+    diff = tool_diff_content(str(path), content, before)
     key, remembered_as = remembered(path, context.cwd)
     return Preview(f"Write {path}", (path,), (diff,), key, remembered_as)
 
@@ -238,7 +238,7 @@ async def _preview_edit(context: ToolContext, arguments: Arguments) -> Preview:
     path = take_path(arguments, "path", context.cwd)
     old, new = take_text(arguments, "old_text"), take_text(arguments, "new_text")
     edited(await read_text(context.port, path), old, new)
-    diff = FileEditToolCallContent(type="diff", path=str(path), old_text=old, new_text=new)
+    diff = tool_diff_content(str(path), new, old)
     key, remembered_as = remembered(path, context.cwd)
     return Preview(f"Edit {path}", (path,), (diff,), key, remembered_as)
 
@@ -250,7 +250,7 @@ async def _edit(context: ToolContext, arguments: Arguments) -> Outcome:
     before = await read_text(context.port, path)
     after = edited(before, old, new)
     await write_text(context.port, path, after)
-    diff = FileEditToolCallContent(type="diff", path=str(path), old_text=before, new_text=after)
+    diff = tool_diff_content(str(path), after, before)
     return text_outcome(f"edited {path}", diff)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from acp.schema import AgentPlanUpdate, PlanEntry
+from acp import plan_entry, update_plan
+from acp.schema import PlanEntry
 
 from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action
@@ -30,12 +31,8 @@ async def preview(context: ToolContext, arguments: Arguments) -> Preview:
 
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    await context.port.update(plan_update(arguments))
+    await context.port.update(update_plan(plan_entries(arguments)))
     return text_outcome("the plan is shown")
-
-
-def plan_update(arguments: Arguments) -> AgentPlanUpdate:
-    return AgentPlanUpdate(session_update="plan", entries=plan_entries(arguments))
 
 
 def plan_entries(arguments: Arguments) -> list[PlanEntry]:
@@ -54,7 +51,7 @@ def _entry(entry: Any) -> PlanEntry:
     status, priority = entry.get("status", "pending"), entry.get("priority", "medium")
     if status not in STATUSES or priority not in PRIORITIES:
         raise ToolError(f"a status is one of {STATUSES}, a priority one of {PRIORITIES}")
-    return PlanEntry(content=entry["content"], status=status, priority=priority)
+    return plan_entry(entry["content"], status=status, priority=priority)
 
 
 TOOL = Tool(
