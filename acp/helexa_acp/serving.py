@@ -27,7 +27,7 @@ from helexa_acp.errors import ConfigError
 from helexa_acp.sessions import Sessions
 from helexa_acp.store import SessionStore
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
+BUFFER_BYTES = 64 * 1024 * 1024
 """Images are sent in lines."""
 PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 OLD_METHODS = {"session/set_model": "_session/set_model"}
@@ -64,11 +64,8 @@ class LineTransport:
                 raise ConnectionError("the client is gone") from error
 
     async def receive(self) -> dict[str, Any] | None:
-        while True:
+        while (line := await self._line()) is not None:
             try:
-                line = await self._line()
-                if line is None:
-                    return None
                 message = parse(line) if line.strip() else None
             except MalformedError as error:
                 log.warning("a malformed message: %s", error)
@@ -76,33 +73,24 @@ class LineTransport:
                 continue
             if message is not None:
                 return message
+        return None
 
     async def close(self) -> None:
         self._writer.close()
 
     async def _line(self) -> bytes | None:
-        """``None`` at the end. Raises MalformedError after a line that is too long."""
-        try:
-            return await self._reader.readuntil(b"\n")
-        except ConnectionError:
-            # A socket whose other end closed with unread data.
-            return None
-        except asyncio.IncompleteReadError as error:
-            return error.partial or None
-        except asyncio.LimitOverrunError as error:
-            await self._skip_line(error.consumed)
-            raise MalformedError(INVALID_REQUEST, "the message is too long") from None
-
-    async def _skip_line(self, num_bytes: int) -> None:
+        """``None`` at the end."""
+        begun = b""
         while True:
             try:
-                await self._reader.readexactly(num_bytes)
-                await self._reader.readuntil(b"\n")
-                return
+                return begun + await self._reader.readuntil(b"\n")
+            except ConnectionError:
+                # A socket whose other end closed with unread data.
+                return None
+            except asyncio.IncompleteReadError as error:
+                return begun + error.partial or None
             except asyncio.LimitOverrunError as error:
-                num_bytes = error.consumed
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
+                begun += await self._reader.readexactly(error.consumed)
 
     async def _answer(self, error: MalformedError) -> None:
         error_object = {"code": error.code, "message": str(error)}
@@ -193,7 +181,7 @@ async def open_transport() -> LineTransport:
     loop = asyncio.get_running_loop()
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    reader = asyncio.StreamReader(limit=BUFFER_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(
         lambda: asyncio.streams.FlowControlMixin(loop=loop), output

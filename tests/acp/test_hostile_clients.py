@@ -69,7 +69,7 @@ PROMPT: dict[str, Any] = {"sessionId": "hxa-x", "prompt": [{"type": "text", "tex
         (b'"hello"', -32600),
         (b'[{"jsonrpc": "2.0", "id": 1, "method": "initialize"}]', -32600),
         (b'{"id": {}, "method": "initialize"}', -32600),
-        (b"x" * 500_000, -32600),
+        (b"x" * 500_000, -32700),
     ],
 )
 async def test_lines_that_are_no_message(wire: Wire, line: bytes, code: int) -> None:
