@@ -26,7 +26,6 @@ from helexa_acp.tools.bash import end_group
 METHOD_NOT_FOUND = -32601
 LINE_LIMIT_BYTES = 32 * 1024 * 1024
 TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
-MAX_BODY_BYTES = 32 * 1024 * 1024
 SESSION_HEADER = "mcp-session-id"
 log = logging.getLogger(__name__)
 
@@ -244,12 +243,7 @@ async def _messages(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _whole(response: httpx2.Response) -> AsyncIterator[str]:
-    data = b""
-    async for chunk in response.aiter_bytes():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise McpError(f"its answer is larger than {MAX_BODY_BYTES} bytes")
-    if data:
+    if data := await response.aread():
         yield data.decode("utf-8", "replace")
 
 

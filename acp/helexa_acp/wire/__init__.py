@@ -69,6 +69,18 @@ class CallMade:
     arguments: str
 
 
+@dataclass(slots=True)
+class OpenCall:
+    """A call whose pieces are still coming."""
+
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def made(self) -> CallMade:
+        return CallMade(self.call_id, self.name, self.arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     reason: Reason

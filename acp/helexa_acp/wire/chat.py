@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from helexa_acp.history import (
@@ -23,11 +22,11 @@ from helexa_acp.history import (
     text_of,
 )
 from helexa_acp.wire import (
-    CallMade,
     Finished,
     ImageMade,
     JsonObject,
     ModelRequest,
+    OpenCall,
     Reason,
     TextDelta,
     ThoughtDelta,
@@ -121,19 +120,12 @@ def _content(parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:
     ]
 
 
-@dataclass(slots=True)
-class _OpenCall:
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
 class Answer:
     """Folds chunks into events. Calls become events when the answer is complete."""
 
     def __init__(self) -> None:
-        self._calls: list[_OpenCall] = []
-        self._by_index: dict[int, _OpenCall] = {}
+        self._calls: list[OpenCall] = []
+        self._by_index: dict[int, OpenCall] = {}
         """The latest call of each index."""
         self._reason: Reason = "stop"
         self._is_ended = False
@@ -168,8 +160,7 @@ class Answer:
         """Raises ValueError where the stream was incomplete."""
         if not self._is_ended:
             raise ValueError("it ended without a finish_reason")
-        calls = [CallMade(call.call_id, call.name, call.arguments) for call in self._calls]
-        return [*calls, Finished(self._reason, self._usage)]
+        return [*(call.made() for call in self._calls), Finished(self._reason, self._usage)]
 
     def _take_calls(self, deltas: Any) -> None:
         for delta in deltas or ():
@@ -184,21 +175,21 @@ class Answer:
                 call.name += name
             call.arguments += arguments
 
-    def _latest(self, index: int | None) -> _OpenCall | None:
+    def _latest(self, index: int | None) -> OpenCall | None:
         """The call that a piece may continue; some servers omit the index."""
         if index is None:
             return self._calls[-1] if self._calls else None
         return self._by_index.get(index)
 
-    def _begin(self, index: int | None) -> _OpenCall:
-        call = _OpenCall()
+    def _begin(self, index: int | None) -> OpenCall:
+        call = OpenCall()
         self._calls.append(call)
         if index is not None:
             self._by_index[index] = call
         return call
 
 
-def _begins_another(call: _OpenCall, call_id: str, name: str, arguments: str) -> bool:
+def _begins_another(call: OpenCall, call_id: str, name: str, arguments: str) -> bool:
     """Some servers give every call of an answer the same index, and some every piece of a call an
     id of its own: only a piece with a name begins a call."""
     if not name:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from helexa_acp.history import (
@@ -18,10 +17,10 @@ from helexa_acp.history import (
     UserTurn,
 )
 from helexa_acp.wire import (
-    CallMade,
     Finished,
     JsonObject,
     ModelRequest,
+    OpenCall,
     Reason,
     TextDelta,
     ThoughtDelta,
@@ -134,21 +133,14 @@ def _blocks(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(slots=True)
-class _OpenCall:
-    call_id: str
-    name: str
-    given: Any = None
-    """The input in the call's first event."""
-    arguments: str = ""
-
-
 class Answer:
     """Folds the stream's events into ours."""
 
     def __init__(self) -> None:
         self.is_ended = False
-        self._call: _OpenCall | None = None
+        self._call: OpenCall | None = None
+        self._given: Any = None
+        """The input in the call's first event."""
         self._signature = ""
         self._reason: Reason = "stop"
         self._usage = Usage()
@@ -180,8 +172,8 @@ class Answer:
     def _block_started(self, block: JsonObject) -> list[WireEvent]:
         match block.type:
             case "tool_use":
-                given = block.raw.get("input")
-                self._call = _OpenCall(block.id or "", block.name or "", given)
+                self._call = OpenCall(block.id or "", block.name or "")
+                self._given = block.raw.get("input")
             case "text" if block.text:
                 return [TextDelta(block.text)]
             case "thinking":
@@ -207,8 +199,9 @@ class Answer:
         call, self._call = self._call, None
         signature, self._signature = self._signature, ""
         if call is not None:
-            given = json.dumps(call.given) if call.given else ""
-            return [CallMade(call.call_id, call.name, call.arguments or given)]
+            if self._given and not call.arguments:
+                call.arguments = json.dumps(self._given)
+            return [call.made()]
         return [ThoughtSealed(signature)] if signature else []
 
     def _count(self, counts: JsonObject | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from helexa_acp.errors import EndpointError
@@ -24,6 +23,7 @@ from helexa_acp.wire import (
     ImageMade,
     JsonObject,
     ModelRequest,
+    OpenCall,
     Reason,
     TextDelta,
     ThoughtDelta,
@@ -112,13 +112,6 @@ def _is_item(sealed: Any) -> bool:
     return isinstance(sealed, dict) and sealed.get("type") == "reasoning"
 
 
-@dataclass(slots=True)
-class _OpenCall:
-    call_id: str
-    name: str
-    arguments: str
-
-
 class Answer:
     """Folds the stream's events into ours."""
 
@@ -126,7 +119,7 @@ class Answer:
         self.is_ended = False
         self._is_refused = False
         self._has_text = False
-        self._calls: dict[str, _OpenCall] = {}
+        self._calls: dict[str, OpenCall] = {}
         """Calls that have begun, by their items' identifiers."""
         self._done: set[str] = set()
 
@@ -170,7 +163,7 @@ class Answer:
     def _added(self, item: JsonObject) -> list[WireEvent]:
         if item.type == "function_call":
             key = item.id or item.call_id or ""
-            made = _OpenCall(item.call_id or item.id or "", item.name or "", item.arguments or "")
+            made = OpenCall(item.call_id or item.id or "", item.name or "", item.arguments or "")
             self._calls[key] = made
         return []
 
@@ -194,11 +187,7 @@ class Answer:
                 texts = [part.text for part in item.content or () if part.type == "output_text"]
                 events += [TextDelta(text) for text in texts if text]
         made = {event.call_id for event in events if isinstance(event, CallMade)}
-        events += [
-            CallMade(call.call_id, call.name, call.arguments)
-            for call in self._calls.values()
-            if call.call_id not in made
-        ]
+        events += [call.made() for call in self._calls.values() if call.call_id not in made]
         self._calls.clear()
         return events
 
