@@ -156,32 +156,14 @@ class Endpoints:
         ``None``: it does not answer that."""
         if any(offer.model == selector.model for offer in self.offers(selector.endpoint)):
             return True
-        try:
-            http = await self._client(selector.endpoint)
-            response = await http.get(
-                f"{selector.endpoint.base_url}/models/{quote(selector.model)}",
-                headers=_headers(selector.endpoint),
-                timeout=LIST_TIMEOUT_S,
-            )
-        except Exception as error:  # noqa: BLE001 - the caller continues without an answer
-            log.info(
-                "endpoint %s does not report whether it has a model: %r",
-                selector.endpoint.name,
-                error,
-            )
-            return None
-        return {200: True, 404: False}.get(response.status_code)
+        path = f"/models/{quote(selector.model)}"
+        status, _ = await self._request("GET", selector.endpoint, path, LIST_TIMEOUT_S)
+        return {200: True, 404: False}.get(status)
 
     async def _list(self, endpoint: Endpoint) -> None:
-        try:
-            http = await self._client(endpoint)
-            response = await http.get(
-                f"{endpoint.base_url}/models", headers=_headers(endpoint), timeout=LIST_TIMEOUT_S
-            )
-            if response.status_code == 200:
-                self._known[endpoint.name].offers = read_offers(response.json())
-        except Exception as error:  # noqa: BLE001 - a list is a help, never a condition
-            log.info("endpoint %s lists no models: %r", endpoint.name, error)
+        status, body = await self._request("GET", endpoint, "/models", LIST_TIMEOUT_S)
+        if status == 200:
+            self._known[endpoint.name].offers = read_offers(body)
 
     # Facts about a model.
 
@@ -227,22 +209,28 @@ class Endpoints:
         known = self._known[endpoint.name]
         if not known.counts:
             return None
-        try:
-            body = count_body(request)
-            http = await self._client(endpoint)
-            response = await http.post(
-                f"{endpoint.base_url}/messages/count_tokens",
-                json=body,
-                headers=_headers(endpoint),
-                timeout=COUNT_TIMEOUT_S,
-            )
-            if response.status_code in (404, 405, 501):
-                known.counts = False
-            counted = response.json().get("input_tokens") if response.is_success else None
-        except Exception as error:  # noqa: BLE001 - an estimate takes its place
-            log.info("endpoint %s does not count tokens: %r", endpoint.name, error)
-            return None
+        path, body = "/messages/count_tokens", count_body(request)
+        status, answer = await self._request("POST", endpoint, path, COUNT_TIMEOUT_S, json=body)
+        if status in (404, 405, 501):
+            known.counts = False
+        counted = answer.get("input_tokens") if isinstance(answer, dict) else None
         return counted if isinstance(counted, int) and counted > 0 else None
+
+    async def _request(
+        self, method: str, endpoint: Endpoint, path: str, timeout_s: float, **more: Any
+    ) -> tuple[int, Any]:
+        """The status and the JSON of an answer that callers can do without; 0: there is none."""
+        status, url = 0, f"{endpoint.base_url}{path}"
+        try:
+            http = await self._client(endpoint)
+            response = await http.request(
+                method, url, headers=_headers(endpoint), timeout=timeout_s, **more
+            )
+            status = response.status_code
+            return status, response.json()
+        except Exception as error:  # noqa: BLE001 - see above
+            log.info("endpoint %s did not answer %s: %r", endpoint.name, path, error)
+            return status, None
 
     async def _client(self, endpoint: Endpoint) -> httpx2.AsyncClient:
         known = self._known[endpoint.name]
