@@ -27,7 +27,7 @@ from django.contrib.auth.models import AbstractBaseUser
 from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.contrib.auth.views import LoginView, LogoutView
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import F, QuerySet
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
@@ -192,18 +192,12 @@ def _attempts_of(username: str, address: str) -> QuerySet[LoginAttempt]:
 
 
 def _count(username: str, address: str, now: datetime) -> None:
-    if _count_again(username, address, now):
-        return
-    try:
-        with transaction.atomic():
-            LoginAttempt.objects.create(username=username, address=address, failures=1, last_at=now)
-    except IntegrityError:
-        _count_again(username, address, now)
-
-
-def _count_again(username: str, address: str, now: datetime) -> bool:
-    changed = _attempts_of(username, address).update(failures=F("failures") + 1, last_at=now)
-    return changed > 0
+    LoginAttempt.objects.update_or_create(
+        username=username,
+        address=address,
+        defaults={"failures": F("failures") + 1, "last_at": now},
+        create_defaults={"failures": 1, "last_at": now},
+    )
 
 
 class LoginForm(StyledForm):

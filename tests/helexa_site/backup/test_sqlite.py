@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import stat
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from helexa_site.backup import sqlite_part
-from helexa_site.program import REPOSITORY_DIR
+from tests.helexa_site import processes
 
 ADD_USER = (
     "INSERT INTO auth_user (username, password, first_name, last_name, email, is_superuser,"
@@ -26,14 +24,7 @@ def manage(
     data_dir: Path, *arguments: str, succeeds: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     unset = ("DATABASE_URL", "HELEXA_SECRET_KEY")
-    inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments],
-        env=inherited | {"HELEXA_DATA_DIR": str(data_dir)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.manage(*arguments, unset=unset, HELEXA_DATA_DIR=str(data_dir), **variables)
     assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
     return done
 
