@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from helexa_acp.config import Config, Selector, parse_selector
 from helexa_acp.endpoints import Endpoints
@@ -23,7 +23,7 @@ from helexa_acp.errors import ConfigError, StoreError
 from helexa_acp.history import Turn, Usage, UserTurn, answered, text_of
 from helexa_acp.mcp import McpPool, ServerSpec
 from helexa_acp.modes import Mode
-from helexa_acp.store import Hold, SessionStore, StoredSession, new_session_id
+from helexa_acp.store import SessionStore, StoredSession, new_session_id
 
 TITLE_CHARACTERS = 60
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
@@ -61,7 +61,7 @@ class Session:
     allowed: set[str] = field(default_factory=set)
     """The person's permissions for this session; not stored."""
     phase: Phase = Phase.IDLE
-    hold: Hold | None = None
+    hold: IO[bytes] | None = None
     """The lock on the session's file; ``None`` until there is a file."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running prompt."""
@@ -140,7 +140,7 @@ class Sessions:
             stored = self._store.load(session_id)
             selector = await self._selector(stored)
         except BaseException:
-            hold.release()
+            hold.close()
             raise
         session = Session(
             session_id=session_id,
@@ -203,7 +203,7 @@ class Sessions:
         self._open.pop(session_id, None)
         await session.mcp.close()
         if session.hold is not None:
-            session.hold.release()
+            session.hold.close()
 
     async def close_all(self) -> None:
         closing = [self.close(session_id) for session_id in list(self._open)]

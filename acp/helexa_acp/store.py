@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -42,17 +43,6 @@ class StoredSession:
     usage: Usage = dataclasses.field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The lock on one session's file, until it is released or the process ends."""
-
-    descriptor: int
-
-    def release(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
-
-
 def new_session_id() -> str:
     return f"hxa-{uuid.uuid4()}"
 
@@ -61,17 +51,18 @@ class SessionStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def hold(self, session_id: str) -> Hold:
-        """Raises StoreError while another process has it, or this one already."""
+    def hold(self, session_id: str) -> IO[bytes]:
+        """The locked file, which holds the session until it is closed. Raises StoreError while
+        another process has it, or this one already."""
         lock_path = self._path(session_id).with_suffix(".lock")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = lock_path.open("ab")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(descriptor)
+            file.close()
             raise StoreError(f"Session {session_id} is open elsewhere; close it there.") from None
-        return Hold(descriptor)
+        return file
 
     def save(self, session: StoredSession) -> None:
         """Atomic, and on the disk when it returns. The caller holds the session."""

@@ -124,8 +124,8 @@ def test_a_session_is_held_by_one(tmp_path: Path) -> None:
     hold = store.hold("hxa-1")
     with pytest.raises(StoreError, match="open elsewhere"):
         SessionStore(tmp_path).hold("hxa-1")
-    hold.release()
-    store.hold("hxa-1")
+    hold.close()
+    store.hold("hxa-1").close()
 
 
 HOLDS = """
@@ -151,7 +151,7 @@ def test_a_process_that_dies_releases_its_file(tmp_path: Path) -> None:
             store.hold("hxa-1")
         other.kill()
         other.wait()
-        store.hold("hxa-1").release()
+        store.hold("hxa-1").close()
 
 
 @each_case("session_id", ["../hxa-1", "hxa-../x", "hxa-", "", "x", "hxa-\0", "hxa-a/b"])
