@@ -9,7 +9,6 @@ import argparse
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -25,6 +24,7 @@ from benchmarks.first_hour.plan import Part, Setup, parts_of
 from benchmarks.first_hour.state import State, StateError, open_parts, run_part, table_of
 from benchmarks.report import machine
 from benchmarks.subject import REPOSITORY_DIR
+from inference.build import build_of_checkout
 
 TABLE_WIDTH = 160
 INTERRUPTED = 130
@@ -68,7 +68,8 @@ def _run(todo: Sequence[Part], state: State, folder: Path, minutes: float | None
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    commit = _commit()
+    build = build_of_checkout(REPOSITORY_DIR)
+    commit = f"{build.git_sha}{'-dirty' if build.git_dirty else ''}"
     for part in todo:
         if ends_s is not None and time.monotonic() + part.limit_s > ends_s:
             console.print(f"{part.name} might take longer than what is left: the next run has it")
@@ -130,16 +131,6 @@ def _shapes_problem(shapes: Sequence[str]) -> str | None:
     if "tiny" in shapes and len(shapes) > 1:
         return "--shapes tiny stands alone: it replaces every real shape"
     return None
-
-
-def _commit() -> str:
-    """This checkout's commit; an empty string outside a checkout."""
-    words = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(words, cwd=REPOSITORY_DIR, capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip()
 
 
 def _refuse(problem: str) -> int:
