@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -96,17 +96,10 @@ def utc_now() -> str:
 
 
 class Sessions:
-    def __init__(
-        self,
-        config: Config,
-        endpoints: Endpoints,
-        store: SessionStore,
-        now: Callable[[], str] = utc_now,
-    ) -> None:
+    def __init__(self, config: Config, endpoints: Endpoints, store: SessionStore) -> None:
         self._config = config
         self._endpoints = endpoints
         self._store = store
-        self._now = now
         self._open: dict[str, Session] = {}
 
     def get(self, session_id: str) -> Session:
@@ -119,7 +112,7 @@ class Sessions:
     async def create(self, cwd: Path, servers: Sequence[ServerSpec]) -> Session:
         """Has no file before its first prompt."""
         selector = await self._endpoints.default_selector()
-        now = self._now()
+        now = utc_now()
         session = Session(
             session_id=new_session_id(),
             cwd=cwd,
@@ -168,7 +161,7 @@ class Sessions:
             if not session.history:
                 return
             session.hold = self._store.hold(session.session_id)
-        session.updated_at = self._now()
+        session.updated_at = utc_now()
         stored = StoredSession(
             session_id=session.session_id,
             cwd=str(session.cwd),

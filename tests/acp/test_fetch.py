@@ -132,29 +132,27 @@ def test_hosts() -> None:
 
 
 @each_case(
-    ("address", "when_named"),
+    ("address", "by_default", "when_named"),
     [
-        ("127.0.0.1", True),
-        ("10.0.0.1", True),
-        ("192.168.1.1", True),
-        ("fd00::1", True),
-        ("169.254.169.254", False),
-        ("fe80::1", False),
-        ("::ffff:169.254.169.254", False),
-        ("2002:a9fe:a9fe::", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
+        ("8.8.8.8", True, True),
+        ("2606:4700::1111", True, True),
+        ("::ffff:8.8.8.8", True, True),
+        ("127.0.0.1", False, True),
+        ("10.0.0.1", False, True),
+        ("192.168.1.1", False, True),
+        ("fd00::1", False, True),
+        ("169.254.169.254", False, False),
+        ("fe80::1", False, False),
+        ("::ffff:169.254.169.254", False, False),
+        ("2002:a9fe:a9fe::", False, False),
+        ("0.0.0.0", False, False),
+        ("224.0.0.1", False, False),
     ],
 )
-def test_addresses(address: str, when_named: bool) -> None:
+def test_addresses(address: str, by_default: bool, when_named: bool) -> None:
     parsed = ipaddress.ip_address(address)
-    assert not is_allowed_address(parsed, is_named=False)
+    assert is_allowed_address(parsed, is_named=False) is by_default
     assert is_allowed_address(parsed, is_named=True) is when_named
-
-
-def test_public_addresses() -> None:
-    for address in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"):
-        assert is_allowed_address(ipaddress.ip_address(address), is_named=False)
 
 
 async def test_one_bad_address_of_a_host_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,6 @@ async def test_a_refusal_teaches_the_window(tmp_path: Path, endpoint: FakeEndpoi
         assert sizes[0] > sizes[1] > sizes[2]
 
 
-async def test_what_never_fits_is_reported(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Refuse(400, "The limit is 10 tokens.", "context_length_exceeded"))
-    await bridge.open()
-    with pytest.raises(RequestError, match="The limit is 10 tokens"):
-        await bridge.ask("Hello!")
-
-
 TOO_LONG = "x" * 100_000
 Prompts = list[tuple[str, bool]]
 
