@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway import litellm_proxy, upstream
+from benchmarks.gateway import upstream
 from benchmarks.gateway.measure import Cell, Reading, measure, median_of
 from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
 from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, stage
@@ -74,10 +74,10 @@ def _main(arguments: list[str] | None) -> None:
                 if options.upstream:
                     subjects.append(Subject(f"{name}, upstream", server, UPSTREAM_MODEL, key))
         if options.litellm is not None:
-            proxy = litellm_proxy.start(
+            proxy = upstream.start_litellm(
                 options.litellm, first.processes, model=MODEL, upstream_port=upstream_port
             )
-            subjects.append(Subject(proxy.name, proxy, MODEL, litellm_proxy.AUTHORIZATION))
+            subjects.append(Subject(proxy.name, proxy, MODEL, f"Bearer {upstream.LITELLM_KEY}"))
         results = _run(subjects, options, console)
     if options.json:
         print(json.dumps(_as_json(results), indent=2))

@@ -2,6 +2,12 @@
 it requests, one for each step, like the neuron without a model's, and the usage on request.
 
     python -m benchmarks.gateway.upstream --port 8000
+
+And LiteLLM's proxy before it as a peer, without its database. It pins other versions of our
+requirements, so it has an environment of its own:
+
+    python3 -m venv VENV && VENV/bin/pip install 'litellm[proxy]'
+    scripts/bench-gateway --litellm VENV/bin/python
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, STEP_S, WORD
@@ -18,6 +25,7 @@ from benchmarks.gateway.processes import HOST, Processes, RunningProcess
 from benchmarks.ports import free_port
 
 HEAD_END = b"\r\n\r\n"
+LITELLM_KEY = "sk-benchmark"
 
 
 def start(processes: Processes) -> RunningProcess:
@@ -27,6 +35,40 @@ def start(processes: Processes) -> RunningProcess:
     running = processes.start("upstream", command, os.environ, port=port)
     running.wait_until_listening()
     return running
+
+
+def start_litellm(
+    python: Path, processes: Processes, *, model: str, upstream_port: int
+) -> RunningProcess:
+    """Returns the listening proxy. Raises ``ProcessFailedError``."""
+    port = free_port()
+    configuration = processes.folder / "litellm.yaml"
+    configuration.write_text(_configuration(model, upstream_port))
+    command = [str(python.parent / "litellm"), "--config", str(configuration)]
+    command += ["--host", HOST, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
+    # Its own prices instead of fetched ones, and no log line for each request.
+    env = {
+        "PATH": os.environ["PATH"],
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MASTER_KEY": LITELLM_KEY,
+    }
+    proxy = processes.start("litellm", command, env, port=port)
+    proxy.wait_until_listening()
+    return proxy
+
+
+def _configuration(model: str, upstream_port: int) -> str:
+    """YAML, of its JSON subset."""
+    entry = {
+        "model_name": model,
+        "litellm_params": {
+            "model": f"openai/{model}",
+            "api_base": f"http://{HOST}:{upstream_port}/v1",
+            "api_key": "none",
+        },
+    }
+    return json.dumps({"model_list": [entry]})
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
