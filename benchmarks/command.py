@@ -6,7 +6,10 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.engine_costs import bookkeeping_ms_per_step
+from benchmarks.ports import free_port
 from benchmarks.report import as_json, print_table
 from benchmarks.run import Asked, Measurement, Results, measurements, run
-from benchmarks.server import BenchServer, ServerDidNotStartError
 from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import default_interpreter, process_environment
 from benchmarks.weights.dequantised import dequantised_folder
@@ -44,6 +47,8 @@ BOOKKEEPING, MASKS, QUALITY = "bookkeeping", "masks", "quality"
 """The rows that are measured once, after the rounds."""
 OF_QUALITY = ("helexa_engine", "llama_cpp")
 """The kinds of subjects that tell a prompt's log-probabilities."""
+READY_PREFIX = "ready: "
+SERVER_STOP_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,36 @@ class Selection:
     own_rows: list[str]
     beside: list[Path]
     """Other checkouts, whose engines are measured too."""
+
+
+class ServerDidNotStartError(Exception):
+    """``serve`` exited before it was ready; its own output has the reason."""
+
+
+class BenchServer:
+    """A whole ``manage.py serve`` of the default model on a free loopback port."""
+
+    model = "smollm2-135m-instruct"
+
+    def __init__(self, data_dir: Path, console: Console) -> None:
+        command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"]
+        command += ["--port", str(free_port()), "--data-dir", str(data_dir)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.url = self._wait_until_ready(console)
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(timeout=SERVER_STOP_TIMEOUT_S)
+
+    def _wait_until_ready(self, console: Console) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            console.print(f"serve: {line.rstrip()}", markup=False)
+            if line.startswith(READY_PREFIX):
+                # Its further output must be read, or a full pipe would block it.
+                threading.Thread(target=self._process.stdout.read, daemon=True).start()
+                return line.removeprefix(READY_PREFIX).strip()
+        raise ServerDidNotStartError(f"serve ended with exit code {self._process.wait()}")
 
 
 def main() -> None:
