@@ -33,7 +33,6 @@ from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import running_redis
 from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
-    pytest_configure,
     pytest_runtest_call,
     pytest_runtest_setup,
     pytest_runtest_teardown,

@@ -5,19 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from tests.time_limit import END_S, End
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 CONFTEST = """
-from tests.time_limit import (
-    pytest_configure, pytest_runtest_call, pytest_runtest_setup, pytest_runtest_teardown
-)
+from tests.time_limit import pytest_runtest_call, pytest_runtest_setup, pytest_runtest_teardown
 """
 HANGING = """
 import asyncio, threading, time
@@ -61,35 +56,20 @@ def test_teardown(never_gone):
 def test_passes():
     pass
 """
-NATIVE = """
-import ctypes, signal
-import pytest
-
-@pytest.mark.limit_s(0.2)
-def test_no_signal_comes_through():
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-    ctypes.PyDLL(None).sleep(1000)
-"""
 
 
-def run(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    (directory / "conftest.py").write_text(CONFTEST)
-    (directory / "test_hanging.py").write_text(tests)
-    (directory / "pytest.ini").write_text(f"[pytest]\npythonpath = {REPOSITORY_DIR}\n")
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-rA"),
-            *("-p", "no:cacheprovider", "-p", "no:django", "-p", "no:xdist"),
-        ],
-        cwd=directory,
+def test_each_that_hangs_fails_and_reports_where(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {REPOSITORY_DIR}\n")
+    words = ("-q", "-rA", "-p", "no:cacheprovider", "-p", "no:django", "-p", "no:xdist")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=150,
     )
-
-
-def test_each_that_hangs_fails_and_reports_where(tmp_path: Path) -> None:
-    done = run(tmp_path, HANGING)
     assert "3 failed, 2 passed" in done.stdout, done.stdout
     for name in ("test_sleeps", "test_waits_for_a_thread", "test_waits_on_the_event_loop"):
         assert f"FAILED test_hanging.py::{name}" in done.stdout
@@ -99,29 +79,3 @@ def test_each_that_hangs_fails_and_reports_where(tmp_path: Path) -> None:
     assert "not done within 0.2 s" in done.stdout
     assert "--- the-other" in done.stdout
     assert "--- task " in done.stdout and "in wait_for_what_never_comes" in done.stdout
-
-
-def test_native_code_that_never_comes_back_ends_the_process(tmp_path: Path) -> None:
-    done = run(tmp_path, NATIVE)
-    assert done.returncode == 1
-    assert "Timeout" in done.stderr
-    assert "test_no_signal_comes_through" in done.stderr
-
-
-def test_the_end_is_put_off_while_tests_continue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rarely: each time takes longer than most tests."""
-    ends_s, now_s = [0.0], 0.0
-
-    def end_later(seconds: float, **_: object) -> None:
-        ends_s.append(now_s + seconds)
-
-    monkeypatch.setattr(
-        "tests.time_limit.faulthandler", SimpleNamespace(dump_traceback_later=end_later)
-    )
-    monkeypatch.setattr("tests.time_limit.processes_per_core", lambda: 1.0)
-    end = End(lambda: now_s)
-    for _ in range(100):
-        end.stay_away(sys.stderr)
-        assert ends_s[-1] - now_s >= END_S / 2
-        now_s += END_S / 10
-    assert len(ends_s) - 1 <= 100 / 5

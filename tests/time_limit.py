@@ -2,28 +2,26 @@
 continues.
 
     setup, call or teardown ─▶ limit ─▶ SIGALRM: TimeLimitExceeded is raised where the test waits
-                                └─▶ long after: stacks to stderr, the process ends
 
-The second is for what no signal reaches: native code that never comes back. pytest-xdist then names
-the test, and starts another process for the rest. Where processes share cores the limit is longer:
-it is there for what never ends, and sets no aim for how long a test may take.
+No signal reaches native code that never comes back: pytest's ``faulthandler_timeout`` ends its
+process. pytest-xdist then names the test, and starts another process for the rest. Where processes
+share cores the limit is longer: it is there for what never ends, and sets no aim for how long a
+test may take.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
-import math
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 
@@ -34,25 +32,10 @@ SETUP_LIMIT_S = 600.0
 """The limit of the first test that uses a server: it is started there."""
 AGAIN_S = 60.0
 """After this it is raised again: something may have swallowed it."""
-LIMITS_TO_THE_END = 3
-"""The process ends after so many of a test that has a limit of its own."""
-END_S = 1800.0
-"""The limit of other tests' ends: at the latest after this, at the earliest after half of it, later
-than any limit. To put it off with each test would start a thread and wait for the end of another
-one, which takes longer than most tests where cores are busy."""
-
-_stderr = pytest.StashKey[TextIO]()
 
 
 class TimeLimitExceeded(Exception):  # noqa: N818 - it is no error of the code that it is raised in
     pass
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keeps the stderr that no test's capture has taken the place of."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-        config.stash[_stderr] = os.fdopen(os.dup(2), "w")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -80,7 +63,7 @@ def _limited(item: pytest.Item, default_s: float) -> Iterator[None]:
     if item.config.getoption("usepdb") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    began_s, stderr = time.monotonic(), item.config.stash[_stderr]
+    began_s = time.monotonic()
 
     def on_alarm(signal_number: int, frame: FrameType | None) -> None:
         left_s = began_s + limit_s * processes_per_core() - time.monotonic()
@@ -91,42 +74,11 @@ def _limited(item: pytest.Item, default_s: float) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
-    if mark:
-        _end.come_after(LIMITS_TO_THE_END * limit_s * processes_per_core(), stderr)
-    else:
-        _end.stay_away(stderr)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-        if mark:
-            _end.never_come()
-
-
-class End:
-    """Ends this process, with the stacks of all threads. It does not hang on the interpreter."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._comes_s = -math.inf
-
-    def stay_away(self, stderr: TextIO) -> None:
-        """Stays away for half of ``END_S`` and more."""
-        end_s = END_S * processes_per_core()
-        if self._comes_s - self._clock() < end_s / 2:
-            self.come_after(end_s, stderr)
-
-    def come_after(self, seconds: float, stderr: TextIO) -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
-        self._comes_s = self._clock() + seconds
-
-    def never_come(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self._comes_s = -math.inf
-
-
-_end = End()
 
 
 def processes_per_core() -> float:
