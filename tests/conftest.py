@@ -24,7 +24,6 @@ from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from helexa_site.program import default_data_dir
 from inference import supervised_threads
 from inference.sandbox.pool import WorkerPool
-from tests.compiled_once import compile_part
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
@@ -97,14 +96,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     """Imported modules and collected tests stay until the end: some million objects, which each
     full collection of the garbage collector would look through."""
     gc.disable()
     try:
-        if is_one_of_several(config := session.config):
-            own = config.workerinput
-            compile_part(config, int(own["workerid"].removeprefix("gw")), own["workercount"])
         return (yield)
     finally:
         gc.collect()
