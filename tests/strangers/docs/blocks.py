@@ -1,6 +1,6 @@
 """The fenced blocks of the documentation, each with its mark.
 
-    <!-- run: serve -->            the block is executed by that scenario (``SCENARIOS``)
+    <!-- run: serve -->            the block is executed by a test that names that scenario
     <!-- not run: a diagram -->    it is not, for that reason
     ```sh
     …
@@ -16,25 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
-SCENARIOS = {
-    "serve": "test_on_a_server.py",
-    "bench": "test_on_a_server.py",
-    "models-file": "test_on_a_server.py",
-    "first-start": "test_starts.py",
-    "two-hosts": "test_starts.py",
-    "own-databases": "test_starts.py",
-    "processes": "test_starts.py",
-    "backup": "test_starts.py",
-    "bench-script": "test_on_a_server.py",
-    "editor-bridge": "test_marks.py",
-    "claude-code": "test_marks.py",
-    "opencode": "test_marks.py",
-    "codex": "test_marks.py",
-    "qwen-code": "test_marks.py",
-    "aider": "test_marks.py",
-    "llm": "test_marks.py",
-}
-"""The test file that executes each scenario."""
 PAGES = ("README.md", "acp/README.md", *(f"docs/{name}" for name in ("*.md", "*/*.md")))
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*) *$")
 MARK = re.compile(r"^ *<!-- (?P<kind>run|not run): (?P<words>.+?) -->$")

@@ -24,10 +24,8 @@ from tests.cases import each_case
 from tests.live.clients.documented import exported, filled_in, settings_of
 from tests.strangers.docs.blocks import (
     REPOSITORY_DIR,
-    SCENARIOS,
     Block,
     all_blocks,
-    blocks_of,
     commands_of,
     inline_commands,
     pages,
@@ -41,26 +39,7 @@ BEFORE_DJANGO = {"serve": parse_serve, "doctor": parse_doctor}
 WITHOUT_PARSER = {"neuron", "test", "version", "environment", "help"}
 """Commands of ours that need a real value, or hand everything on."""
 MANAGE = re.compile(r"^(?:python3 )?manage\.py (?P<words>.+)$")
-SAMPLE = """
-<!-- run: serve -->
-```sh
-echo one
-```
-```python
-print(2)
-```
-<!-- not run: a diagram -->
-```
-a ─▶ b
-```
-"""
-
-
-def test_blocks_are_read_with_their_marks() -> None:
-    first, second, third = blocks_of("page.md", SAMPLE)
-    assert (first.scenario, first.text, first.line) == ("serve", "echo one\n", 3)
-    assert (second.language, second.scenario, second.reason) == ("python", "", "")
-    assert (third.reason, third.language) == ("a diagram", "")
+TESTS = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
 
 
 @each_case("block", BLOCKS, ids=str)
@@ -69,16 +48,8 @@ def test_a_block_declares_how_it_is_run(block: Block) -> None:
         f"{block}: the line before it is neither <!-- run: SCENARIO --> nor "
         "<!-- not run: REASON -->"
     )
-    if block.scenario:
-        assert block.scenario in SCENARIOS, f"{block}: known are {', '.join(SCENARIOS)}"
+    assert not block.scenario or f'"{block.scenario}"' in TESTS, f"{block}: no test names it"
     assert block.language in LANGUAGES or block.reason or block.scenario == "first-start", block
-
-
-def test_every_scenario_is_used_and_tested() -> None:
-    used = {block.scenario for block in BLOCKS if block.scenario}
-    assert used == set(SCENARIOS)
-    for scenario, file in SCENARIOS.items():
-        assert f'"{scenario}"' in (Path(__file__).parent / file).read_text(), scenario
 
 
 @each_case("block", [one for one in BLOCKS if one.language], ids=str)
