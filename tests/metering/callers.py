@@ -67,14 +67,18 @@ def staff(name: str = "dave", *codenames: str) -> Client:
     return client
 
 
+def text_of(client: Client, path: str, **headers: str) -> str:
+    response = client.get(path, headers=headers)
+    assert response.status_code == 200, path
+    return str(response.content.decode())
+
+
 def url(noun: str, view: str, *args: Any) -> str:
     return reverse(f"admin:metering_{noun}_{view}", args=args)
 
 
 def page(client: Client, noun: str, view: str = "changelist", *args: Any) -> str:
-    response = client.get(url(noun, view, *args))
-    assert response.status_code == 200
-    return str(response.content.decode())
+    return text_of(client, url(noun, view, *args))
 
 
 def post(client: Client, noun: str, view: str, *args: Any, **form: Any) -> Any:

@@ -22,18 +22,12 @@ from metering.selectors import UsageGroup, UsagePeriod, UsageRow, UsageSums
 from metering.services import Cap
 from metering.usage.rows import chart_of
 from tests.cases import each_case
-from tests.metering.callers import person, staff, used
+from tests.metering.callers import person, staff, text_of, used
 
 pytestmark = pytest.mark.django_db
 
 
 OF_THE_SHELL = ("/admin/", "/playground/", "/requests/", "/docs", "/password/")
-
-
-def text_of(client: Client, path: str) -> str:
-    response = client.get(path)
-    assert response.status_code == 200
-    return response.content.decode()
 
 
 @pytest.fixture

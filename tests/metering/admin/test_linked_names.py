@@ -19,7 +19,7 @@ from metering.links import audited_url
 from metering.models import Account, ApiKey, LedgerEntry
 from metering.services import Cap
 from tests.cases import each_case
-from tests.metering.callers import TOKENS, person, recorded, used
+from tests.metering.callers import TOKENS, person, recorded, text_of, used
 
 pytestmark = pytest.mark.django_db
 
@@ -64,12 +64,6 @@ def rows(key: ApiKey) -> None:
     )
     used(key=key.prefix)
     recorded(key=key.prefix, request_id=REQUEST, neuron="beast")
-
-
-def text_of(client: Client, path: str) -> str:
-    response = client.get(path)
-    assert response.status_code == 200
-    return response.content.decode()
 
 
 @pytest.mark.usefixtures("rows")

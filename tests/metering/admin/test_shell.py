@@ -18,7 +18,7 @@ from metering import services
 from metering.actor import COMMAND
 from metering.models import Account, ApiKey
 from tests.cases import each_case
-from tests.metering.callers import newest, person, recorded, staff
+from tests.metering.callers import newest, person, recorded, staff, text_of
 
 pytestmark = pytest.mark.django_db
 
@@ -41,19 +41,13 @@ PAGES = (
 )
 
 
-def page(client: Client, path: str) -> str:
-    response = client.get(path)
-    assert response.status_code == 200, path
-    return response.text
-
-
 def links(text: str) -> list[str]:
     return [address for address, _ in LINK.findall(text)]
 
 
 @each_case("path", PAGES)
 def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -> None:
-    text = page(operator, path)
+    text = text_of(operator, path)
     assert len(links(text)) == sum(len(items) for _, items in GROUPS)
     assert text.count(">Accounts<") <= 2, "in the navigation and as a heading"
     titles = [item.title for _, items in GROUPS for item in items]
@@ -62,7 +56,7 @@ def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -
 
 
 def test_each_list_of_the_admin_has_its_place(operator: Client) -> None:
-    text = page(operator, "/requests/")
+    text = text_of(operator, "/requests/")
     titles = re.findall(r"<h2[^>]*>\s*(?:<span[^>]*>)?\s*(\w+)", text)
     groups = ["Models", "Fleet", "Bench", "People", "System"]
     assert [title for title in titles if title in groups] == groups
@@ -78,19 +72,19 @@ def test_each_list_of_the_admin_has_its_place(operator: Client) -> None:
 
 def test_names_are_searched_from_every_page(operator: Client, account: Account) -> None:
     CatalogueModel.objects.create(name="research-tiny", source="pypi:tiny")
-    assert all('id="search"' in page(operator, path) for path in ("/admin/", "/usage/"))
-    found = page(operator, "/admin/search/?s=research&extended=1")
+    assert all('id="search"' in text_of(operator, path) for path in ("/admin/", "/usage/"))
+    found = text_of(operator, "/admin/search/?s=research&extended=1")
     assert ">research-tiny<" in found and "/admin/metering/account/research/change/" in found
-    assert "/admin/metering/budget/" in page(operator, "/admin/search/?s=budget&extended=1")
-    found = page(operator, "/admin/search/?s=0123abcd&extended=1")
+    assert "/admin/metering/budget/" in text_of(operator, "/admin/search/?s=budget&extended=1")
+    found = text_of(operator, "/admin/search/?s=0123abcd&extended=1")
     assert 'href="/requests/?id=0123abcd"' in found
-    found = page(operator, "/admin/search/?s=set&extended=1")
+    found = text_of(operator, "/admin/search/?s=set&extended=1")
     assert 'href="/admin/settings/"' in found
     client = staff("dave", "view_cataloguemodel", "add_account")
-    assert "/admin/settings/" not in page(client, "/admin/search/?s=set&extended=1")
-    found = page(client, "/admin/search/?s=research&extended=1")
+    assert "/admin/settings/" not in text_of(client, "/admin/search/?s=set&extended=1")
+    found = text_of(client, "/admin/search/?s=research&extended=1")
     assert ">research-tiny<" in found and "/account/research/" not in found
-    assert 'id="search"' not in page(person("mia", account, role="member"), "/usage/")
+    assert 'id="search"' not in text_of(person("mia", account, role="member"), "/usage/")
 
 
 def heading(text: str) -> list[str]:
@@ -108,13 +102,13 @@ def test_a_heading_names_the_page_and_the_way_back(operator: Client) -> None:
         ("/api/docs", ["Fleet API"]),
         (f"/requests/{request_id}", ["Requests", f"Request {request_id[:12]}"]),
     ):
-        assert heading(page(operator, path)) == words, path
-    assert '<h1><a href="/requests/">Requests</a>' in page(operator, f"/requests/{request_id}")
+        assert heading(text_of(operator, path)) == words, path
+    assert '<h1><a href="/requests/">Requests</a>' in text_of(operator, f"/requests/{request_id}")
 
 
 @each_case("path", OF_MEMBERS)
 def test_members_have_their_pages(account: Account, path: str) -> None:
-    text = page(person(f"mia{path}", account, role="member", password="her own"), path)
+    text = text_of(person(f"mia{path}", account, role="member", password="her own"), path)
     assert links(text) == OF_MEMBERS
     active = [address for address, classes in LINK.findall(text) if " active" in classes]
     assert active == [path]
@@ -124,11 +118,11 @@ def test_members_have_their_pages(account: Account, path: str) -> None:
 
 def test_staff_see_what_they_may_open_and_strangers_nothing(account: Account) -> None:
     client = staff("dave", "view_neuron")
-    found = links(page(client, "/usage/"))
+    found = links(text_of(client, "/usage/"))
     assert "/admin/fleet/neuron/" in found and "/admin/fleet/device/" not in found
     assert "/usage/audit" not in found and "/admin/settings/" not in found
     assert [path for path in found if client.get(path).status_code != 200] == []
-    text = page(Client(), "/docs")
+    text = text_of(Client(), "/docs")
     assert links(text) == [] and 'href="/login/"' in text and "Log out" not in text
 
 
@@ -137,11 +131,11 @@ def icons(text: str) -> list[str]:
 
 
 def test_names_of_icons_are_not_read_out(operator: Client) -> None:
-    text = page(operator, "/admin/")
+    text = text_of(operator, "/admin/")
     shown = text[text.index('id="page"') : text.index('x-data="searchCommand()"')]
-    for part in (shown, *(page(Client(), path) for path in ("/login/", "/admin/login/"))):
+    for part in (shown, *(text_of(Client(), path) for path in ("/login/", "/admin/login/"))):
         assert icons(part) and all("aria-hidden" in icon for icon in icons(part))
-    assert 'role="main"' in page(Client(), "/login/") and 'role="main"' in page(
+    assert 'role="main"' in text_of(Client(), "/login/") and 'role="main"' in text_of(
         Client(), "/admin/login/"
     )
 
@@ -153,7 +147,7 @@ BY_HTMX = {"hx-request": "true"}
 
 
 def shown(client: Client) -> str:
-    return page(client, CARD)
+    return text_of(client, CARD)
 
 
 def test_steps_are_ticked_until_none_is_left(operator: Client, account: Account) -> None:

@@ -21,18 +21,13 @@ from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench.scripted_endpoint import MODEL, Script
 
+pytestmark = pytest.mark.usefixtures("target")
+
 
 @pytest.fixture
 def target(db: None, endpoint: str) -> BenchTarget:
     SweepPlan.objects.create(pk=1, iteration_pause_s=0.0, scenarios=["chat:128"])
     return BenchTarget.objects.create(name="peer", kind="openai", endpoint=endpoint)
-
-
-@pytest.fixture
-def operator(target: BenchTarget) -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("olga"))
-    return client
 
 
 def start(client: Client, status: int = 302, **words: str) -> str:
@@ -53,7 +48,10 @@ def test_a_sweep_is_started_run_and_shown(operator: Client, script: Script) -> N
     assert 'id="bench-start"' in operator.get("/bench/jobs/").text
     start(operator, target="peer", model=MODEL, samples="3", scenarios="chat:128 chat:128:warm")
     entry = AuditEntry.objects.get(action="bench_job.request")
-    assert entry.actor == "user:olga" and entry.detail["scenarios"] == ["chat:128", "chat:128:warm"]
+    assert entry.actor == "user:carol" and entry.detail["scenarios"] == [
+        "chat:128",
+        "chat:128:warm",
+    ]
     text = operator.get("/bench/jobs/").text
     assert "pending" in text.lower() and 'id="bench-start"' not in text and "hx-get" in text
     job = run_claimed()
@@ -132,7 +130,7 @@ def test_what_cannot_be_is_refused(operator: Client, words: dict[str, str], reas
 
 
 def test_who_may_not_add_jobs_sees_none_of_it(target: BenchTarget, settings: Any) -> None:
-    job = BenchJob.objects.create(requested_by="user:olga")
+    job = BenchJob.objects.create(requested_by="user:carol")
     paths = ("/bench/jobs/", f"/bench/jobs/{job.pk}")
     posts = ("/bench/jobs/start", f"/bench/jobs/{job.pk}/cancel")
     for user in (

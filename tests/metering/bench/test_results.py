@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
@@ -20,19 +19,14 @@ from tests.fleet.api.api_support import Api, key_api
 from tests.metering.bench import results
 from tests.metering.callers import staff
 
+pytestmark = pytest.mark.usefixtures("listens_elsewhere", "db")
+
 COMPARED = "?before=beast@b2&after=beast@b3"
 PAGES = ("", "runs/", "runs.csv")
 PATHS = (
     *("health", "dimensions", "summary", "series?model=tiny&scenario=chat:128", "runs", "scaling"),
     *("concurrency", "swap", "compare?before=beast"),
 )
-
-
-@pytest.fixture
-def operator(db: None) -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("olga"))
-    return client
 
 
 @pytest.fixture
@@ -267,17 +261,9 @@ def test_targets_and_the_sweep_are_set_in_the_admin(operator: Client) -> None:
     assert operator.get(add).status_code == 403
     entries = AuditEntry.objects.filter(action__startswith="bench_")
     assert {(entry.action, entry.actor) for entry in entries} == {
-        ("bench_target.save", "user:olga"),
-        ("bench_plan.save", "user:olga"),
+        ("bench_target.save", "user:carol"),
+        ("bench_plan.save", "user:carol"),
     }
-
-
-@pytest.fixture(autouse=True)
-def _needs_keys(db: None, settings: Any) -> None:
-    settings.CONFIG = replace(
-        settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
-    )
-    settings.ALLOWED_HOSTS = ["testserver"]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from metering.models import Account, RequestRecord
 from metering.requests.views import ROWS
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
-from tests.metering.callers import get, ok, person, refused
+from tests.metering.callers import get, ok, person, refused, text_of
 from tests.metering.request_records.records import record
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
@@ -193,12 +193,6 @@ class TestCommand:
             assert caught.value.returncode == ExitCode.NOT_FOUND
 
 
-def text_of(client: Client, path: str, **headers: str) -> str:
-    response = client.get(path, headers=headers)
-    assert response.status_code == 200
-    return response.content.decode()
-
-
 def test_members_find_their_own(mia: Client, operator: Client) -> None:
     own, other = record(account="research"), record(account="other", error_message="<b>secret")
     text = text_of(mia, "/requests/")
@@ -250,12 +244,3 @@ def test_older_pages(operator: Client) -> None:
     older = text_of(operator, f"/requests/?before={made[1]}")
     assert made[0][:8] in older and made[1][:8] not in older
     assert "Newest" in older and 'id="live"' not in older
-
-
-def test_csv(mia: Client) -> None:
-    own = record(account="research")
-    record(account="other")
-    response = mia.get("/requests/?format=csv")
-    assert response["Content-Type"].startswith("text/csv")
-    (row,) = csv.DictReader(io.StringIO(response.content.decode()))
-    assert row["id"] == own
