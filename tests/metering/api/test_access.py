@@ -23,7 +23,7 @@ from metering.actor import COMMAND
 from metering.models import Account
 from metering.services import CreatedKey
 from tests.cases import each_case
-from tests.metering.callers import person
+from tests.metering.callers import person, staff
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
 
@@ -181,7 +181,13 @@ def admin_paths() -> list[str]:
 @each_case("role", [role for role in ROLES if role != "operator"])
 def test_the_admin_is_the_operators(ask: Callable[[str, str], int], role: str) -> None:
     for path in admin_paths():
-        assert ask(role, path) == LOG_IN, path
+        for page in (path, f"{path}add/"):
+            assert ask(role, page) == LOG_IN, page
+
+
+def test_staff_without_a_permission_open_no_list(db: None) -> None:
+    client = staff()
+    assert {client.get(path).status_code for path in admin_paths()[1:]} == {403}
 
 
 def test_every_list_of_the_admin_opens() -> None:

@@ -121,13 +121,12 @@ def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
     assert Kit().run({"t": busy}, is_beside_load=True).num_ok == 2, "where that is asked"
 
 
-def test_only_what_is_missing_is_measured() -> None:
-    kit, target = Kit(), FakeTarget()
-    kit.done[("m", "chat:128")] = 1
-    assert kit.run({"t": target}).num_ok == 1
-    kit.done[("m", "chat:128")] = 2
-    result = kit.run({"t": target})
-    assert (result.num_ok, result.num_cells_done, target.asked) == (0, 1, 2)
+@each_case(("num_done", "num_ok"), [(0, 5), (3, 2), (5, 0), (9, 0)])
+def test_a_cell_is_measured_until_it_has_its_samples(num_done: int, num_ok: int) -> None:
+    kit, target = Kit(done={("m", "chat:128"): num_done}), FakeTarget()
+    result = kit.run({"t": target}, samples_per_version=5)
+    assert (result.num_ok, result.num_cells_done) == (num_ok, not num_ok)
+    assert target.asked == (num_ok + 1 if num_ok else 0), "warmed up once"
 
 
 @each_case(
@@ -206,12 +205,6 @@ def test_a_model_is_measured_in_what_it_can_and_what_fits_it(
 ) -> None:
     model = ModelInfo(id="m", capabilities=frozenset(capabilities), context_tokens=context_tokens)
     assert fits(parse_scenario(text), model, max_tokens=256) is is_measured
-
-
-def test_a_cell_is_measured_until_it_has_its_samples() -> None:
-    for num_done, num_ok in [(0, 5), (3, 2), (5, 0), (9, 0)]:
-        kit = Kit(done={("m", "chat:128"): num_done})
-        assert kit.run({"t": FakeTarget()}, samples_per_version=5).num_ok == num_ok
 
 
 def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> None:

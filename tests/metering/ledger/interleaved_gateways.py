@@ -24,24 +24,7 @@ from metering.models import Budget, LedgerEntry
 from metering.prices import Prices
 from tests.metering.databases import clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, reserve, settle
-
-
-class FlakyDatabase:
-    """Fails once at a chosen place: before the transaction, or after its commit."""
-
-    def __init__(self) -> None:
-        self.fault: str | None = None
-
-    def apply(self, operations: Sequence[Operation], *, using: str) -> list[store.Result]:
-        fault, self.fault = self.fault, None
-        if fault == "locked":
-            raise OperationalError("database is locked")
-        if fault == "before":
-            raise OperationalError("the server is gone")
-        results = store.apply(operations, using=using)
-        if fault == "after":
-            raise OperationalError("the connection broke")
-        return results
+from tests.metering.writer_support import Database
 
 
 class AliveKeys:
@@ -76,7 +59,7 @@ class Request:
 class Gateway:
     name: str
     pending: PendingWrites
-    database: FlakyDatabase
+    database: Database
     requests: list[Request] = field(default_factory=list)
     is_alive: bool = True
 
@@ -136,7 +119,7 @@ class InterleavedGateways(RuleBasedStateMachine):
     def new_gateway(self) -> Gateway:
         self.num_gateways += 1
         name = f"g{self.num_gateways}"
-        database = FlakyDatabase()
+        database = Database()
         pending = PendingWrites(
             name,
             using=self.using,

@@ -19,7 +19,7 @@ from tests.metering.ledger.interleaved_gateways import (
 )
 from tests.metering.operations import narrow, release
 
-FAULTS = (None, None, None, "before", "after", "locked")
+FAULTS = ("", "", "", "is_away", "breaks_after_commit", "is_locked")
 
 
 class Fleet(InterleavedGateways):
@@ -75,15 +75,17 @@ class Fleet(InterleavedGateways):
 
     @precondition(lambda self: any(gateway.pending.depth for gateway in self.gateways))
     @rule(which=st.integers(0, 1), fault=st.sampled_from(FAULTS))
-    def write_one_batch(self, which: int, fault: str | None) -> None:
+    def write_one_batch(self, which: int, fault: str) -> None:
         gateway = self.gateways[which]
         if not gateway.pending.depth:
             gateway = self.gateways[1 - which]
-        gateway.database.fault = fault
+        if fault:
+            setattr(gateway.database, fault, True)
         try:
             gateway.pending.write()
         except OperationalError as error:
             gateway.pending.recover(error)
+        gateway.database.is_away = False
 
     @precondition(lambda self: self.running())
     @rule(index=st.integers(0, 99), less=st.integers(1, 99))

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from inference.gateway.database import FIRST_WAIT_S, READ_WAIT_S
-from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.errors import LedgerUnavailableError
 from metering.keys.directory import LOOK_UP_TIMEOUT_S
 from metering.ledger.entries import Granted, Narrow
 from metering.ledger.pending_writes import PendingWrites
@@ -64,14 +64,6 @@ def test_a_narrow_waits_for_company(
     gateway.flush()
     together = [[type(op).__name__ for op in batch] for batch in gateway.database.batches]
     assert together[-1] == ["Narrow", "Settle"]
-
-
-def test_a_refusal_reports_both_numbers_and_holds_nothing(using: str, gateway: Gateway) -> None:
-    id, other = make_budget(using, cap=250), make_budget(using, cap=10_000)
-    with pytest.raises(QuotaExceededError, match=r"300 tokens .* 250 tokens are left") as refused:
-        gateway.reserve(budgets=(id, other), output_tokens=200)
-    assert (refused.value.budget, refused.value.needed, refused.value.left) == (id, 300, 250)
-    assert amounts(using, id) == amounts(using, other) == (0, 0)
 
 
 def test_without_budgets_there_is_only_the_entry(using: str, gateway: Gateway) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -50,15 +49,6 @@ async def clocked(client: redis.asyncio.Redis, link: RedisLink) -> RateLimiter:
     """Returns a limiter by a clock that stands until it is set."""
     await set_clock(client, START_MS)
     return RateLimiter(link, script=CLOCKED_SCRIPT)
-
-
-@pytest_asyncio.fixture
-async def gateways(redis_url: str) -> AsyncIterator[list[RateLimiter]]:
-    """Two, each with a connection of its own."""
-    links = [link_to(redis_url), link_to(redis_url)]
-    yield [RateLimiter(link) for link in links]
-    for link in links:
-        await link.aclose()
 
 
 def test_a_caller_without_limits_costs_neither_redis_nor_a_switch() -> None:
@@ -246,46 +236,10 @@ async def test_nothing_is_left_behind(clocked: RateLimiter, client: redis.asynci
             assert 0 < await client.pttl(key) <= 700_000
 
 
-async def test_two_gateways_in_bursts_stay_under_the_limits(gateways: list[RateLimiter]) -> None:
-    """The clock is Redis' own, whatever time the test takes: in any stretch of time no more than a
-    minute's limit and what refilled meanwhile."""
-    limits = RateLimits(requests_per_minute=30, tokens_per_minute=3000)
-    who = principal(key=limits, account=RateLimits(tokens_per_minute=2500))
-    admitted: list[tuple[int, int]] = []
-
-    async def request(gateway: RateLimiter, request_id: str, tokens: int) -> None:
-        try:
-            state = await gateway.acquire(who, request_id, tokens)
-        except RateLimitedError:
-            return
-        admitted.append((state.now_ms, tokens))
-
-    chance = random.Random(7)
-    for burst in range(5):
-        await asyncio.gather(
-            *(
-                request(gateways[index % 2], f"{burst}-{index}", chance.randint(1, 200))
-                for index in range(40)
-            )
-        )
-    assert admitted
-    admitted.sort()
-    for first, (since_ms, _) in enumerate(admitted):
-        tokens = 0
-        for num_requests, (at_ms, cost) in enumerate(admitted[first:], start=1):
-            tokens += cost
-            elapsed_ms = at_ms - since_ms
-            assert num_requests * 60_000 <= 30 * (60_000 + elapsed_ms)
-            assert tokens * 60_000 <= 2500 * (60_000 + elapsed_ms)
-    # And no less than there is: the last burst left less than its biggest request needs, or the
-    # requests' own limit is used up.
-    assert len(admitted) >= 30 or sum(cost for _, cost in admitted) > 2500 - 200
-
-
 async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
-    client: redis.asyncio.Redis, gateways: list[RateLimiter]
+    client: redis.asyncio.Redis, link: RedisLink
 ) -> None:
-    limiter, _ = gateways
+    limiter = RateLimiter(link)
     who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
     await limiter.acquire(who, "first", 0)
     limiter.release("first")
