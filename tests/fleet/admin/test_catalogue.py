@@ -7,7 +7,6 @@ import html
 import re
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
@@ -21,6 +20,7 @@ from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.admin.admin_pages import FORM, act, page
 from tests.fleet.hub.conftest import hub
+from tests.metering.callers import staff
 
 __all__ = ["hub"]
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -319,10 +319,8 @@ def test_what_cannot_be_imported_is_reported(
     assert message in shown(admin_client, "import", **given)
 
 
-def test_who_may_only_look_may_export(client: Client, django_user_model) -> None:
-    viewer = django_user_model.objects.create_user("viewer", is_staff=True)
-    viewer.user_permissions.add(Permission.objects.get(codename="view_cataloguemodel"))
-    client.force_login(viewer)
+def test_who_may_only_look_may_export() -> None:
+    client = staff("viewer", "view_cataloguemodel")
     assert client.get(url("export")).status_code == 200
     for name in ("import", "hub"):
         assert client.get(url(name)).status_code == 403

@@ -7,7 +7,6 @@ import html
 import re
 
 import pytest
-from django.contrib.auth.models import Permission
 from django.urls import reverse
 
 from fleet import services
@@ -31,6 +30,7 @@ from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act, page
+from tests.metering.callers import staff
 
 GIB = 1024**3
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -85,10 +85,8 @@ def test_a_living_one_is_not_removed_and_a_dead_one_is(admin_client, neuron, red
     assert not Neuron.objects.exists()
 
 
-def test_who_may_only_look_changes_nothing(client, django_user_model, neuron) -> None:
-    user = django_user_model.objects.create_user("looker", password="x", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_neuron"))
-    client.force_login(user)
+def test_who_may_only_look_changes_nothing(neuron) -> None:
+    client = staff("looker", "view_neuron")
     act_on(client, "drain", neuron)
     assert NeuronWish.objects.get().drain_wanted_at is None
     assert client.get(reverse("admin:fleet_invitation_add")).status_code == 403
@@ -170,20 +168,9 @@ def test_a_neuron_shows_its_devices_and_its_problems(admin_client, beat) -> None
     assert "driver 1 does not match library 2" in html
 
 
-def test_who_may_only_look_cannot_load(client, django_user_model, model, beat, sent) -> None:
+def test_who_may_only_look_cannot_load(model, beat, sent) -> None:
     beat()
-    viewer = django_user_model.objects.create_user("viewer", is_staff=True)
-    viewer.user_permissions.add(
-        *Permission.objects.filter(codename__in=["view_cataloguemodel", "view_loadjob"])
-    )
-    client.force_login(viewer)
+    client = staff("viewer", "view_cataloguemodel", "view_loadjob")
     assert "tiny" in page(client, "cataloguemodel")
     act(client, "cataloguemodel", "load_selected", model)
     assert not LoadJob.objects.exists()
-
-
-def test_strangers_are_asked_to_log_in(client) -> None:
-    for noun in NOUNS:
-        response = client.get(reverse(f"admin:fleet_{noun}_changelist"))
-        assert response.status_code == 302
-        assert "login" in response.headers["Location"]

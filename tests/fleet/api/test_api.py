@@ -21,26 +21,12 @@ from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import ApiKey, AuditEntry
 from tests.cases import each_case
-from tests.fleet.api.api_support import Api, key_api, need_keys
+from tests.fleet.api.api_support import Api, key_api
+from tests.metering.callers import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 OLD = "0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def _needs_keys(settings: Any) -> None:
-    need_keys(settings)
-
-
-@pytest.fixture
-def reader() -> Api:
-    return key_api("fleet:read")
-
-
-@pytest.fixture
-def writer() -> Api:
-    return key_api("fleet:read", "fleet:write")
 
 
 def test_a_key_needs_the_scope_of_what_it_does(reader: Api, model, beat, sent) -> None:
@@ -378,16 +364,12 @@ def test_settings_are_for_superusers_and_writers(writer: Api) -> None:
     assert writer.get("settings/HELEXA_DATA_DIR") == rows["HELEXA_DATA_DIR"]
     assert writer.get("settings/HELEXA_TEST_NOTHING", 404)["code"] == "setting_not_found"
     key_api("fleet:read").get("settings", 403)
-    client = Client()
-    client.force_login(User.objects.create_user("clerk", is_staff=True))
-    assert client.get("/api/settings").status_code == 403
+    assert staff("clerk").get("/api/settings").status_code == 403
 
 
 def test_people_need_the_permission_of_the_verb(model) -> None:
     """The rule is the admin's: who may change models may not remove neurons."""
-    client = Client()
-    user = User.objects.create_user("clerk", is_staff=True)
-    client.force_login(user)
+    client = staff("clerk")
     for method, path in (
         ("delete", "/api/neurons/beast"),
         ("post", "/api/neurons/beast/drain"),

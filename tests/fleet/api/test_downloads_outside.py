@@ -10,7 +10,6 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
 from django.urls import reverse
@@ -34,15 +33,10 @@ from tests.fleet.services.jobs.download_reports import (
     publish_report,
     state,
 )
+from tests.metering.callers import staff
 
 __all__ = ["beast", "publish_report"]
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def writer(settings: Any) -> Api:
-    settings.ALLOWED_HOSTS = ["testserver"]
-    return key_api("fleet:read", "fleet:write")
 
 
 def test_rest(writer: Api, beast, sent, publish_report) -> None:
@@ -83,7 +77,7 @@ def test_rest(writer: Api, beast, sent, publish_report) -> None:
     reader.get("cached")
 
 
-async def test_events_end_with_the_download(settings: Any) -> None:
+async def test_events_end_with_the_download() -> None:
     rows: list[dict[str, Any] | None] = [
         {"status": "running", "finished_at": None},
         {"status": "running", "finished_at": None},
@@ -92,7 +86,6 @@ async def test_events_end_with_the_download(settings: Any) -> None:
     printed = [part async for part in job_events(lambda: rows.pop(0), look_every_s=0.0)]
     assert [part.split(b"\n")[0] for part in printed] == [b"event: running", b"event: succeeded"]
     assert [part async for part in job_events(lambda: None)] == [b"event: gone\ndata: {}\n\n"]
-    settings.ALLOWED_HOSTS = ["testserver"]
     response = await AsyncClient().get(
         "/api/downloads/00000000-0000-0000-0000-000000000000/events",
         headers={"authorization": "Bearer hx_no"},
@@ -223,10 +216,8 @@ def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, publi
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
 
 
-def test_who_may_only_look_pulls_nothing(client: Client, beast, sent) -> None:
-    viewer = User.objects.create_user("viewer", is_staff=True)
-    viewer.user_permissions.add(Permission.objects.get(codename="view_download"))
-    client.force_login(viewer)
+def test_who_may_only_look_pulls_nothing(beast, sent) -> None:
+    client = staff("viewer", "view_download")
     page = reverse("admin:fleet_download_cached")
     assert client.get(page).status_code == 200
     assert client.post(page, {"source": SOURCE, "neuron": "beast"}).status_code == 403

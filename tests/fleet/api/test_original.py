@@ -13,24 +13,9 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from inference.version import VERSION
 from metering.actor import COMMAND
-from tests.fleet.api.api_support import Api, key_api, need_keys
+from tests.fleet.api.api_support import Api
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _needs_keys(settings: Any) -> None:
-    need_keys(settings)
-
-
-@pytest.fixture
-def reader() -> Api:
-    return key_api("fleet:read")
-
-
-@pytest.fixture
-def writer() -> Api:
-    return key_api("fleet:read", "fleet:write")
 
 
 @pytest.mark.parametrize("kept", [{"pinned": True}, {"min_replicas": 1}])

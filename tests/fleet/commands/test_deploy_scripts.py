@@ -91,14 +91,6 @@ def test_an_upgrade_that_fails_stops_it(fake: Path) -> None:
     assert (fake / "asked").read_text().splitlines()[-1] == "neurons list --json"
 
 
-def test_it_prints_its_usage(fake: Path) -> None:
-    done = subprocess.run(
-        [str(SCRIPTS / "rolling-deploy")], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert "scripts/rolling-deploy --upgrade" in done.stderr
-
-
 def test_a_gateway_that_is_away_is_asked_again(fake: Path) -> None:
     """A gateway is away while it is restarted itself."""
     (fake / "away").touch()

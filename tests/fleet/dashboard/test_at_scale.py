@@ -24,6 +24,8 @@ from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.cases import each_case
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
 GIB = 1024**3
 NUM_MODELS, NUM_HOSTS, REPLICAS_A_HOST = 200, 50, 4
@@ -79,7 +81,6 @@ def text_of(client: Client, query: str = "") -> str:
     return response.content.decode()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
     text = text_of(admin_client)
@@ -103,7 +104,6 @@ def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) 
     assert len(text_of(admin_client, "?flipped=node-00+node-01").encode()) <= MAX_BYTES
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_refresh_leaves_the_focus_where_it_is(admin_client: Client, redis_db: Any) -> None:
     """htmx gives it to the element with the same id."""
     code = Refused("insufficient_quota", "research")
@@ -117,7 +117,6 @@ def test_a_refresh_leaves_the_focus_where_it_is(admin_client: Client, redis_db: 
         assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
     board = board_of(fleet_overview(), BoardQuery(flipped=frozenset({"node-01"})))
@@ -135,7 +134,6 @@ def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any)
     assert "model-010" in replicas and "41 of 100" not in replicas and "31.5" not in replicas
 
 
-@pytest.mark.django_db(transaction=True)
 def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) -> None:
     a_large_fleet()
     found = text_of(admin_client, "?models=MODEL-19&neurons=node-4&shown=loaded")
@@ -153,7 +151,6 @@ def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) ->
     assert 'value="19"' in whole and "model-190" in whole and "model-000" not in whole
 
 
-@pytest.mark.django_db(transaction=True)
 def test_rows_stay_in_their_places_while_they_are_looked_at(admin_client, model, redis_db) -> None:
     a_large_fleet()
     before = [row.line.name for row in board_of(fleet_overview()).models]
@@ -165,9 +162,8 @@ def test_rows_stay_in_their_places_while_they_are_looked_at(admin_client, model,
     assert [row.line.name for row in board_of(fleet_overview(), kept).models] == before
 
 
-@pytest.mark.django_db(transaction=True)
-def test_what_is_kept_loaded_offers_no_unload(admin_client, model, publish, build) -> None:
-    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[build.replica()]))
+def test_what_is_kept_loaded_offers_no_unload(admin_client, model, beat, build) -> None:
+    beat(replicas=[build.replica()])
     text = text_of(admin_client)
     assert 'value="unload model tiny"' in text and 'value="sleep replica ' in text
     model.pinned = True
@@ -177,10 +173,9 @@ def test_what_is_kept_loaded_offers_no_unload(admin_client, model, publish, buil
     assert 'value="unload ' not in text and 'value="sleep ' not in text
 
 
-@pytest.mark.django_db(transaction=True)
-def test_what_ends_something_asks_first(admin_client, model, publish, build, sent) -> None:
+def test_what_ends_something_asks_first(admin_client, model, beat, build, sent) -> None:
     """With scripts the words on the button ask; without them a page of its own does."""
-    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[build.replica()]))
+    beat(replicas=[build.replica()])
     text = text_of(admin_client)
     assert 'data-ask="Unload tiny?"' in text and 'data-ask="Unload tiny from beast?"' in text
     assert 'data-ask="Drain beast? Nothing new' in text
@@ -191,11 +186,10 @@ def test_what_ends_something_asks_first(admin_client, model, publish, build, sen
     assert LoadJob.objects.get().kind == "unload"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_names_lead_to_pages(admin_client, model, publish, build) -> None:
+def test_names_lead_to_pages(admin_client, model, beat, build) -> None:
     services.alias_create(actor=COMMAND, name="small", model=model)
     failed = build.replica(model="gone", status=ReplicaStatus.FAILED)
-    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[failed]))
+    beat(replicas=[failed])
     (beast,) = Neuron.objects.all()
     for path, target in (
         ("model?name=tiny", f"/admin/fleet/cataloguemodel/{model.pk}/change/"),

@@ -8,12 +8,12 @@ import uuid
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from fleet import neuron_client, services
+from fleet import neuron_client
 from fleet.dashboard.board import board_of, progress_of_model
 from fleet.models import LoadJob, Replica
 from fleet.overview import fleet_overview
@@ -23,38 +23,13 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.refusals import Refused, encode_field, refusals_key
-from inference.version import VERSION
 from metering.models import RequestRecord
+from tests.metering.callers import staff, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 GIB = 1024**3
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
-
-
-@pytest.fixture
-def beat(publish):
-    def beat(**changes):
-        heartbeat = publish(version=VERSION, **changes)
-        services.heartbeat_record(heartbeat=heartbeat)
-        return heartbeat
-
-    return beat
-
-
-def operator(*permissions: str) -> Client:
-    user = User.objects.create_user("olga", is_staff=True)
-    for codename in permissions:
-        user.user_permissions.add(Permission.objects.get(codename=codename))
-    client = Client()
-    client.force_login(user)
-    return client
-
-
-def page(client: Client, path: str = "/admin/") -> str:
-    response = client.get(path)
-    assert response.status_code == 200
-    return response.content.decode()
 
 
 def push(client: Client, command: str, *, status: int = 200) -> str:
@@ -133,7 +108,7 @@ def test_a_models_colour_stays_when_others_load(admin_client, model, beat, build
 
 
 def test_an_empty_fleet_shows_what_to_do_next(admin_client, publish) -> None:
-    text = page(admin_client)
+    text = text_of(admin_client, "/admin/")
     assert "Let a host join" in text and "Add a model" in text and "Make an API key" in text
     assert board_of(fleet_overview()).steps == ("neuron", "model")
 
@@ -147,7 +122,7 @@ def test_what_is_loaded_where(admin_client, model, beat, build) -> None:
         stats=build.stats(in_flight=2, queue_depth=1, kv_blocks_used=16, decode_tokens_per_s=40.0),
     )
     beat(devices=[card], replicas=[loaded])
-    text = page(admin_client, BOARD)
+    text = text_of(admin_client, BOARD)
     assert "71 % busy, 63 °C, 250 W" in text
     assert "tiny 6.0 GiB" in text and "other 2.0 GiB" in text
     assert "25 %" in text and "40.0" in text
@@ -166,11 +141,11 @@ def test_a_load_shows_its_progress_where_it_was_started(
     progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
     loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
     beat(replicas=[loading])
-    text = page(admin_client, BOARD)
+    text = text_of(admin_client, BOARD)
     assert "load on beast: weights 25%" in text
     assert 'aria-valuenow="25"' in text
     beat(replicas=[build.replica(job_id=str(job.pk))])
-    assert "loaded on beast" in page(admin_client, BOARD)
+    assert "loaded on beast" in text_of(admin_client, BOARD)
 
 
 def test_a_notice_follows_its_job_and_an_error_is_not_repeated(
@@ -180,25 +155,25 @@ def test_a_notice_follows_its_job_and_an_error_is_not_repeated(
     text = push(admin_client, "load model tiny")
     (job,) = LoadJob.objects.all()
     assert f'name="job" value="{job.pk}"' in text and "hx-notice hx-good" not in text
-    assert "tiny: load on beast" in page(admin_client, f"{BOARD}?job={job.pk}")
+    assert "tiny: load on beast" in text_of(admin_client, f"{BOARD}?job={job.pk}")
     failed = build.replica(
         job_id=str(job.pk),
         status=ReplicaStatus.FAILED,
         failure=LoadFailure(code="bad_file", message="There is no such file"),
     )
     beat(replicas=[failed])
-    text = page(admin_client, f"{BOARD}?job={job.pk}&job=x&job={uuid.uuid4()}")
+    text = text_of(admin_client, f"{BOARD}?job={job.pk}&job=x&job={uuid.uuid4()}")
     assert '<p class="hx-notice hx-bad">tiny: load failed on beast</p>' in text
     assert "Loading tiny" not in text and 'name="job"' not in text
     seen = re.sub(r'title="[^"]*"', "", text)
     assert seen.count("There is no such file") == 2, "it needs attention, and its replica's row"
-    assert "notices" not in page(admin_client, BOARD)
+    assert "notices" not in text_of(admin_client, BOARD)
 
 
 def test_buttons_unload_reload_drain_and_cancel(admin_client, model, beat, build, sent) -> None:
     beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
     (replica,) = Replica.objects.all()
-    board = page(admin_client, BOARD)
+    board = text_of(admin_client, BOARD)
     assert "tiny on beast is outdated: reload it" in board
     assert 'href="/admin/dashboard/model?name=tiny">its page</a>' in board
     push(admin_client, f"reload replica {replica.pk}")
@@ -228,8 +203,8 @@ def test_without_scripts_a_button_leads_back_to_the_dashboard(admin_client, mode
 
 def test_buttons_are_for_those_who_may(model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
-    client = operator()
-    text = page(client)
+    client = staff("olga")
+    text = text_of(client, "/admin/")
     assert 'name="do"' not in text and "Spent today" not in text and "Newest changes" not in text
     push(client, "load model tiny", status=403)
     push(client, "drain neuron beast", status=403)
@@ -259,7 +234,7 @@ def test_the_front_door_leads_on_by_who_asks() -> None:
     member.force_login(User.objects.create_user("mia"))
     assert Client().get("/")["Location"] == "/login/"
     assert member.get("/")["Location"] == "/playground/"
-    assert operator().get("/")["Location"] == "/admin/"
+    assert staff("olga").get("/")["Location"] == "/admin/"
     assert Client().get("/favicon.ico")["Location"].startswith("/static/helexa/favicon.svg")
 
 
@@ -275,9 +250,9 @@ def test_a_member_logs_in_and_out() -> None:
 
 def test_what_is_outdated_is_reloaded_where_it_is_shown(admin_client, model, beat, build, sent):
     beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
-    catalogue = page(admin_client, reverse("admin:fleet_cataloguemodel_changelist"))
+    catalogue = text_of(admin_client, reverse("admin:fleet_cataloguemodel_changelist"))
     assert 'hx-get="/admin/dashboard/outdated"' in catalogue
-    assert "Reload tiny now" in page(admin_client, "/admin/dashboard/outdated")
+    assert "Reload tiny now" in text_of(admin_client, "/admin/dashboard/outdated")
     response = admin_client.post(
         DO,
         {"do": "reload model tiny"},
@@ -292,12 +267,12 @@ def test_a_replicas_page_shows_its_report_and_errors(admin_client, model, beat, 
     beat(replicas=[build.replica(report=build.report())])
     (replica,) = Replica.objects.all()
     where = reverse("admin:fleet_replica_change", args=[replica.pk])
-    text = page(admin_client, where)
+    text = text_of(admin_client, where)
     assert "1.0 GiB for 1,024 tokens (64 blocks of 16)" in text
     assert "temperature 0.6, top_k 20" in text
     assert "None in the last 24 hours" in text
     request_id = a_failed_request("beast")
-    text = page(admin_client, where)
+    text = text_of(admin_client, where)
     assert "engine_crashed: Its engine stopped." in text
     assert f'href="/requests/{request_id.hex}"' in text
     assert 'href="/requests/?model=tiny&amp;neuron=beast"' in text
@@ -319,18 +294,18 @@ def test_an_engines_log_is_asked_of_its_neuron(
 
     monkeypatch.setattr(neuron_client, "app", Answering())
     where = "/admin/dashboard/log/beast/tiny"
-    assert where in page(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
-    assert "CUDA &lt;out&gt; of memory" in page(admin_client, where)
+    assert where in text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
+    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where)
     beat()  # a reload: the replica's row goes, and another comes
     assert not Replica.objects.exists()
-    assert "CUDA &lt;out&gt; of memory" in page(admin_client, where)
+    assert "CUDA &lt;out&gt; of memory" in text_of(admin_client, where)
     beat(replicas=[build.replica(model="org/tiny")])
     (replica,) = Replica.objects.all()
-    by_path = page(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
+    by_path = text_of(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
     assert "/admin/dashboard/log/beast/org/tiny" in by_path
     logs = EngineLogs(redis_db, neuron="beast")
-    assert "No engine for tiny has run" in page(admin_client, where)
-    assert "no neuron" in page(admin_client, "/admin/dashboard/log/nobody/tiny").lower()
+    assert "No engine for tiny has run" in text_of(admin_client, where)
+    assert "no neuron" in text_of(admin_client, "/admin/dashboard/log/nobody/tiny").lower()
     assert Client().get(where).status_code == 302
 
 
@@ -345,7 +320,7 @@ def test_what_neurons_report_is_text_on_the_board(admin_client, beat, build) -> 
         memory_bytes=GIB,
     )
     beat(replicas=[failed], devices=[build.device(kind="cuda", name=f'"{script}')])
-    text = page(admin_client, BOARD)
+    text = text_of(admin_client, BOARD)
     assert script not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
@@ -355,7 +330,7 @@ def test_counts_and_changes_lead_to_what_they_are_of(admin_client, model, redis_
     key = refusals_key(time.time())
     redis_db.hincrby(key, encode_field(Refused("queue_full", "research")), 17)
     redis_db.hincrby(key, encode_field(Refused(BROKE_WORKER, "research", "hx-1")), 5)
-    text = page(admin_client, BOARD)
+    text = text_of(admin_client, BOARD)
     pages = {1: "/requests/", 2: "/usage/", 3: "/admin/fleet/replica/", 5: "/usage/accounts"}
     for number, address in pages.items():
         assert f'<a id="tile-{number}" href="{address}">' in text

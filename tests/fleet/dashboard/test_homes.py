@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -13,10 +12,10 @@ from django.utils import timezone
 from fleet import services
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron
 from inference.protocol.load_report import StageReport
-from inference.version import VERSION
 from metering.actor import COMMAND
 from metering.models import AuditEntry, UsageHour
-from tests.fleet.dashboard.test_dashboard import a_failed_request, page
+from tests.fleet.dashboard.test_dashboard import a_failed_request
+from tests.metering.callers import staff, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,11 +24,10 @@ PART = "/admin/dashboard/model-home?name=tiny"
 
 
 @pytest.fixture
-def loaded(publish, build) -> None:
+def loaded(beat, build) -> None:
     card = build.device(kind="cuda", name="a card")
     here = build.replica(devices=["cuda:0"], stats=build.stats(in_flight=3))
-    heartbeat = publish(version=VERSION, devices=[card], replicas=[here])
-    services.heartbeat_record(heartbeat=heartbeat)
+    beat(devices=[card], replicas=[here])
 
 
 def push(client: Client, command: str, target: str, home: str) -> Any:
@@ -51,7 +49,7 @@ def test_a_models_page_is_its_home(admin_client, model, loaded) -> None:
             cost_micro_usd=requests,
         )
     failed = a_failed_request("attic")
-    text = page(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    text = text_of(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
     for verb in ("sleep", "unload", "pin"):
         assert f'value="{verb} model tiny"' in text
     assert 'href="/playground/?model=tiny"' in text
@@ -67,51 +65,51 @@ def test_a_models_page_is_its_home(admin_client, model, loaded) -> None:
 
 
 def test_common_settings_are_open_and_the_others_folded(admin_client, model) -> None:
-    text = page(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    text = text_of(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
     first, _, rest = text.partition("Advanced: ")
     for name in ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens"):
         assert f'name="{name}"' in first
     assert 'name="temperature"' in rest and 'name="temperature"' not in first
     assert text.count("<details><summary>") == 8
-    empty = page(admin_client, reverse("admin:fleet_cataloguemodel_add"))
+    empty = text_of(admin_client, reverse("admin:fleet_cataloguemodel_add"))
     assert "Advanced: Prices" in empty and "Who uses it" not in empty
 
 
-def test_a_model_names_what_it_waits_for(admin_client, model, publish, build) -> None:
+def test_a_model_names_what_it_waits_for(admin_client, model, beat, build) -> None:
     card = build.device(kind="cuda", name="a card", total_memory_bytes=1024**3)
-    services.heartbeat_record(heartbeat=publish(version=VERSION, devices=[card]))
-    assert "No host" not in page(admin_client, PART)
+    beat(devices=[card])
+    assert "No host" not in text_of(admin_client, PART)
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
     Neuron.objects.update(status="draining")
-    assert "No host takes it now: beast is draining." in page(admin_client, PART)
+    assert "No host takes it now: beast is draining." in text_of(admin_client, PART)
     model.min_device_vram_mb = 48_000
     services.catalogue_model_update(
         actor=COMMAND, model=model, changed_fields=["min_device_vram_mb"]
     )
-    assert "No host can run it: it needs a card of 46.9 GiB" in page(admin_client, PART)
+    assert "No host can run it: it needs a card of 46.9 GiB" in text_of(admin_client, PART)
 
 
-def test_its_buttons_answer_with_its_state(admin_client, model, loaded, publish, sent) -> None:
-    assert "ready" in page(admin_client, PART)
+def test_its_buttons_answer_with_its_state(admin_client, model, loaded, beat, sent) -> None:
+    assert "ready" in text_of(admin_client, PART)
     response = push(admin_client, "unload model tiny", "model-home", "tiny")
     assert 'id="model-home"' in response.text and "Unloading tiny from beast" in response.text
     assert LoadJob.objects.get().kind == "unload"
     assert admin_client.get("/admin/dashboard/model-home?name=x").status_code == 404
     LoadJob.objects.all().delete()
-    services.heartbeat_record(heartbeat=publish(version=VERSION))
-    text = page(admin_client, PART)
+    beat()
+    text = text_of(admin_client, PART)
     assert 'value="load model tiny"' in text and 'value="unload model tiny"' not in text
     push(admin_client, "load model tiny", "model-home", "tiny")
     assert LoadJob.objects.get().kind == "load"
     model.enabled = False
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
-    text = page(admin_client, PART)
+    text = text_of(admin_client, PART)
     assert "Not offered" in text and "It is loaded nowhere" in text
     assert 'name="do"' not in text
 
 
 def test_a_model_on_several_hosts_is_offered_nothing_that_is_refused(
-    admin_client, model, publish, build
+    admin_client, model, beat, build
 ) -> None:
     stages = [
         StageReport(
@@ -125,11 +123,11 @@ def test_a_model_on_several_hosts_is_offered_nothing_that_is_refused(
         for first, neuron in ((0, ""), (2, "attic"))
     ]
     divided = build.replica(spec_digest="0123456789abcdef", report=build.report(stages=stages))
-    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[divided]))
+    beat(replicas=[divided])
     for path in (PART, "/admin/dashboard/outdated", "/admin/"):
-        text = page(admin_client, path)
+        text = text_of(admin_client, path)
         assert 'value="sleep ' not in text and 'value="reload ' not in text, path
-    text = page(admin_client, PART)
+    text = text_of(admin_client, PART)
     assert "outdated" in text and 'value="unload model tiny"' in text
 
 
@@ -139,7 +137,7 @@ def test_a_model_without_chats_is_not_tried_in_the_playground(admin_client) -> N
         services.catalogue_model_create(
             actor=COMMAND, name=name, source=f"upstream:box/{name}", task=task
         )
-        text = page(admin_client, f"/admin/dashboard/model-home?name={name}")
+        text = text_of(admin_client, f"/admin/dashboard/model-home?name={name}")
         assert "An upstream serves it" in text and 'value="load ' not in text
         assert (f'href="/playground/?model={name}"' in text) == (task == "text")
 
@@ -151,7 +149,7 @@ def test_a_model_is_pinned_and_unpinned(admin_client, model, loaded) -> None:
     assert CatalogueModel.objects.get().pinned
     entry = AuditEntry.objects.filter(action="model.update").latest("id")
     assert (entry.object_id, "pinned" in entry.detail) == ("tiny", True)
-    text = page(admin_client, PART)
+    text = text_of(admin_client, PART)
     assert 'value="unpin model tiny"' in text
     assert 'value="unload model' not in text and 'value="sleep model' not in text
     push(admin_client, "unpin model tiny", "model-home", "tiny")
@@ -164,7 +162,7 @@ def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
         neuron=neuron, source="hf:org/large", status="running", bytes_done=1, bytes_total=4
     )
     failed, elsewhere = a_failed_request("beast"), a_failed_request("attic")
-    text = page(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
+    text = text_of(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
     assert 'id="neuron-home"' in text and "cuda:0" in text and "3 running" in text
     assert 'href="/admin/dashboard/model?name=tiny">tiny</a>' in text
     log = text[text.index("Engine's log of tiny") :]
@@ -172,7 +170,7 @@ def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
     assert f'href="/requests/{failed.hex}"' in text and "Its engine stopped." in text
     assert 'href="/requests/?neuron=beast">All of its requests</a>' in text
     assert elsewhere.hex not in text
-    part = page(admin_client, "/admin/dashboard/neuron-home?name=beast")
+    part = text_of(admin_client, "/admin/dashboard/neuron-home?name=beast")
     assert "hf:org/large" in part and 'aria-valuenow="25"' in part
     response = push(admin_client, "drain neuron beast", "neuron-home", "beast")
     assert "is being drained" in response.text and 'id="neuron-home"' in response.text
@@ -180,10 +178,7 @@ def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
 
 
 def test_who_may_only_look_is_offered_nothing(model, loaded) -> None:
-    user = User.objects.create_user("olga", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_cataloguemodel"))
-    client = Client()
-    client.force_login(user)
-    text = page(client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    client = staff("olga", "view_cataloguemodel")
+    text = text_of(client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
     assert 'name="do"' not in text and "Who uses it" not in text and "beast" in text
     assert push(client, "pin model tiny", "model-home", "tiny").status_code == 403

@@ -167,5 +167,6 @@ def test_migrations_are_in_step_with_the_models() -> None:
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_migrations_go_back_to_zero_and_forth_again() -> None:
-    call_command("migrate", "fleet", "zero", verbosity=0)
-    call_command("migrate", "fleet", verbosity=0)
+    for app in ("bench", "metering", "fleet"):
+        call_command("migrate", app, "zero", verbosity=0)
+    call_command("migrate", verbosity=0)

@@ -30,16 +30,6 @@ pytestmark = pytest.mark.django_db
 GIB = 1024**3
 
 
-@pytest.fixture
-def beat(publish, build):
-    def beat(**changes):
-        heartbeat = publish(version=VERSION, **changes)
-        services.heartbeat_record(heartbeat=heartbeat)
-        return heartbeat
-
-    return beat
-
-
 def used(at: datetime, tokens: int, **changes: Any) -> None:
     figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
     rows.insert([ended(ended_unix_s=at.timestamp(), **figures)])
