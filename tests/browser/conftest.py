@@ -31,12 +31,12 @@ def pages_server(
 ) -> Iterator[PagesServer]:
     """After Chromium, so that nothing starts where that is not."""
     directory = tmp_path_factory.mktemp("pages")
-    with running_redis(directory) as redis_url, running_hub() as hub_url:
-        server = PagesServer(directory, redis_url, hub_url)
-        try:
-            yield server
-        finally:
-            server.stop()
+    with (
+        running_redis(directory) as redis_url,
+        running_hub() as hub_url,
+        PagesServer(directory, redis_url, hub_url) as server,
+    ):
+        yield server
 
 
 @pytest.fixture

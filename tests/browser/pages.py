@@ -1,4 +1,4 @@
-"""The pages of the URL table: address, visitors; and the routes that are no page, with the reason.
+"""The pages of the URL table: address, visitors; and the routes that are no page.
 
 The routes are read from Django's own table, so that a page without a row here fails
 ``test_every_page_has_a_row.py``, and one that is there is opened by ``test_pages.py``.
@@ -31,7 +31,6 @@ MEMBERS = frozenset({Who.OPERATOR, Who.MEMBER})
 EVERYBODY = frozenset(Who)
 MEMBER_ALONE = frozenset({Who.MEMBER})
 STRANGERS = frozenset({Who.STRANGER})
-NOBODY: frozenset[Who] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,6 @@ class Page:
     path: str
     seen_by: frozenset[Who] = OPERATORS
     model: type[Model] | None = None
-    is_looked_at: bool = True
-    """Else only who is let in is tested: another page is drawn by the same template."""
 
     def path_with(self, first_key: Callable[[type[Model]], str]) -> str:
         return self.path if self.model is None else self.path.format(key=first_key(self.model))
@@ -91,41 +88,23 @@ OWN_PAGES: dict[str, list[Page]] = {
     "admin:fleet_cataloguemodel_import": [Page("/admin/fleet/cataloguemodel/models-toml/")],
     "admin:fleet_download_cached": [Page("/admin/fleet/download/cached/")],
 }
-NO_PAGES = {
-    "front": "leads on by who asks",
-    "logout": "a POST",
-    "favicon.ico": "an image",
-    "version": "JSON",
-    "playground-identify": "a POST that finds who asks, answered without a word",
-    "playground-markdown": "a part of an answer",
-    "playground-conversations": "JSON for the playground's script",
-    "playground-conversation": "JSON for the playground's script",
-    "playground-export": "a file",
-    "usage-key-revoke": "a POST",
-    "bench-runs-csv": "a file",
-    "bench-moved": "leads on to the results",
-    "bench-start": "a POST",
-    "bench-job": "a part of the page of jobs",
-    "bench-cancel": "a POST",
-    "dashboard-board": "the part of the dashboard that is asked for again",
-    "dashboard-outdated": "a part of a model's page",
-    "dashboard-log": "a part of a replica's page",
-    "series-panel": "the charts of a page",
-    "dashboard-do": "a POST of the dashboard's",
-    "first-steps": "a card of the dashboard",
-    "first-key": "a POST of that card's",
-    "first-steps-hide": "a POST of that card's",
-    "dashboard-model-home": "a part of a model's page",
-    "dashboard-neuron-home": "a part of a neuron's page",
-    "model-page": "leads on to a model's page",
-    "neuron-page": "leads on to a neuron's page",
-    "admin:logout": "a POST",
-    "admin:autocomplete": "JSON",
-    "admin:jsi18n": "a script",
-    "admin:search": "a part of the search field",
-    "admin:view_on_site": "leads on",
-    "admin:fleet_cataloguemodel_export": "a file",
-}
+NO_PAGES = frozenset(
+    (
+        # They lead on.
+        *("front", "bench-moved", "model-page", "neuron-page", "admin:view_on_site"),
+        # They take a POST.
+        *("logout", "usage-key-revoke", "bench-start", "bench-cancel", "dashboard-do"),
+        *("first-key", "first-steps-hide", "admin:logout", "playground-identify"),
+        # They are JSON, or files.
+        *("version", "playground-conversations", "playground-conversation", "admin:autocomplete"),
+        *("favicon.ico", "playground-export", "bench-runs-csv", "admin:jsi18n"),
+        "admin:fleet_cataloguemodel_export",
+        # They are parts of pages.
+        *("playground-markdown", "bench-job", "dashboard-board", "dashboard-outdated"),
+        *("dashboard-log", "series-panel", "first-steps", "dashboard-model-home"),
+        *("dashboard-neuron-home", "admin:search"),
+    )
+)
 MADE_BY_HAND = frozenset(
     {
         "fleet_cataloguemodel",
@@ -142,7 +121,7 @@ MADE_BY_HAND = frozenset(
 )
 """Rows that operators add. All others are reported, derived, or there once."""
 HISTORY_OF, DELETION_OF = "fleet_cataloguemodel", "fleet_alias"
-"""Looked at for all: these pages are the admin's own."""
+"""The one of all that is looked at: these pages are the admin's own."""
 
 
 def rows() -> dict[str, list[Page]]:
@@ -163,13 +142,11 @@ def _pages_of(model: type[Model]) -> dict[str, list[Page]]:
     meta = model._meta
     name = f"{meta.app_label}_{meta.model_name}"
     at = f"/admin/{meta.app_label}/{meta.model_name}/"
-    who_adds = OPERATORS if name in MADE_BY_HAND else NOBODY
-    pages = {
-        "changelist": Page(at),
-        "add": Page(f"{at}add/", who_adds),
-        "change": Page(f"{at}{{key}}/change/", model=model),
-        "history": Page(f"{at}{{key}}/history/", OPERATORS, model, name == HISTORY_OF),
-    }
+    pages = {"changelist": Page(at), "change": Page(f"{at}{{key}}/change/", model=model)}
+    if name in MADE_BY_HAND:
+        pages["add"] = Page(f"{at}add/")
+    if name == HISTORY_OF:
+        pages["history"] = Page(f"{at}{{key}}/history/", model=model)
     if name == DELETION_OF:
         pages["delete"] = Page(f"{at}{{key}}/delete/", model=model)
     found = {f"admin:{name}_{verb}": [page] for verb, page in pages.items()}
@@ -182,13 +159,9 @@ def pages_of(who: Who) -> Iterator[tuple[str, Page]]:
     """The pages this visitor looks at, each with a name for its screenshot."""
     for name, pages in rows().items():
         for number, page in enumerate(pages):
-            if who in page.seen_by and page.is_looked_at:
+            if who in page.seen_by:
                 label = name.replace(":", "-").replace("_", "-")
                 yield f"{label}-{number + 1}" if number else label, page
-
-
-def pages_not_for(who: Who) -> list[Page]:
-    return [page for pages in rows().values() for page in pages if who not in page.seen_by]
 
 
 def routes() -> Iterator[str]:

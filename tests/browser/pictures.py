@@ -77,12 +77,9 @@ def main() -> None:
         running_chromium(Path(directory) / "chromium") as driver,
         running_redis(Path(directory)) as redis_url,
         running_hub() as hub_url,
+        PagesServer(Path(directory), redis_url, hub_url) as server,
     ):
-        server = PagesServer(Path(directory), redis_url, hub_url)
-        try:
-            take(Browser(driver, server.url))
-        finally:
-            server.stop()
+        take(Browser(driver, server.url))
 
 
 def take(browser: Browser) -> None:

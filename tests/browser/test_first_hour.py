@@ -40,12 +40,10 @@ def serve(
     default_gguf: Path,
 ) -> Iterator[Serve]:
     """Starts a server without a model: the operator adds it."""
-    serve = Serve(with_caches(tmp_path / "var", model_cache_dir, native_cache_dir), "--no-model")
-    try:
-        serve.wait_ready()
+    with Serve(
+        with_caches(tmp_path / "var", model_cache_dir, native_cache_dir), "--no-model"
+    ) as serve:
         yield serve
-    finally:
-        serve.end()
 
 
 @pytest.fixture

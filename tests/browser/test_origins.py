@@ -81,10 +81,11 @@ def page_port() -> Iterator[int]:
 @pytest.fixture
 def gateway_url(chromium: webdriver.Chrome, tmp_path: Path, page_port: int) -> Iterator[str]:
     settings = {"HELEXA_ALLOWED_ORIGINS": f"http://named.localhost:{page_port}"}
-    with running_redis(tmp_path) as redis_url:
-        server = PagesServer(tmp_path, redis_url, "http://127.0.0.1:9", settings)
+    with (
+        running_redis(tmp_path) as redis_url,
+        PagesServer(tmp_path, redis_url, "http://127.0.0.1:9", settings) as server,
+    ):
         yield server.url
-        server.stop()
 
 
 def test_a_page_works_where_its_origin_is_named(

@@ -8,8 +8,8 @@ from selenium.webdriver.common.keys import Keys
 
 from metering.models import Account
 from tests.browser.appearance import drawn, faint_charts, is_dark, look_at, violations
-from tests.browser.chromium import DARK_PHONE, DARK_WIDE, DESKTOP, PHONE, WIDE, Browser, View
-from tests.browser.pages import Who, pages_not_for, pages_of
+from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser, View
+from tests.browser.pages import Who, pages_of
 from tests.browser.seed import MEMBER, OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 
@@ -52,11 +52,6 @@ FOCUS_THE_FIRST = """
     stops.find((one) => one.checkVisibility() && !one.disabled)?.focus();
 """
 """A script that focuses the first stop. From the last one a tab would lead out of the page."""
-STATUS = """
-    const answer = await fetch(arguments[0], {redirect: "manual"});
-    return answer.type === "opaqueredirect" ? 302 : answer.status;
-"""
-TURNED_AWAY = (302, 403, 404)
 
 
 @pytest.mark.parametrize(
@@ -93,19 +88,6 @@ def test_a_spoilt_page_breaks_rules(browser: Browser) -> None:
     browser.run(SPOIL)
     rules = [one.split(": ")[1] for one in violations(browser)]
     assert sorted(rules) == ["button-name", "color-contrast"]
-
-
-def test_pages_of_others_turn_one_away(browser: Browser, pages_server: PagesServer) -> None:
-    for who in Who:
-        browser.start_anew(DESKTOP)
-        if who:
-            browser.log_in(who, PASSWORD)
-        else:
-            browser.open("/login/")
-        paths = [page.path_with(pages_server.first_key) for page in pages_not_for(who)]
-        # One after the other: the time limit of a script is for one of them.
-        statuses = {path: browser.run(STATUS, path) for path in paths}
-        assert {path: one for path, one in statuses.items() if one not in TURNED_AWAY} == {}, who
 
 
 def test_a_stranger_is_led_to_the_log_in(browser: Browser) -> None:

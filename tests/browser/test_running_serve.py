@@ -22,12 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
 
 @pytest.fixture
 def serve(chromium: webdriver.Chrome, tmp_path: Path) -> Iterator[Serve]:
-    serve = Serve(tmp_path / "var", "--no-model", "--no-neuron")
-    try:
-        serve.wait_ready()
+    with Serve(tmp_path / "var", "--no-model", "--no-neuron") as serve:
         yield serve
-    finally:
-        serve.end()
 
 
 def test_a_running_serve(serve: Serve, chromium: webdriver.Chrome) -> None:

@@ -58,13 +58,9 @@ def serve(
     data_dir = with_caches(
         tmp_path_factory.mktemp("hostile") / "var", model_cache_dir, native_cache_dir
     )
-    serve = Serve(data_dir, "--share", f"127.0.0.1:{free_port()}")
-    try:
-        serve.wait_ready()
+    with Serve(data_dir, "--share", f"127.0.0.1:{free_port()}") as serve:
         catalogue.create_model(serve, name="lure", source="path:/nowhere", min_replicas=0)
         yield serve
-    finally:
-        serve.end()
 
 
 def invite(serve: Serve) -> Evil:

@@ -74,10 +74,7 @@ def with_caches(data_dir: Path, model_cache_dir: Path, native_cache_dir: Path) -
 @pytest.fixture(scope="session")
 def shared_server(server_dir: Path) -> Iterator[Serve]:
     with _running["shared_server"] as running:
-        serve = Serve(server_dir)
-        running.callback(serve.end)
-        serve.wait_ready()
-        yield serve
+        yield running.enter_context(Serve(server_dir))
 
 
 @pytest.fixture
@@ -100,9 +97,7 @@ def scripted_server(
     shutil.copy(migrated_sqlite, directory / "var")
     with _running["scripted_server"] as running:
         serve = ScriptedServe(directory / "var", directory / "scripts")
-        running.callback(serve.end)
-        serve.wait_ready()
-        yield serve
+        yield running.enter_context(serve)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import psutil
@@ -45,6 +45,7 @@ JOB_COLUMNS = (
 NUM_LOAD_JOBS = 20
 MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
+Events = list[dict[str, Any]]
 READY = re.compile(r"^ready: (http://\S+)$")
 
 _CLIENT = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=30.0)
@@ -73,7 +74,8 @@ def wait_until(is_done: Callable[[], Found], what: str, timeout_s: float = WAIT_
 
 
 class Serve:
-    """One life of ``manage.py serve``. What it prints is in ``lines``, as it comes."""
+    """One life of ``manage.py serve``. What it prints is in ``lines``, as it comes. As a context it
+    is ready, and ended afterwards."""
 
     def __init__(self, data_dir: Path, *flags: str, port: int | None = None, **env: str) -> None:
         self.data_dir = data_dir
@@ -94,6 +96,17 @@ class Serve:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -256,6 +269,11 @@ class Serve:
             error.add_note(self.describe())
             raise
 
+    def answers(self) -> bool:
+        """Whether it answers the question."""
+        response = self.chat()
+        return response.status_code == 200 and "Paris" in response.text
+
     def answer(self, **fields: Any) -> str:
         return text_of(self.chat(**fields))
 
@@ -272,6 +290,19 @@ def text_of(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
     content: str = response.json()["choices"][0]["message"]["content"]
     return content
+
+
+def events_of(received: str) -> Events:
+    """The events of a whole stream, without the word that ends it."""
+    datas = [
+        line.removeprefix("data: ") for line in received.splitlines() if line.startswith("data: ")
+    ]
+    return [json.loads(data) for data in datas if data != "[DONE]"]
+
+
+def chat_text(chunks: Events) -> str:
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
 
 
 class Stream:

@@ -35,12 +35,8 @@ TOOL: Any = {
 
 @pytest.fixture(scope="module")
 def serve(server_dir: Path) -> Iterator[Serve]:
-    serve = Serve(server_dir)
-    try:
-        serve.wait_ready()
+    with Serve(server_dir) as serve:
         yield serve
-    finally:
-        serve.end()
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,9 @@ def server(
     default_gguf: Path,
 ) -> Iterator[Serve]:
     parent = tmp_path_factory.mktemp("strangers")
-    serve = Serve(with_caches(parent / "var", model_cache_dir, native_cache_dir))
-    try:
-        serve.wait_ready()
+    with Serve(with_caches(parent / "var", model_cache_dir, native_cache_dir)) as serve:
         wait_until(serve.is_healthy, "the server is healthy")
         yield serve
-    finally:
-        serve.end()
 
 
 @pytest.fixture(scope="module")

@@ -36,13 +36,9 @@ def serve(
 ) -> Iterator[ScriptedServe]:
     """After Chromium, so that nothing starts where that is not."""
     folder = tmp_path_factory.mktemp("playground")
-    serve = ScriptedServe(folder / "var", folder / "scripts", PRICES)
-    try:
-        serve.wait_ready()
+    with ScriptedServe(folder / "var", folder / "scripts", PRICES) as serve:
         run(serve, MAKE_VISITORS % PASSWORD)
         yield serve
-    finally:
-        serve.end()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ of npm and PyPI, and nothing else is asked by us.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -59,14 +58,13 @@ def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tri
     programs = [one for one in PROGRAMS if only in one.file or only in one.package]
     agents = [one for one in AGENTS if only.lower() in one.name.lower()]
     if agents or any(one.server == "scripted" for one in programs):
-        scripted = ScriptedServe(run_dir / "scripted", run_dir / "scripts")
-        with _ready(scripted):
+        with ScriptedServe(run_dir / "scripted", run_dir / "scripts") as scripted:
             rehearse(scripted.models["hermes"])
             yield from _try_programs("scripted", programs, clients, scripted)
             for agent in agents:
                 yield from try_agent(agent, _stage(clients, scripted, run_dir / agent.name))
     if any(one.server == "real" for one in programs) or any(only in sdk for sdk in SDKS):
-        with _ready(_real_serve(run_dir / "real")) as real:
+        with _real_serve(run_dir / "real") as real:
             create_model(
                 real, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
             )
@@ -74,7 +72,7 @@ def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tri
             for sdk in (one for one in SDKS if only in one):
                 yield from try_readme(sdk, clients, real.url)
     if any(one.server == "locked" for one in programs):
-        with _ready(Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right")) as locked:
+        with Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right") as locked:
             yield from _try_programs("locked", programs, clients, locked)
 
 
@@ -84,15 +82,6 @@ def _try_programs(
     for program in programs:
         if program.server == server:
             yield from try_program(program, clients, serve.url)
-
-
-@contextlib.contextmanager
-def _ready(serve: Serve) -> Iterator[Serve]:
-    try:
-        serve.wait_ready()
-        yield serve
-    finally:
-        serve.end()
 
 
 def _stage(clients: Clients, serve: ScriptedServe, folder: Path) -> Stage:

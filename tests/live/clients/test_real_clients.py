@@ -18,10 +18,9 @@ import pytest
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
 from tests.live.sdk.asking import CLOCK_CALL
-from tests.live.serving import WAIT_TIMEOUT_S
+from tests.live.serving import WAIT_TIMEOUT_S, Events, chat_text, events_of
 
 REQUESTS_DIR = Path(__file__).parent / "real_clients"
-Events = list[dict[str, Any]]
 
 
 class RealClient:
@@ -44,19 +43,12 @@ class RealClient:
     def events(self, name: str, **changes: Any) -> Events:
         response = self.send(name, **changes)
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
-        datas = [line.removeprefix("data: ") for line in lines]
-        return [json.loads(data) for data in datas if data != "[DONE]"]
+        return events_of(response.text)
 
 
 @pytest.fixture
 def client(scripted_server: ScriptedServe) -> RealClient:
     return RealClient(scripted_server.url)
-
-
-def chat_text(chunks: Events) -> str:
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    return "".join(delta.get("content") or "" for delta in deltas)
 
 
 def block_deltas(events: Events, kind: str, field: str) -> str:

@@ -37,11 +37,6 @@ def _one_engine(shared_server: Serve) -> None:
     wait_until(lambda: not others(), "the others are unloaded")
 
 
-def answers(helexa: Serve) -> bool:
-    response = helexa.chat()
-    return response.status_code == 200 and "Paris" in response.text
-
-
 def test_a_killed_engine_without_a_stream_is_a_503(helexa: Serve) -> None:
     """Under a stream ``test_one_serve`` kills it."""
     responses: list[httpx.Response] = []
@@ -53,7 +48,7 @@ def test_a_killed_engine_without_a_stream_is_a_503(helexa: Serve) -> None:
     (response,) = responses
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_crashed")
     assert int(response.headers["retry-after"]) >= 1
-    wait_until(lambda: answers(helexa), "answers after its engine was killed")
+    wait_until(helexa.answers, "answers after its engine was killed")
     assert helexa.reported_replica()["num_restarts"] >= 1
 
 
@@ -65,7 +60,7 @@ def test_a_killed_neuron_fails_the_request_and_leaves_no_engine(helexa: Serve) -
         events = list(stream)
     assert len([event for event in events if '"error"' in event]) == 1
     wait_until(lambda: has_ended(engine), "the engine ended with its neuron")
-    wait_until(lambda: answers(helexa), "answers after its neuron was killed")
+    wait_until(helexa.answers, "answers after its neuron was killed")
     assert helexa.find("neuron").pid != neuron.pid
     helexa.wait_printed("^neuron.*SIGKILL")
 
@@ -90,7 +85,7 @@ def test_what_a_neuron_died_of_is_not_sent_to_the_next_one(helexa: Serve) -> Non
     (response,) = responses
     assert (response.status_code, response.json()["error"]["code"]) == (500, "request_broke_worker")
     assert response.headers["x-should-retry"] == "false"
-    wait_until(lambda: answers(helexa), "answers after its neuron died")
+    wait_until(helexa.answers, "answers after its neuron died")
     deaths = [line for line in helexa.lines if "SIGSEGV" in line]
     assert len(deaths) == len(before) + 1, "it was delivered once"
 
@@ -102,5 +97,5 @@ def test_a_killed_redis_fails_the_request_once_and_comes_back(helexa: Serve) -> 
         events = list(stream)
     assert len([event for event in events if '"error"' in event]) == 1
     helexa.wait_printed("^redis.*SIGKILL")
-    wait_until(lambda: answers(helexa), "answers after Redis was killed")
+    wait_until(helexa.answers, "answers after Redis was killed")
     assert helexa.find("redis").pid != killed.pid

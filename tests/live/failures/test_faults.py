@@ -33,27 +33,18 @@ def faulty(
     default_gguf: Path,
 ) -> Iterator[Serve]:
     data_dir = with_caches(tmp_path_factory.mktemp("faulty"), model_cache_dir, native_cache_dir)
-    serve = Serve(
+    with Serve(
         data_dir,
         HELEXA_ENGINE_COMMAND=FAULTY_ENGINE,
         HELEXA_STEP_TIMEOUT_S=STEP_TIMEOUT_S,
         HELEXA_ENGINE_CHECKS="1",
-    )
-    try:
-        serve.wait_ready()
+    ) as serve:
         yield serve
-    finally:
-        serve.end()
 
 
 def complete(serve: Serve, first_token_id: int) -> httpx.Response:
     body = {"model": MODEL, "prompt": [first_token_id, 1, 2, 3]} | LONG
     return httpx.post(f"{serve.url}/v1/completions", json=body, timeout=WAIT_TIMEOUT_S)
-
-
-def answers(serve: Serve) -> bool:
-    response = serve.chat()
-    return response.status_code == 200 and "Paris" in response.text
 
 
 def test_on_a_sound_device_each_fails_alone(faulty: Serve) -> None:
@@ -82,12 +73,12 @@ def test_on_a_sound_device_each_fails_alone(faulty: Serve) -> None:
 def test_what_an_engine_cannot_survive_is_reported_and_mended(
     faulty: Serve, kind: Kind, code: str
 ) -> None:
-    wait_until(lambda: answers(faulty), "it answers before")
+    wait_until(faulty.answers, "it answers before")
     before = faulty.reported_replica()
     response = complete(faulty, kind)
     assert (response.status_code, response.json()["error"]["code"]) == (503, code)
     assert int(response.headers["retry-after"]) >= 1
-    wait_until(lambda: answers(faulty), "it answers again")
+    wait_until(faulty.answers, "it answers again")
     after = faulty.reported_replica()
     assert after["num_restarts"] == before["num_restarts"] + 1
     wait_until(lambda: is_idle(faulty), "every block is free again")

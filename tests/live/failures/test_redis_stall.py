@@ -15,7 +15,14 @@ import httpx
 
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, chat_body, wait_until
+from tests.live.serving import (
+    WAIT_TIMEOUT_S,
+    Abandoned,
+    chat_body,
+    chat_text,
+    events_of,
+    wait_until,
+)
 
 STALL_S = 2.5
 TOKEN_S = 0.04
@@ -54,17 +61,10 @@ class Answer:
         return self.received.count(b"data: ") > 3
 
     @property
-    def events(self) -> list[Any]:
-        lines = self.received.decode().splitlines()
-        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-        return [json.loads(one) for one in data if one != "[DONE]"]
-
-    @property
     def text(self) -> str:
         if not self._stream:
             return str(json.loads(self.received)["choices"][0]["message"]["content"])
-        choices = [choice for event in self.events for choice in event["choices"]]
-        return "".join(choice["delta"].get("content") or "" for choice in choices)
+        return chat_text(events_of(self.received.decode()))
 
 
 def has_begun(model: ScriptedModel, when: str, num_answers: int) -> bool:

@@ -45,10 +45,12 @@ STATUSES = "statuses"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
     """Starts a server with rows of every kind, and no neuron behind them."""
     directory = tmp_path_factory.mktemp("schemas")
-    with running_redis(directory) as redis_url, running_hub() as hub_url:
-        server = PagesServer(directory, redis_url, hub_url)
+    with (
+        running_redis(directory) as redis_url,
+        running_hub() as hub_url,
+        PagesServer(directory, redis_url, hub_url) as server,
+    ):
         yield server
-        server.stop()
 
 
 def test_answers_are_as_documented(server: PagesServer, tmp_path: Path) -> None:

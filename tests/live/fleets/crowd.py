@@ -10,11 +10,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
-from tests.live.serving import WAIT_TIMEOUT_S, chat_body
+from tests.live.serving import WAIT_TIMEOUT_S, chat_body, events_of
 
 NUM_CLIENTS = 6
 BACK_OFF_S = 0.2
@@ -61,9 +60,7 @@ def ending_of(
 
 
 def _end_of_stream(received: bytes, expected: str) -> tuple[str, int]:
-    lines = received.decode().splitlines()
-    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    events: list[dict[str, Any]] = [json.loads(one) for one in data if one != "[DONE]"]
+    events = events_of(received.decode())
     errors = [event["error"]["code"] for event in events if "error" in event]
     choices = [choice for event in events for choice in event.get("choices", [])]
     text = "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -47,16 +47,14 @@ Start = Callable[..., Serve]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts serves that are gone after the test, however it ends."""
-    started: list[Serve] = []
+    with contextlib.ExitStack() as afterwards:
 
-    def start(data_dir: Path, *flags: str, port: int | None = None, **env: str) -> Serve:
-        serve = Serve(data_dir, *flags, port=port, **env)
-        started.append(serve)
-        return serve
+        def start(data_dir: Path, *flags: str, port: int | None = None, **env: str) -> Serve:
+            serve = Serve(data_dir, *flags, port=port, **env)
+            afterwards.callback(serve.end)
+            return serve
 
-    yield start
-    for serve in started:
-        serve.end()
+        yield start
 
 
 def refusal(serve: Serve, exit_code: int = 1) -> str:
@@ -90,8 +88,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     model.answers(QUESTION, "Paris.")
     model.answers("never come to an end", "on and on", repeats=True)
     engine = {"HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)])}
-    first = Serve(run_dir / "var", "--no-model", **engine)
-    try:
+    with Serve(run_dir / "var", "--no-model", **engine) as first:
         assert first.wait_ready() == first.url
         wait_until(lambda: "password" in first.output, "the login is shown")
         page = log_in_and_add(first, model)
@@ -100,15 +97,9 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
         first.process.kill()
         first.process.wait()
         _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
-    finally:
-        first.end()
     drain = {"HELEXA_DRAIN_SECONDS": "3", "HELEXA_NEURON_DRAIN_S": "3"}
-    second = Serve(run_dir / "var", "--no-model", port=first.port, **engine, **drain)
-    try:
-        second.wait_ready()
+    with Serve(run_dir / "var", "--no-model", port=first.port, **engine, **drain) as second:
         yield Lives(first, page, len(children), len(alive), second, model)
-    finally:
-        second.end()
 
 
 def log_in_and_add(serve: Serve, model: ScriptedModel) -> httpx.Response:

@@ -26,12 +26,10 @@ SHAPES = {
 
 @pytest.fixture
 def serve(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> Iterator[Serve]:
-    started = Serve(with_caches(tmp_path / "var", model_cache_dir, native_cache_dir), "--no-model")
-    try:
-        started.wait_ready()
-        yield started
-    finally:
-        started.end()
+    with Serve(
+        with_caches(tmp_path / "var", model_cache_dir, native_cache_dir), "--no-model"
+    ) as serve:
+        yield serve
 
 
 def write(directory: Path, seed: int) -> str:

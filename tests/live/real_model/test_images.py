@@ -116,15 +116,11 @@ def served(
     tiny_idefics3.SMOLVLM.save_processor(folders["smolvlm"])
     save(folders["smolvlm"], smolvlm_tokenizer, "<end_of_utterance>", SMOLVLM_TEMPLATE)
     data_dir = with_caches(tmp_path_factory.mktemp("live"), model_cache_dir, native_cache_dir)
-    serve = Serve(data_dir, "--no-model")
     fields = {"dtype": "float32", "kv_dtype": "fp32", "kv_memory_bytes": 64 * 2**20}
-    try:
-        serve.wait_ready()
+    with Serve(data_dir, "--no-model") as serve:
         for name, folder in folders.items():
             create_model(serve, name=name, source=f"path:{folder}", **fields)
         yield serve
-    finally:
-        serve.end()
 
 
 def ask(serve: Serve, path: str, **body: Any) -> dict[str, Any]:

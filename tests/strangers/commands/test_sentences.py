@@ -81,12 +81,8 @@ def test_there_is_an_inventory(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    serve = Serve(tmp_path_factory.mktemp("keys") / "var", "--no-model")
-    try:
-        serve.wait_ready()
+    with Serve(tmp_path_factory.mktemp("keys") / "var", "--no-model") as serve:
         yield serve
-    finally:
-        serve.end()
 
 
 def weak_key(server: Serve) -> str:
