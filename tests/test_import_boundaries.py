@@ -100,6 +100,16 @@ BOUNDARIES = (
         ("torch", "transformers", "inference.neuron", "inference.engine", "inference.gateway"),
     ),
     Boundary("fleet", ("torch", "transformers", "inference.neuron", "inference.engine")),
+    *(
+        Boundary(
+            f"fleet/{name}",
+            ("django", "redis", "torch", "celery", "time", "asyncio", "logging"),
+        )
+        for name in (
+            *("placement", "catalogue"),
+            *("live/absences.py", "live/measurements.py", "live/snapshot.py"),
+        )
+    ),
     Boundary("helexa_site", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("metering", ("torch", "transformers", "inference.neuron", "inference.engine")),
     *(

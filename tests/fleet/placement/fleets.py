@@ -8,7 +8,7 @@ from typing import Any
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import Catalogue, Load
+from fleet.placement import Catalogue, Load, Reject
 from fleet.placement.decisions import Jobs, Observed, Plan
 from fleet.placement.reconcile import reconcile
 from fleet.placement.stages.devices import BY_KIND, Speed, StageDevice
@@ -44,6 +44,16 @@ def took(neuron: str, gib: float, kind: DeviceKind = "cuda") -> MeasuredLoad:
 
 def catalogue(*entries: CatalogueEntry) -> Catalogue:
     return {entry.name: entry for entry in entries}
+
+
+def loaded(decision: Any) -> Load:
+    assert isinstance(decision, Load), decision
+    return decision
+
+
+def refused(decision: Any) -> Reject:
+    assert isinstance(decision, Reject), decision
+    return decision
 
 
 def card(index: int = 0, *, free: float, total: float = 24) -> DeviceInfo:

@@ -29,6 +29,7 @@ from tests.fleet.placement.fleets import (
     card,
     entry,
     fleet,
+    loaded,
     neuron,
     processor,
     replica,
@@ -321,8 +322,7 @@ def test_a_model_goes_where_it_can_do_most(
 ) -> None:
     """Of hosts ``0``, ``1`` and so on, with one card each."""
     hosts = [neuron(str(number), card(free=free)) for number, free in enumerate(free_gib)]
-    decision = place(wanted, fleet(*hosts))
-    assert isinstance(decision, Load)
+    decision = loaded(place(wanted, fleet(*hosts)))
     assert decision.neuron == goes_to
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.placement import Load, Reject, Wait, place, place_on
+from fleet.placement import Load, Wait, place, place_on
 from fleet.placement.decisions import Jobs, Observed, Waiting
 from fleet.placement.devices.needs import Needs
 from fleet.placement.expected import with_load
@@ -27,8 +27,10 @@ from tests.fleet.placement.fleets import (
     dense,
     entry,
     fleet,
+    loaded,
     neuron,
     processor,
+    refused,
     replica,
 )
 
@@ -42,16 +44,6 @@ def large(gb: float = 36, **changes: Any) -> CatalogueEntry:
 
 def placed(model: CatalogueEntry, *others: CatalogueEntry, snapshot: FleetSnapshot) -> Any:
     return place(model, snapshot, catalogue=catalogue(model, *others))
-
-
-def loaded(decision: Any) -> Load:
-    assert isinstance(decision, Load), decision
-    return decision
-
-
-def refused(decision: Any) -> Reject:
-    assert isinstance(decision, Reject), decision
-    return decision
 
 
 def taken(load: Load) -> dict[str, int]:

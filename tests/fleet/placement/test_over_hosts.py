@@ -30,8 +30,10 @@ from tests.fleet.placement.fleets import (
     dense,
     entry,
     fleet,
+    loaded,
     neuron,
     processor,
+    refused,
     replica,
     took,
 )
@@ -47,16 +49,6 @@ def host(name: str, *devices: Any, **changes: Any) -> NeuronView:
 
 def placed(model: CatalogueEntry, snapshot: FleetSnapshot, **options: Any) -> Any:
     return place(model, snapshot, catalogue=catalogue(model), **options)
-
-
-def loaded(decision: Any) -> Load:
-    assert isinstance(decision, Load), decision
-    return decision
-
-
-def refused(decision: Any) -> Reject:
-    assert isinstance(decision, Reject), decision
-    return decision
 
 
 def held(on: str, status: str, age_s: float = 1.0, **changes: Any) -> HeldStageView:
@@ -231,8 +223,8 @@ def test_only_hosts_that_lack_room_are_cleared() -> None:
 
 @each_case("why", [{"pinned": True}, {"residency_priority": 900}], ids=["pinned", "worth more"])
 def test_what_is_pinned_or_worth_more_stays(why: dict[str, Any]) -> None:
-    decision = over(used(), **why)
-    assert isinstance(decision, Reject) and decision.code == "not_enough_memory"
+    decision = refused(over(used(), **why))
+    assert decision.code == "not_enough_memory"
     assert "is in use, or may not leave for it" in decision.message
     third = fleet(*used().neurons, host("c", card(free=24)))
     load = loaded(over(third, **why))

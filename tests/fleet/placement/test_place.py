@@ -23,7 +23,9 @@ from tests.fleet.placement.fleets import (
     LOADING,
     READY,
     RECOVERING,
+    loaded,
     processor,
+    refused,
 )
 from tests.fleet.placement.fleets import (
     took as took_on_card,
@@ -173,8 +175,7 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
             total_memory_bytes=total_gib * GIB,
             installed_memory_bytes=24 * GIB,
         )
-        decision = decide(replace(there, devices=(limited,)), entry=MEASURED)
-        assert isinstance(decision, Reject)
+        decision = refused(decide(replace(there, devices=(limited,)), entry=MEASURED))
         assert decision.code == code
         assert "by its HELEXA_MEMORY_LIMIT" in decision.message
 
@@ -193,8 +194,7 @@ def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
 
 def test_the_neuron_that_comes_closest_is_named() -> None:
     entry = replace(TINY, measured_loads=(took("a", 5.0), took("b", 9.0)))
-    decision = decide(neuron("a", free_gib=2), neuron("b", free_gib=7), entry=entry)
-    assert isinstance(decision, Reject)
+    decision = refused(decide(neuron("a", free_gib=2), neuron("b", free_gib=7), entry=entry))
     assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message
 
 
@@ -237,9 +237,7 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     assert decide(neuron("a", a_moment_ago, free_gib=10), entry=known) == Load(
         neuron="a", model="tiny", devices=("cpu",)
     )
-    short = decide(neuron("a", a_moment_ago), entry=known)
-    assert isinstance(short, Reject)
-    assert short.code == "not_enough_memory"
+    assert refused(decide(neuron("a", a_moment_ago), entry=known)).code == "not_enough_memory"
 
 
 @each_case(
@@ -276,22 +274,19 @@ def test_a_need_that_nobody_can_go_by_is_waited_out(
     failure: LoadFailure, entry: CatalogueEntry
 ) -> None:
     failed = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=failure, devices=("cpu",))
-    decision = decide(neuron("a", failed), entry=entry)
-    assert isinstance(decision, Reject)
-    assert decision.code == "load_failed"
+    assert refused(decide(neuron("a", failed), entry=entry)).code == "load_failed"
 
 
 def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     """However long ago it was; elsewhere it is, and by hand."""
     crashed = LoadFailure(code="engine_crashed", message="signal 9")
     failed = replica("a", FAILED, status_age_s=9e6, failure=crashed, is_unchanged=True)
-    decision = decide(neuron("a", failed))
-    assert isinstance(decision, Reject) and decision.retry_after_s is not None
+    decision = refused(decide(neuron("a", failed)))
+    assert decision.retry_after_s is not None
     assert decision.code == "load_failed" and "signal 9" in decision.message
-    elsewhere = decide(neuron("a", failed), neuron("b"))
-    assert isinstance(elsewhere, Load) and elsewhere.neuron == "b"
+    assert loaded(decide(neuron("a", failed), neuron("b"))).neuron == "b"
     by_hand = place(TINY, FleetSnapshot(neurons=(neuron("a", failed),)), tries_again=True)
-    assert isinstance(by_hand, Load) and by_hand.neuron == "a"
+    assert loaded(by_hand).neuron == "a"
     assert isinstance(decide(neuron("a", replace(failed, is_unchanged=False))), Load)
 
 
@@ -304,13 +299,13 @@ def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
 )
 def test_a_permanent_failure_names_what_it_waits_for(code: str, words: str) -> None:
     failure = LoadFailure(code=code, message="why")
-    decision = decide(neuron("a", replica("a", FAILED, failure=failure)))
-    assert isinstance(decision, Reject) and decision.retry_after_s is None
+    decision = refused(decide(neuron("a", replica("a", FAILED, failure=failure))))
+    assert decision.retry_after_s is None
     assert decision.code == code and words in decision.message
 
 
 def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
     aged = replica("a", FAILED, status_age_s=999.0)
-    decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)
-    assert isinstance(decision, Reject)
-    assert decision.code == "not_enough_memory"
+    assert (
+        refused(decide(neuron("a", aged, free_gib=1), entry=MEASURED)).code == "not_enough_memory"
+    )

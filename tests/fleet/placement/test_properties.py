@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import catalogue as catalogue_package
-from fleet import placement
-from fleet.live import absences, measurements, snapshot
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Catalogue, Load, Reject, Route, Wait, place
 from fleet.placement.decisions import Jobs, Observed, Sleep
@@ -26,7 +21,6 @@ from fleet.placement.devices.sleeping import may_sleep, waking_bytes
 from fleet.placement.expected import with_load
 from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import ReplicaStatus, device_name
-from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
@@ -47,11 +41,6 @@ from tests.fleet.placement.fleets import (
 ASLEEP = ReplicaStatus.ASLEEP
 MODELS = ("new", "m1", "m2", "m3", "m4")
 STATUSES = (READY, READY, READY, ASLEEP, ASLEEP, LOADING, RECOVERING, DRAINING, FAILED)
-PURE = [Path(module.__file__ or "") for module in (absences, measurements, snapshot)] + [
-    path
-    for package in (catalogue_package, placement)
-    for path in sorted(Path(package.__file__ or "").parent.rglob("*.py"))
-]
 
 
 @st.composite
@@ -256,18 +245,3 @@ def test_other_models_do_not_matter_to_what_evicts_none(
     )
     alone = place(offered["new"], FleetSnapshot(neurons=without))
     assert alone == place(offered["new"], snapshot)
-
-
-@each_case("path", PURE, ids=lambda path: path.stem)
-def test_deciding_knows_neither_django_nor_redis_nor_torch(path: Path) -> None:
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-        )
-    }
-    assert not imported & {"django", "redis", "torch", "celery", "time", "asyncio", "logging"}

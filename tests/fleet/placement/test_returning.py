@@ -8,11 +8,21 @@ from typing import Any
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot, NeuronView
-from fleet.placement import Load, Reject, place, place_on
+from fleet.placement import Load, place, place_on
 from fleet.placement.returning import DRAIN_WAIT_S, MAX_RETURN_S, MIN_RETURN_S
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
-from tests.fleet.placement.fleets import FAILED, GIB, card, entry, fleet, neuron, processor, replica
+from tests.fleet.placement.fleets import (
+    FAILED,
+    GIB,
+    card,
+    entry,
+    fleet,
+    neuron,
+    processor,
+    refused,
+    replica,
+)
 
 LARGE = entry(needs_gib=20)
 SMALL_HOST = neuron("small", card(free=10, total=12))
@@ -72,8 +82,7 @@ RETURNING: dict[str, tuple[CatalogueEntry, FleetSnapshot]] = {
 
 @each_case(("model", "snapshot"), RETURNING.values(), ids=RETURNING.keys())
 def test_comes_back_with_its_host(model: CatalogueEntry, snapshot: FleetSnapshot) -> None:
-    decision = place(model, snapshot)
-    assert isinstance(decision, Reject)
+    decision = refused(place(model, snapshot))
     assert decision.code == "model_recovering"
     assert "big" in decision.message
     assert decision.retry_after_s is not None
@@ -126,9 +135,7 @@ NEVER: dict[str, tuple[CatalogueEntry, FleetSnapshot, str]] = {
 def test_no_host_of_the_fleet_holds_it(
     model: CatalogueEntry, snapshot: FleetSnapshot, code: str
 ) -> None:
-    decision = place(model, snapshot)
-    assert isinstance(decision, Reject)
-    assert decision.code == code
+    assert refused(place(model, snapshot)).code == code
 
 
 OUT = known(BIG_CARD, away_s=70.0, admission=Admission.REFUSED)
@@ -143,8 +150,7 @@ REVOKED = {
 def test_a_host_that_was_revoked_is_not_waited_for(
     model: CatalogueEntry, snapshot: FleetSnapshot, hosts: str
 ) -> None:
-    decision = place(model, snapshot)
-    assert isinstance(decision, Reject)
+    decision = refused(place(model, snapshot))
     assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
     assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
 
@@ -162,30 +168,26 @@ def test_whoever_has_room_meanwhile_loads_it() -> None:
 def test_it_is_expected_to_be_away_for_as_long_again(
     away_s: float | None, retry_after_s: float
 ) -> None:
-    decision = place(LARGE, away(SMALL_HOST, big=known(BIG_CARD, away_s=away_s)))
-    assert isinstance(decision, Reject)
+    decision = refused(place(LARGE, away(SMALL_HOST, big=known(BIG_CARD, away_s=away_s))))
     assert decision.retry_after_s == retry_after_s
 
 
 def test_of_several_the_first_to_return_counts() -> None:
     hosts = {"long": known(BIG_CARD, away_s=200.0), "soon": known(BIG_CARD, away_s=20.0)}
-    decision = place(LARGE, away(SMALL_HOST, **hosts))
-    assert isinstance(decision, Reject)
+    decision = refused(place(LARGE, away(SMALL_HOST, **hosts)))
     assert decision.retry_after_s == 20.0
     assert "soon" in decision.message
 
 
 def test_a_load_on_one_host_is_not_about_others() -> None:
     snapshot = away(SMALL_HOST, big=known(BIG_CARD, away_s=70.0))
-    decision = place_on(entry(needs_gib=20, device="cuda"), SMALL_HOST, snapshot)
-    assert isinstance(decision, Reject)
+    decision = refused(place_on(entry(needs_gib=20, device="cuda"), SMALL_HOST, snapshot))
     assert decision.code == "exceeds_device"
 
 
 def test_a_load_on_a_host_with_too_few_devices_is_refused_by_its_own() -> None:
     two = neuron("two", card(free=9), card(1, free=9))
-    decision = place_on(entry(min_devices=2), SMALL_HOST, away(SMALL_HOST, two))
-    assert isinstance(decision, Reject)
+    decision = refused(place_on(entry(min_devices=2), SMALL_HOST, away(SMALL_HOST, two)))
     assert (decision.code, decision.retry_after_s) == ("exceeds_device", None)
     wanted = "tiny needs 2 cards of one host, and no host has so many: small has 1"
     assert decision.message == wanted
@@ -194,6 +196,4 @@ def test_a_load_on_a_host_with_too_few_devices_is_refused_by_its_own() -> None:
 def test_a_processor_that_is_away_counts() -> None:
     box = KnownDevice(kind="cpu", total_memory_bytes=128 * GIB)
     snapshot = away(neuron("tiny", processor(free=3, total=4)), box=known(box, away_s=70.0))
-    decision = place(entry(needs_gib=20), snapshot)
-    assert isinstance(decision, Reject)
-    assert decision.code == "model_recovering"
+    assert refused(place(entry(needs_gib=20), snapshot)).code == "model_recovering"
