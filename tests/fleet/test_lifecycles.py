@@ -17,23 +17,16 @@ from fleet.lifecycles import (
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.cases import each_case
 
-LEGAL_LOAD_JOB_STEPS = {
-    ("pending", "running"),
-    ("pending", "succeeded"),
-    ("pending", "failed"),
-    ("pending", "cancelled"),
-    ("running", "succeeded"),
-    ("running", "failed"),
-    ("running", "cancelled"),
-}
+RANKS = {"pending": 0, "running": 1}
+"""All others are an end."""
 
 
 @each_case(("current", "target"), [*product(LoadJobStatus, repeat=2)])
 def test_load_job_steps(current: LoadJobStatus, target: LoadJobStatus) -> None:
-    if (current.value, target.value) in LEGAL_LOAD_JOB_STEPS:
+    if RANKS.get(current, 2) < RANKS.get(target, 2):
         ensure_transition(current, target)
     else:
-        with pytest.raises(IllegalTransitionError, match=f"{current.value}.*{target.value}"):
+        with pytest.raises(IllegalTransitionError, match=f"{current}.*{target}"):
             ensure_transition(current, target)
 
 

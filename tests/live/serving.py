@@ -30,6 +30,8 @@ REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
 SERVE_KEY = "what-serve-asks-its-gateway-with"
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
+LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
+"""An answer that takes seconds, so that something can happen meanwhile."""
 READY_TIMEOUT_S = 480.0
 WAIT_TIMEOUT_S = 170.0
 STOP_TIMEOUT_S = 90.0

@@ -13,12 +13,10 @@ import ollama
 import openai
 import pytest
 
-from tests.live.serving import MODEL, QUESTION, WAIT_TIMEOUT_S, Serve, wait_until
+from tests.live.serving import LONG, MODEL, QUESTION, WAIT_TIMEOUT_S, Serve, wait_until
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 MAX_TOKENS = 40
-LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
-"""An answer that takes seconds, so that something can happen meanwhile."""
 TOOL: Any = {
     "type": "function",
     "function": {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any
 
 import httpx
 import pytest
@@ -17,11 +16,8 @@ import redis
 from helexa_site.bootstrap.redis_server import URL_FILE
 from inference.protocol.keys import preparing_key
 from tests.live.catalogue import operate
-from tests.live.serving import MODEL, WAIT_TIMEOUT_S, Serve, is_busy, wait_until
+from tests.live.serving import LONG, MODEL, WAIT_TIMEOUT_S, Serve, is_busy, wait_until
 from tests.processes import has_ended
-
-LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
-"""An answer that takes seconds, so that something can happen meanwhile."""
 
 
 @pytest.fixture(scope="module", autouse=True)

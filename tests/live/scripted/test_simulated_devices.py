@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -50,15 +48,6 @@ def test_weights_and_kv_are_taken_of_the_device_that_was_chosen(cards: Simulated
     beside = msgspec.structs.replace(SPEC, promised_bytes=38)
     with pytest.raises(NoRoomError):  # what it holds is not free for another load of it
         take_memory(beside, SCRIPT)
-
-
-def test_what_a_process_took_is_free_after_its_end(cards: SimulatedDevices) -> None:
-    cards.take("cuda:1", 30)
-    assert cards.taken_bytes("cuda:1") == {os.getpid(): 30}
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    (cards.path.with_name(f"{cards.path.name}.taken") / "cuda:1" / str(process.pid)).write_text("9")
-    process.wait()
-    assert free_bytes(cards) == [50, 70]
 
 
 def test_a_card_that_was_promised_twice_is_found(cards: SimulatedDevices) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import User
 from django.test import Client
 
 from benchmarks.ports import free_port
@@ -26,6 +25,7 @@ from helexa_site.bootstrap.sharing import SHARE_FILE, Share, find_share, keep_sh
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.metering.callers import staff
 from tests.servers.private_redis import running_redis
 
 PAGE = "/admin/dashboard/sharing"
@@ -56,13 +56,6 @@ def private(
         yield client
 
 
-@pytest.fixture
-def operator(db: None) -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("olga"))
-    return client
-
-
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
@@ -70,24 +63,24 @@ def is_open(port: int) -> bool:
 
 def test_a_host_is_invited_without_a_restart(
     private: redis.Redis,
-    operator: Client,
+    admin_client: Client,
     redis_dir: Path,
     port: int,
     django_capture_on_commit_callbacks: Any,
 ) -> None:
-    steps = operator.get("/admin/dashboard/first-steps").text
+    steps = admin_client.get("/admin/dashboard/first-steps").text
     assert f'action="{PAGE}"' in steps and f"<option>{HOST}</option>" in steps
     assert "Make an invitation" not in steps
-    assert 'id="share"' in operator.get(PAGE).text
-    form = operator.get("/admin/fleet/invitation/add/").text
+    assert 'id="share"' in admin_client.get(PAGE).text
+    form = admin_client.get("/admin/fleet/invitation/add/").text
     assert f'<a href="{PAGE}">Sharing</a>' in form
 
-    answer = operator.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
+    answer = admin_client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     assert is_open(port)
     entry = AuditEntry.objects.get(action="fleet.share")
-    assert (entry.actor, entry.detail) == ("user:olga", {"address": f"{HOST}:{port}"})
-    steps = operator.get("/admin/dashboard/first-steps").text
+    assert (entry.actor, entry.detail) == ("user:admin", {"address": f"{HOST}:{port}"})
+    steps = admin_client.get("/admin/dashboard/first-steps").text
     assert f"{HOST}:{port}" in steps and "Make an invitation" in steps
 
     with django_capture_on_commit_callbacks(execute=True):
@@ -100,23 +93,23 @@ def test_a_host_is_invited_without_a_restart(
         stranger.ping()
 
     assert find_share(redis_dir) == Share(host=HOST, port=port)
-    page = operator.get(PAGE).text
+    page = admin_client.get(PAGE).text
     assert "Stop sharing" in page and 'id="share"' not in page
-    assert operator.post(PAGE, {"do": "close"}).status_code == 302
+    assert admin_client.post(PAGE, {"do": "close"}).status_code == 302
     assert not is_open(port)
     assert private.ping(), "its socket stays"
     assert find_share(redis_dir) is None
     assert FleetPolicy.objects.get().share_address == ""
 
 
-def refused(operator: Client, port: int, /, **words: str) -> str:
-    answer = operator.post(PAGE, {"do": "open", "host": HOST, "port": str(port)} | words)
+def refused(admin_client: Client, port: int, /, **words: str) -> str:
+    answer = admin_client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)} | words)
     assert answer.status_code == 400
     return answer.text
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_kept(
-    private: redis.Redis, operator: Client, redis_dir: Path, port: int
+    private: redis.Redis, admin_client: Client, redis_dir: Path, port: int
 ) -> None:
     for words, reason in (
         ({"host": "10.9.9.9"}, "none of this machine"),
@@ -125,12 +118,12 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(
         ({"port": "port"}, "is not a port"),
         ({"do": "close"}, "was not opened from here"),
     ):
-        assert reason in refused(operator, port, **words)
+        assert reason in refused(admin_client, port, **words)
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        text = refused(operator, port)
+        text = refused(admin_client, port)
         assert f"cannot listen at {HOST}:{port}" in text
         assert f'value="{port}"' in text, "what was typed stays"
     assert private.config_get("port") == {"port": "0"}
@@ -140,26 +133,25 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(
 
 
 def test_another_redis_and_what_serve_was_started_with_are_the_operators(
-    private: redis.Redis, operator: Client, redis_dir: Path, port: int
+    private: redis.Redis, admin_client: Client, redis_dir: Path, port: int
 ) -> None:
     ours = (redis_dir / URL_FILE).read_text()
     (redis_dir / URL_FILE).write_text("unix://:other@/other.sock?db=0")
-    page = operator.get(PAGE).text
+    page = admin_client.get(PAGE).text
     assert "start serve with --share ADDRESS:PORT" in page and 'id="share"' not in page
-    assert "start serve with --share" in operator.get("/admin/dashboard/first-steps").text
-    assert "only the private Redis" in refused(operator, port)
+    assert "start serve with --share" in admin_client.get("/admin/dashboard/first-steps").text
+    assert "only the private Redis" in refused(admin_client, port)
     assert not is_open(port)
     (redis_dir / URL_FILE).write_text(ours)
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=True, certificate="PEM")
-    page = operator.get(PAGE).text
+    page = admin_client.get(PAGE).text
     assert "as <code>serve --share</code> has it" in page and 'id="unshare"' not in page
-    assert "open already" in refused(operator, port)
+    assert "open already" in refused(admin_client, port)
     assert FleetPolicy.objects.get().share_is_tls
 
 
 def test_who_may_not_change_the_policy_opens_nothing(private: redis.Redis, port: int) -> None:
-    client = Client()
-    client.force_login(User.objects.create_user("sam", is_staff=True))
+    client = staff()
     assert client.get(PAGE).status_code == 403
     assert client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)}).status_code == 403
     assert f'action="{PAGE}"' not in client.get("/admin/dashboard/first-steps").text

@@ -43,6 +43,10 @@ def fresh(job: LoadJob) -> LoadJob:
     return LoadJob.objects.get(pk=job.pk)
 
 
+def status_of(job: LoadJob) -> str:
+    return fresh(job).status
+
+
 def observe(build, job: LoadJob, status: ReplicaStatus, **values) -> LoadJob:
     """Records the neuron's next heartbeat, with this state of the job's replica."""
     state = build.replica(**{"job_id": str(job.pk), "status": status} | values)

@@ -33,12 +33,6 @@ def model() -> CatalogueModel:
     )
 
 
-@pytest.fixture
-def neuron(build) -> Neuron:
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    return Neuron.objects.get()
-
-
 def tick(*heartbeats) -> Plan:
     watched = Watched(build_snapshot(heartbeats), Observed(), ())
     plan = services.fleet_plan(watched=watched, time_slices=())

@@ -17,6 +17,7 @@ from fleet.services.jobs.reloads import reload_plan
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND
+from tests.fleet.services.jobs.conftest import status_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,10 +41,6 @@ def reload() -> LoadJob:
 
 def names(sent) -> list[tuple[str, str]]:
     return [(name.partition(".")[2], options["queue"]) for name, _, options in sent.tasks]
-
-
-def status_of(job: LoadJob) -> str:
-    return LoadJob.objects.get(pk=job.pk).status
 
 
 @pytest.mark.parametrize(

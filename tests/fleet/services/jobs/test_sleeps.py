@@ -18,6 +18,7 @@ from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act
 from tests.fleet.conftest import GIB
+from tests.fleet.services.jobs.conftest import status_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,10 +43,6 @@ def publish_replica(publish: Any, build: Any, model: CatalogueModel) -> Any:
 
 def sleep() -> LoadJob:
     return services.sleep_job_start(actor=COMMAND, **HERE)
-
-
-def status_of(job: LoadJob) -> str:
-    return LoadJob.objects.get(pk=job.pk).status
 
 
 def test_a_sleep_goes_to_its_end(publish_replica: Any, sent: Any) -> None:
