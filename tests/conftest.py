@@ -29,6 +29,7 @@ from tests.leftovers import leftovers, mark_this_run
 from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
+from tests.servers.private_postgres import running_postgres
 from tests.servers.private_redis import running_redis
 from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
@@ -215,6 +216,12 @@ def redis_db(redis_url: str) -> Iterator[redis.Redis]:
     """A client of an empty Redis; replies are bytes."""
     with redis.Redis.from_url(redis_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with running_postgres() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from tests.fleet.api.api_support import need_keys
 from tests.metering.databases import clear, metering_database
 from tests.metering.keys.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.metering.writer_support import LONG_S
-from tests.servers.private_postgres import new_database, running_postgres
+from tests.servers.private_postgres import new_database
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +42,6 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     still for longer."""
     monkeypatch.setattr(writer, "RESERVE_TIMEOUT_S", LONG_S)
     monkeypatch.setattr(key_directory, "LOOK_UP_TIMEOUT_S", LONG_S)
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    with running_postgres() as url:
-        yield url
 
 
 @pytest.fixture(

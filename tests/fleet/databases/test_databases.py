@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.errors import BootstrapError
 from inference.gateway.database import NUM_THREADS
 from tests.own_python import run_python
-from tests.servers.private_postgres import running_postgres
 
 FIRST = ("fleet", "0001_squashed_0041_stage_links")
 TESTS_DIR = Path(__file__).resolve().parents[2]
@@ -38,16 +36,18 @@ DATABASE_TESTS = [
         "inference/conversations/test_storage.py",
         "helexa_site/logins/test_throttle.py",
         "metering/playground/test_conversations.py",
+        "metering/bench/test_command.py",
+        "metering/bench/test_importing.py",
         "metering/bench/test_jobs.py",
         "metering/bench/test_migrations.py",
+        "metering/bench/test_results.py",
+        "metering/api/test_api.py",
+        "metering/commands/test_commands.py",
+        "metering/keys/test_directory_on_a_database.py",
+        "metering/keys/test_store.py",
+        "metering/services/test_services.py",
     )
 ]
-
-
-@pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    with running_postgres() as url:
-        yield url
 
 
 @pytest.fixture(
@@ -138,6 +138,7 @@ def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.postgres
+@pytest.mark.limit_s(1200)
 def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
     output = run_python(
         postgres_url, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *DATABASE_TESTS

@@ -1,10 +1,8 @@
-"""The directory over a database, whose rows others change meanwhile; and the tests that read
-databases on PostgreSQL as well."""
+"""The directory over a database, whose rows others change meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from django.db import connection
@@ -15,20 +13,6 @@ from metering.errors import RevokedKeyError
 from metering.keys.directory import KeyDirectory
 from metering.models import Account, ApiKey
 from tests.metering.keys.directory_support import until, until_refused
-from tests.own_python import run_python
-
-FOLDER = Path(__file__).parent
-WITH_A_KEY = {"HELEXA_SECRET_KEY": "of this test alone, and long enough to be one"}
-DATABASE_TESTS = (
-    "services/test_services.py",
-    "commands/test_commands.py",
-    "api/test_api.py",
-    "bench/test_command.py",
-    "bench/test_importing.py",
-    "bench/test_results.py",
-    "keys/test_directory_on_databases.py",
-    "keys/test_store.py",
-)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -58,13 +42,3 @@ def revoke(key: ApiKey, anonymous: Account) -> None:
         actor=COMMAND, account=anonymous, changed_fields=["requests_per_minute"]
     )
     connection.close()
-
-
-@pytest.mark.slow
-@pytest.mark.postgres
-@pytest.mark.limit_s(600)
-def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
-    paths = [str(FOLDER.parent / name) for name in DATABASE_TESTS]
-    pytest_arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *paths)
-    output = run_python(postgres_url, tmp_path, *pytest_arguments, **WITH_A_KEY)
-    assert " passed" in output
