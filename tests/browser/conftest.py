@@ -12,9 +12,7 @@ import pytest
 from selenium import webdriver
 
 from tests.browser.chromium import DESKTOP, Browser, is_installed, running_chromium
-from tests.browser.server import PagesServer
-from tests.fleet.hub.conftest import running_hub
-from tests.servers.private_redis import running_redis
+from tests.browser.server import PagesServer, running_pages
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +29,7 @@ def pages_server(
 ) -> Iterator[PagesServer]:
     """After Chromium, so that nothing starts where that is not."""
     directory = tmp_path_factory.mktemp("pages")
-    with (
-        running_redis(directory) as redis_url,
-        running_hub() as hub_url,
-        PagesServer(directory, redis_url, hub_url) as server,
-    ):
+    with running_pages(directory) as server:
         yield server
 
 

@@ -15,10 +15,8 @@ from tests.browser.appearance import look_at
 from tests.browser.chromium import WIDE, Browser, running_chromium
 from tests.browser.pages import ACCOUNT_IN_USE, BENCH, REQUEST_ID
 from tests.browser.seed import OPERATOR, PASSWORD
-from tests.browser.server import PagesServer
-from tests.fleet.hub.conftest import running_hub
+from tests.browser.server import running_pages
 from tests.live.serving import REPOSITORY_DIR
-from tests.servers.private_redis import running_redis
 
 IMAGES_DIR = REPOSITORY_DIR / "docs" / "images"
 PLAYGROUND = "/playground/"
@@ -75,9 +73,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as directory,
         running_chromium(Path(directory) / "chromium") as driver,
-        running_redis(Path(directory)) as redis_url,
-        running_hub() as hub_url,
-        PagesServer(Path(directory), redis_url, hub_url) as server,
+        running_pages(Path(directory)) as server,
     ):
         take(Browser(driver, server.url))
 

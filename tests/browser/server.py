@@ -16,10 +16,22 @@ import httpx
 from django.db.models import Model
 
 from benchmarks.ports import free_port
+from tests.fleet.hub.conftest import running_hub
 from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, wait_until
+from tests.servers.private_redis import running_redis
 
 NUM_PORTS_TRIED = 5
 BUSY_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def running_pages(directory: Path) -> Iterator[PagesServer]:
+    with (
+        running_redis(directory) as redis_url,
+        running_hub() as hub_url,
+        PagesServer(directory, redis_url, hub_url) as server,
+    ):
+        yield server
 
 
 class PagesServer:

@@ -11,7 +11,6 @@ from django.urls import reverse
 
 from fleet import services
 from fleet.lifecycles import NeuronStatus
-from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import (
     Alias,
@@ -24,26 +23,18 @@ from fleet.models import (
     NeuronWish,
     Replica,
 )
-from fleet.services.hosts import invitations
 from inference.protocol import keys
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act, page
+from tests.fleet.services.hosts.invited_hosts import shared_redis
 from tests.metering.callers import staff
+
+__all__ = ["shared_redis"]
 
 GIB = 1024**3
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_users(redis_db, monkeypatch):
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(invitations, "_applied", None)
-    yield
-    for user in redis_db.acl_users():
-        if user != "default":
-            redis_db.acl_deluser(user)
 
 
 @pytest.fixture
@@ -92,8 +83,9 @@ def test_who_may_only_look_changes_nothing(neuron) -> None:
     assert client.get(reverse("admin:fleet_invitation_add")).status_code == 403
 
 
-def test_an_invitation_is_shown_once_and_revoked(admin_client, redis_db) -> None:
+def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> None:
     add = reverse("admin:fleet_invitation_add")
+    services.share_record(actor=COMMAND, address="", is_tls=False, certificate="")
     refused = admin_client.post(add, {"neuron_name": "beast", "address": ""})
     assert "no other host can reach this Redis" in html.unescape(refused.content.decode())
     services.share_record(actor=COMMAND, address="10.0.0.5:7000", is_tls=False, certificate="")
@@ -103,13 +95,13 @@ def test_an_invitation_is_shown_once_and_revoked(admin_client, redis_db) -> None
     found = re.search(r"neuron --join (hx1\.[\w-]+)", shown.content.decode())
     assert found is not None
     assert decode_joining(found[1]).neuron == "beast"
-    assert "neuron-beast" in redis_db.acl_users()
+    assert "neuron-beast" in shared_redis.acl_users()
     assert "beast" in page(admin_client, "invitation")
     row = Invitation.objects.get()
     assert row.secret_sha256 not in page(admin_client, "invitation", "change", row.pk)
     admin_client.post(reverse("admin:fleet_invitation_delete", args=[row.pk]), {"post": "yes"})
     assert not Invitation.objects.exists()
-    assert "neuron-beast" not in redis_db.acl_users()
+    assert "neuron-beast" not in shared_redis.acl_users()
 
 
 def test_the_policy(admin_client) -> None:

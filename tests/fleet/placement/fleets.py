@@ -159,20 +159,13 @@ def both(num_bytes: float) -> KindBytes:
 
 def dense(gb: float, *, num_layers: int = 48, kv_token_bytes: int = 2048) -> ModelCosts:
     """A tenth of it is around the layers."""
+    weight_bytes = 0.9 * gb * GB / num_layers
     layer = LayerCost(
-        weight_bytes=both(0.9 * gb * GB / num_layers),
-        num_weights=int(0.9 * gb * GB / num_layers),
+        weight_bytes=both(weight_bytes),
+        num_weights=int(weight_bytes),
         kv_token_bytes=both(kv_token_bytes),
     )
-    outer_bytes = 0.1 * gb * GB
-    return ModelCosts(
-        layers=(layer,) * num_layers,
-        outer_bytes=both(outer_bytes),
-        head_bytes=both(outer_bytes / 2),
-        num_head_weights=int(outer_bytes / 2),
-        hidden_size=5120,
-        context_tokens=32_768,
-    )
+    return _costs(layer, num_layers, 0.1 * gb * GB, hidden_size=5120)
 
 
 def mixture(gb: float, *, num_layers: int = 48, active_share: float = 1 / 16) -> ModelCosts:
@@ -186,14 +179,17 @@ def mixture(gb: float, *, num_layers: int = 48, active_share: float = 1 / 16) ->
         kv_token_bytes=both(2048),
     )
     outer_bytes = 0.03 * gb * GB
+    return _costs(layer, num_layers, outer_bytes, hidden_size=4096, active_share=active_share)
+
+
+def _costs(layer: LayerCost, num_layers: int, outer_bytes: float, **changes: Any) -> ModelCosts:
     return ModelCosts(
         layers=(layer,) * num_layers,
         outer_bytes=both(outer_bytes),
         head_bytes=both(outer_bytes / 2),
         num_head_weights=int(outer_bytes / 2),
-        hidden_size=4096,
-        active_share=active_share,
         context_tokens=32_768,
+        **changes,
     )
 
 

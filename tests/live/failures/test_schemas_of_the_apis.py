@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from helexa_site.program import REPOSITORY_DIR
-from tests.browser.server import PagesServer
-from tests.fleet.hub.conftest import running_hub
+from tests.browser.server import PagesServer, running_pages
 from tests.live.failures.schemathesis_hooks import PLAIN, TEXT
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.servers.private_redis import running_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1200)]
 
@@ -45,11 +43,7 @@ STATUSES = "statuses"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
     """Starts a server with rows of every kind, and no neuron behind them."""
     directory = tmp_path_factory.mktemp("schemas")
-    with (
-        running_redis(directory) as redis_url,
-        running_hub() as hub_url,
-        PagesServer(directory, redis_url, hub_url) as server,
-    ):
+    with running_pages(directory) as server:
         yield server
 
 
