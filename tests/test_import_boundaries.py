@@ -36,6 +36,8 @@ class Boundary:
 DJANGO = ("django", "channels", "daphne", "rest_framework", "fleet", "helexa_site", "metering")
 OUTSIDE = (*DJANGO, "torch", "transformers", "celery", "redis", "msgspec", "psutil")
 """Packages that are missing before anything is installed."""
+SERVICES = ("django", "redis", "celery")
+ENGINES = ("torch", "transformers", "inference.neuron", "inference.engine")
 BACKENDS = (
     "inference.models.decoder",
     "inference.models.graphed",
@@ -79,52 +81,36 @@ BOUNDARIES = (
     Boundary("inference/text", (*DJANGO, "torch", "celery", "redis")),
     Boundary("inference/sandbox", (*DJANGO, "torch", "celery", "redis", "inference.neuron")),
     Boundary("inference/protocol", (*DJANGO, "torch", "transformers", "celery", "redis")),
-    Boundary("inference/logs", OUTSIDE),
-    Boundary("inference/settings", OUTSIDE),
-    Boundary("inference/backoff.py", OUTSIDE),
-    Boundary("inference/channel.py", OUTSIDE),
-    Boundary("inference/environment.py", OUTSIDE),
-    Boundary("inference/proxies.py", OUTSIDE),
-    Boundary("inference/recent_results.py", OUTSIDE),
-    Boundary("inference/request_ids.py", OUTSIDE),
+    *(
+        Boundary(f"inference/{name}", OUTSIDE)
+        for name in (
+            *("logs", "settings", "backoff.py", "channel.py", "environment.py", "proxies.py"),
+            *("recent_results.py", "request_ids.py"),
+        )
+    ),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),
     Boundary(
         "inference/gateway", ("torch", "transformers", "inference.neuron", "inference.models")
     ),
-    Boundary(
-        "inference/conversations",
-        ("torch", "transformers", "inference.neuron", "inference.engine", "inference.gateway"),
-    ),
-    Boundary(
-        "inference/batches",
-        ("torch", "transformers", "inference.neuron", "inference.engine", "inference.gateway"),
-    ),
-    Boundary("fleet", ("torch", "transformers", "inference.neuron", "inference.engine")),
     *(
-        Boundary(
-            f"fleet/{name}",
-            ("django", "redis", "torch", "celery", "time", "asyncio", "logging"),
-        )
+        Boundary(f"inference/{name}", (*ENGINES, "inference.gateway"))
+        for name in ("conversations", "batches")
+    ),
+    *(Boundary(package, ENGINES) for package in ("fleet", "helexa_site", "metering")),
+    *(
+        Boundary(f"fleet/{name}", (*SERVICES, "torch", "time", "asyncio", "logging"))
         for name in (
             *("placement", "catalogue"),
             *("live/absences.py", "live/measurements.py", "live/snapshot.py"),
         )
     ),
-    Boundary("helexa_site", ("torch", "transformers", "inference.neuron", "inference.engine")),
-    Boundary("metering", ("torch", "transformers", "inference.neuron", "inference.engine")),
     *(
-        Boundary(f"metering/{name}.py", ("django", "redis", "celery", "fleet", "helexa_site"))
-        for name in (
-            *("errors", "prices", "principal"),
-            *("ledger/book", "ledger/entries"),
-        )
+        Boundary(f"metering/{name}.py", (*SERVICES, "fleet", "helexa_site"))
+        for name in ("errors", "prices", "principal", "ledger/book", "ledger/entries")
     ),
     *(
-        Boundary(
-            f"metering/bench/{name}.py",
-            ("django", "redis", "celery", "fleet", "helexa_site", "urllib", "http"),
-        )
-        for name in (*("answers", "bench_toml", "comparison", "errors", "probing", "scenarios"),)
+        Boundary(f"metering/bench/{name}.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http"))
+        for name in ("answers", "bench_toml", "comparison", "errors", "probing", "scenarios")
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary(
