@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.live.clients import notes_server
@@ -26,6 +27,11 @@ from tests.live.clients.agent import (
     rehearse_agent,
 )
 from tests.live.clients.documented import exported
+
+
+def greeted(expected: str, client: Callable[..., str], **changes: str) -> Callable[[Stage], None]:
+    return lambda stage: expect(expected, client(stage, "Say hello", **changes))
+
 
 # Claude Code.
 
@@ -69,11 +75,6 @@ def claude_makes_an_object(stage: Stage) -> None:
     expect('"structured_output":{"dish":"soup"}', answer)
 
 
-def claude_unknown_model(stage: Stage) -> None:
-    answer = claude(stage, "Say hello", model=UNKNOWN)
-    expect("It may not exist", answer)
-
-
 def claude_context(stage: Stage) -> None:
     """The context that docs/clients.md documents for a model that the client does not know."""
     stage.model.answers("Claude, how long", "Long.")
@@ -81,14 +82,6 @@ def claude_context(stage: Stage) -> None:
     expect('"contextWindow":1000000', answer)
     bounded = claude(stage, "Claude, how long", "--output-format", "json", context=131072)
     expect('"contextWindow":131072', bounded)
-
-
-def claude_without_tools(stage: Stage) -> None:
-    expect("no place for tools", claude(stage, "Say hello", model=WITHOUT_TOOLS))
-
-
-def claude_full_context(stage: Stage) -> None:
-    expect("Prompt is too long", claude(stage, "Say hello", model=SMALL_CONTEXT))
 
 
 # Codex.
@@ -152,14 +145,6 @@ def codex_makes_an_object(stage: Stage) -> None:
     expect('{"dish": "soup"}', codex(stage, "Codex, a dish", "--output-schema", schema))
 
 
-def codex_unknown_model(stage: Stage) -> None:
-    expect("does not exist here", codex(stage, "Say hello", model=UNKNOWN))
-
-
-def codex_without_tools(stage: Stage) -> None:
-    expect("no place for tools", codex(stage, "Say hello", model=WITHOUT_TOOLS))
-
-
 # opencode.
 
 
@@ -181,14 +166,6 @@ def opencode_reads(stage: Stage) -> None:
     stage.model.answers("title generator", "A note")
     rehearse_agent(stage.model, question, "read", json.dumps({"filePath": str(stage.note)}))
     expect(HERON, opencode(stage, question))
-
-
-def opencode_unknown_model(stage: Stage) -> None:
-    expect("does not exist here", opencode(stage, "Say hello", UNKNOWN))
-
-
-def opencode_without_tools(stage: Stage) -> None:
-    expect("no place for tools", opencode(stage, "Say hello", WITHOUT_TOOLS))
 
 
 # Qwen Code, aider and llm.
@@ -232,10 +209,6 @@ def llm(stage: Stage, *words: str) -> str:
     )
 
 
-def llm_answers(stage: Stage) -> None:
-    expect("Hello there.", llm(stage, "Say hello"))
-
-
 def llm_makes_an_object(stage: Stage) -> None:
     stage.model.answers("llm, a dish", '{"dish": "soup"}')
     expect('{"dish": "soup"}', llm(stage, "--schema", "dish str", "llm, a dish"))
@@ -256,10 +229,10 @@ AGENTS = (
             "tool, thinking, stream": claude_reads,
             "another tool, as events": claude_runs_a_command,
             "structured output": claude_makes_an_object,
-            "unknown model": claude_unknown_model,
-            "full context": claude_full_context,
+            "unknown model": greeted("It may not exist", claude, model=UNKNOWN),
+            "full context": greeted("Prompt is too long", claude, model=SMALL_CONTEXT),
             "context of a model that it does not know": claude_context,
-            "model without tools": claude_without_tools,
+            "model without tools": greeted("no place for tools", claude, model=WITHOUT_TOOLS),
         },
     ),
     Agent(
@@ -267,8 +240,8 @@ AGENTS = (
         lambda clients: clients.npm_version("opencode-ai"),
         {
             "tool, stream": opencode_reads,
-            "unknown model": opencode_unknown_model,
-            "model without tools": opencode_without_tools,
+            "unknown model": greeted("does not exist here", opencode, model=UNKNOWN),
+            "model without tools": greeted("no place for tools", opencode, model=WITHOUT_TOOLS),
         },
     ),
     Agent(
@@ -279,8 +252,8 @@ AGENTS = (
             "MCP server": codex_asks_an_mcp_server,
             "WebSocket": codex_over_a_websocket,
             "structured output": codex_makes_an_object,
-            "unknown model": codex_unknown_model,
-            "model without tools": codex_without_tools,
+            "unknown model": greeted("does not exist here", codex, model=UNKNOWN),
+            "model without tools": greeted("no place for tools", codex, model=WITHOUT_TOOLS),
         },
     ),
     Agent(
@@ -296,6 +269,10 @@ AGENTS = (
     Agent(
         "llm",
         lambda clients: clients.python_version("llm", "llm"),
-        {"stream": llm_answers, "schema": llm_makes_an_object, "tool": llm_calls_a_tool},
+        {
+            "stream": greeted("Hello there.", llm),
+            "schema": llm_makes_an_object,
+            "tool": llm_calls_a_tool,
+        },
     ),
 )
