@@ -42,6 +42,7 @@ LURE = "lure"
 """The model that it is asked for, so that a gateway reads its events."""
 MB = 1_000_000
 VALUE_BYTES = MAX_VALUE_BYTES - 1000
+VALUE = b"x" * VALUE_BYTES
 """About the largest that Redis takes."""
 NUM_VALUES = 200
 """The number of those values that a flood writes unless it is cut off: 800 MiB."""
@@ -67,7 +68,7 @@ class Evil:
         return keys.events_key(EVIL, self.gateway_id)
 
 
-Attack = Callable[[Evil], None]
+Attack = Callable[[Evil], object]
 
 
 def heartbeat(order: str) -> NeuronHeartbeat:
@@ -131,13 +132,17 @@ def refused(*command: str) -> Attack:
     return attack
 
 
+def repeated(times: int, step: Callable[[Evil, int], object]) -> Attack:
+    return lambda evil: [step(evil, number) for number in range(times)]
+
+
+def empty_batch(evil: Evil, number: int) -> None:
+    evil.xadd(evil.events, encode(EventBatch(epoch=f"{number}", sequence_number=number, events=[])))
+
+
 def largest_id(evil: Evil) -> None:
     with suppress(redis.ResponseError):  # it is there already
         evil.client.xadd(evil.events, {"b": b"x"}, id=f"{2**64 - 1}-{2**64 - 1}")
-
-
-def trimmed_stream(evil: Evil) -> None:
-    evil.client.xadd(evil.events, {"b": b"x"}, maxlen=0)
 
 
 def end_lure(evil: Evil) -> None:
@@ -148,59 +153,11 @@ def end_lure(evil: Evil) -> None:
     evil.xadd(evil.events, encode(batch))
 
 
-def large_deltas(evil: Evil) -> None:
-    for _ in range(NUM_VALUES):
-        evil.xadd(evil.events, b"x" * VALUE_BYTES)
-
-
-def valid_batches(evil: Evil) -> None:
+def valid_batches(evil: Evil, key: str) -> None:
     """Sends batches as large as an honest neuron's, so that no reader refuses them: 200 MB."""
-    _valid_batches(evil, evil.events)
-
-
-def batches_of_no_gateway(evil: Evil) -> None:
-    _valid_batches(evil, keys.events_key(EVIL, "none"))
-
-
-def _valid_batches(evil: Evil, key: str) -> None:
     part = Delta(request_id="none", text="x" * (MAX_BATCH_BYTES - 4096))
     for number in range(200 * MB // MAX_BATCH_BYTES):
         evil.xadd(key, encode(EventBatch(epoch="e", sequence_number=number, events=[part])))
-
-
-def large_log(evil: Evil) -> None:
-    for _ in range(NUM_VALUES):
-        evil.client.rpush(keys.engine_log_key(EVIL, "a"), b"x" * VALUE_BYTES)
-
-
-def large_queue(evil: Evil) -> None:
-    for _ in range(NUM_VALUES):
-        evil.client.lpush(keys.neuron_queue(EVIL), b"x" * VALUE_BYTES)
-
-
-def large_fields(evil: Evil) -> None:
-    for number in range(NUM_VALUES):
-        evil.client.hset(keys.specs_key(EVIL), f"{number}", b"x" * VALUE_BYTES)
-
-
-def empty_batches(evil: Evil) -> None:
-    for number in range(20_000):
-        batch = EventBatch(epoch=f"{number}", sequence_number=number, events=[])
-        evil.xadd(evil.events, encode(batch))
-
-
-def junk_batches(evil: Evil) -> None:
-    for _ in range(20_000):
-        evil.xadd(evil.events, b"\xc1")
-
-
-def large_heartbeat(evil: Evil) -> None:
-    evil.client.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB)
-
-
-def many_held_ids(evil: Evil) -> None:
-    for name in ("", evil.gateway_id):
-        evil.client.hset(keys.held_key(EVIL), name, many_ids(300_000))
 
 
 def held_ids_of_others(evil: Evil) -> None:
@@ -215,7 +172,7 @@ def held_ids_of_others(evil: Evil) -> None:
 
 def unread_answers(evil: Evil) -> None:
     for name in ("a", "b", "c"):
-        evil.client.hset(keys.specs_key(EVIL), name, b"x" * VALUE_BYTES)
+        evil.client.hset(keys.specs_key(EVIL), name, VALUE)
     while len(evil.unread) < NUM_UNREAD:
         evil.unread.append(evil.client.connection_pool.get_connection())
         for _ in range(NUM_UNREAD):
@@ -226,18 +183,27 @@ ATTACKS: dict[str, Attack] = {
     "an endless script": refused("EVAL", "while true do end", "0"),
     "another database": refused("SELECT", "1"),
     "the largest id": largest_id,
-    "its stream trimmed": trimmed_stream,
-    "large deltas": large_deltas,
-    "valid batches": valid_batches,
-    "batches of no gateway": batches_of_no_gateway,
-    "a large log": large_log,
-    "a large queue": large_queue,
-    "large fields": large_fields,
-    "empty batches": empty_batches,
-    "junk batches": junk_batches,
+    "its stream trimmed": lambda evil: evil.client.xadd(evil.events, {"b": b"x"}, maxlen=0),
+    "large deltas": repeated(NUM_VALUES, lambda evil, _: evil.xadd(evil.events, VALUE)),
+    "valid batches": lambda evil: valid_batches(evil, evil.events),
+    "batches of no gateway": lambda evil: valid_batches(evil, keys.events_key(EVIL, "none")),
+    "a large log": repeated(
+        NUM_VALUES, lambda evil, _: evil.client.rpush(keys.engine_log_key(EVIL, "a"), VALUE)
+    ),
+    "a large queue": repeated(
+        NUM_VALUES, lambda evil, _: evil.client.lpush(keys.neuron_queue(EVIL), VALUE)
+    ),
+    "large fields": repeated(
+        NUM_VALUES, lambda evil, number: evil.client.hset(keys.specs_key(EVIL), f"{number}", VALUE)
+    ),
+    "empty batches": repeated(20_000, empty_batch),
+    "junk batches": repeated(20_000, lambda evil, _: evil.xadd(evil.events, b"\xc1")),
     "others' requests": events_of_others,
-    "a large heartbeat": large_heartbeat,
-    "many held ids": many_held_ids,
+    "a large heartbeat": lambda evil: evil.client.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB),
+    "many held ids": lambda evil: [
+        evil.client.hset(keys.held_key(EVIL), name, many_ids(300_000))
+        for name in ("", evil.gateway_id)
+    ],
     "held ids of others": held_ids_of_others,
     "unread answers": unread_answers,
 }

@@ -16,7 +16,7 @@ from fleet.redis_users import rules, user_name
 from inference.protocol import keys
 from inference.redis_connections import connect_exempt
 from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB
-from tests.hostile.hostile_host import VALUE_BYTES
+from tests.hostile.hostile_host import VALUE
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 WAIT_S = 60.0
@@ -28,24 +28,15 @@ def server(tmp_path: Path) -> Iterator[MortalRedis]:
         yield made
 
 
-def large_value(evil: redis.Redis) -> None:
-    evil.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB)
-
-
-def many_arguments(evil: redis.Redis) -> None:
-    fields = {str(number): b"x" * VALUE_BYTES for number in range(50)}
-    evil.hset(keys.held_key(EVIL), mapping=fields)  # type: ignore[arg-type]
-
-
 def long_transaction(evil: redis.Redis) -> None:
     pipeline = evil.pipeline(transaction=True)
     for _ in range(50):
-        pipeline.set(keys.heartbeat_key(EVIL), b"x" * VALUE_BYTES)
+        pipeline.set(keys.heartbeat_key(EVIL), VALUE)
     pipeline.execute()
 
 
 def unread_answers(evil: redis.Redis) -> None:
-    evil.set(keys.heartbeat_key(EVIL), b"x" * VALUE_BYTES)
+    evil.set(keys.heartbeat_key(EVIL), VALUE)
     for _ in range(8):
         connection = evil.connection_pool.get_connection()
         for _ in range(50):
@@ -58,9 +49,11 @@ def unfinished_commands(evil: redis.Redis) -> None:
         connection._sock.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nx\r\n$3000000\r\n" + b"x" * 2_900_000)
 
 
-ATTACKS: dict[str, Callable[[redis.Redis], None]] = {
-    "a large value": large_value,
-    "many arguments": many_arguments,
+ATTACKS: dict[str, Callable[[redis.Redis], object]] = {
+    "a large value": lambda evil: evil.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB),
+    "many arguments": lambda evil: evil.hset(
+        keys.held_key(EVIL), mapping={str(number): VALUE for number in range(50)}
+    ),
     "a long transaction": long_transaction,
     "unread answers": unread_answers,
     "unfinished commands": unfinished_commands,
