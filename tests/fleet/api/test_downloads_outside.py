@@ -6,11 +6,10 @@ import html
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import AsyncClient, Client
 from django.urls import reverse
 
@@ -34,6 +33,7 @@ from tests.fleet.services.jobs.download_reports import (
     state,
 )
 from tests.metering.callers import staff
+from tests.metering.commands.command_output import printed
 
 __all__ = ["beast", "publish_report"]
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -91,12 +91,6 @@ async def test_events_end_with_the_download() -> None:
         headers={"authorization": "Bearer hx_no"},
     )
     assert response.status_code in (401, 403, 404)
-
-
-def printed(*words: str) -> tuple[str, str]:
-    out, err = StringIO(), StringIO()
-    call_command(*words, stdout=out, stderr=err)
-    return out.getvalue(), err.getvalue()
 
 
 def test_the_pull_command_shows_how_it_goes(beast, sent, publish_report, monkeypatch) -> None:

@@ -17,6 +17,7 @@ from fleet.management.chat_client import Answer, ChatClient
 from helexa_site.exit_codes import ExitCode
 from inference import proxies
 from tests.cases import each_case
+from tests.metering.commands.command_output import output, printed
 
 URL = "http://fleet.example:31313"
 
@@ -53,13 +54,12 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
     assert asked[-1].headers["Authorization"] == "Bearer hx-1"
     monkeypatch.setattr("sys.stdin", StringIO("Hi"))
-    out, err = StringIO(), StringIO()
-    call_command("chat", "--url", URL, stdout=out, stderr=err)
-    assert (out.getvalue(), "8 tokens" in err.getvalue()) == ("Hello\n", True)
+    out, err = printed("chat", "--url", URL)
+    assert (out, "8 tokens" in err) == ("Hello\n", True)
     assert json.loads(asked[-1].data).keys() == {"model", "messages", "stream", "stream_options"}
     monkeypatch.setattr("sys.stdin", StringIO("Hi"))
     words = ("--system", "Be brief.", "--max-tokens", "9", "--temperature", "0")
-    call_command("chat", "--url", URL, *words, stdout=out, stderr=err)
+    output("chat", "--url", URL, *words)
     body = json.loads(asked[-1].data)
     assert (body["messages"][0]["content"], body["max_tokens"]) == ("Be brief.", 9)
     assert body["temperature"] == 0
@@ -78,7 +78,7 @@ def test_the_newline_of_echo_is_no_part_of_the_question(
     monkeypatch.setattr(ChatClient, "ask", ask)
     for piped, question in (("Where?\n", "Where?"), ("a\n\n", "a\n"), (" Where? ", " Where? ")):
         monkeypatch.setattr("sys.stdin", StringIO(piped))
-        call_command("chat", "some-model", "--url", URL, stdout=StringIO(), stderr=StringIO())
+        output("chat", "some-model", "--url", URL)
         assert asked[-1] == [{"role": "user", "content": question}]
     monkeypatch.setattr("sys.stdin", StringIO("\n"))
     with pytest.raises(CommandError, match="Nothing was asked"):
@@ -119,10 +119,9 @@ def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ChatClient, "ask", ask)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: next(questions))
-    err = StringIO()
-    call_command("chat", "tiny", "--url", URL, stdout=StringIO(), stderr=err)
+    _, err = printed("chat", "tiny", "--url", URL)
     assert asked[-1] == ["Hi", "Hello", "Bye"]
-    assert "[stopped]" in err.getvalue() and "[The prompt is too long.]" in err.getvalue()
+    assert "[stopped]" in err and "[The prompt is too long.]" in err
 
 
 def test_a_chats_refusal_is_one_line() -> None:

@@ -10,7 +10,7 @@ import tomllib
 import urllib.error
 import urllib.request
 from email.message import Message
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from helexa_site.exit_codes import ExitCode
 from inference import proxies
 from tests.cases import each_case
 from tests.live.clients.documented import exported, settings_of
+from tests.metering.commands.command_output import output, printed
 
 URL = "http://fleet.example:31313"
 LIMIT = {"context": 32768, "input": 24576, "output": 8192}
@@ -63,9 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def connect(*words: str) -> str:
-    out, err = StringIO(), StringIO()
-    call_command("connect", "--url", URL, "--key", "hx-1", *words, stdout=out, stderr=err)
-    return out.getvalue() + err.getvalue()
+    return "".join(printed("connect", "--url", URL, "--key", "hx-1", *words))
 
 
 @each_case(
@@ -223,7 +222,5 @@ def test_a_server_that_wants_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_key_clients_get_a_word(offered) -> None:
-    out = StringIO()
-    call_command("connect", "qwen", "--url", URL, stdout=out)
-    assert f"export OPENAI_API_KEY={ANY_KEY}\n" in out.getvalue()
+    assert f"export OPENAI_API_KEY={ANY_KEY}\n" in output("connect", "qwen", "--url", URL)
     assert {"claude", "opencode", "codex"} <= NEED_TOOLS

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from io import StringIO
 from typing import Any
 
 import pytest
 import redis
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from fleet import neuron_client, services
 from fleet.live import engine_logs
 from inference.neuron.replicas.engine_process import EngineLogs
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api
+from tests.metering.commands.command_output import output, printed_json
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -66,13 +65,9 @@ def test_rest(neuron: Neuron, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_command(neuron: Neuron) -> None:
-    out = StringIO()
-    call_command("logs", "beast", "org/tiny", "--lines", "2", stdout=out)
-    assert out.getvalue() == "line 198\nline 199\n"
-    out = StringIO()
-    call_command("logs", "beast", "org/tiny", "--json", stdout=out)
-    assert json.loads(out.getvalue())["model"] == "tiny"
+    assert output("logs", "beast", "org/tiny", "--lines", "2") == "line 198\nline 199\n"
+    assert printed_json("logs", "beast", "org/tiny")["model"] == "tiny"
     with pytest.raises(CommandError, match="'lines' is to be a number"):
-        call_command("logs", "beast", "org/tiny", "--lines", "0", stdout=out)
+        output("logs", "beast", "org/tiny", "--lines", "0")
     with pytest.raises(CommandError, match="No engine for nobody has run on beast"):
-        call_command("logs", "beast", "nobody", stdout=out)
+        output("logs", "beast", "nobody")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
 from fleet import selectors, services
 from fleet.catalogue import DEFAULTS, SETTINGS
@@ -26,6 +24,7 @@ from metering.prices import UnitPrices
 from tests.cases import each_case
 from tests.fleet.api.api_support import key_api, need_keys
 from tests.fleet.test_catalogue import OTHER_VALUES
+from tests.metering.commands.command_output import output
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -180,16 +179,10 @@ def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
 
 @pytest.mark.usefixtures("box")
 def test_the_commands_show_who_answers() -> None:
-    out = StringIO()
-    call_command("models", "add", "far", "upstream:box/m", stdout=out)
-    assert "an upstream answers for it" in out.getvalue()
-    out = StringIO()
-    call_command("models", "list", stdout=out)
-    (line,) = [line for line in out.getvalue().splitlines() if line.startswith("far")]
+    assert "an upstream answers for it" in output("models", "add", "far", "upstream:box/m")
+    (line,) = [line for line in output("models", "list").splitlines() if line.startswith("far")]
     assert line.split()[1] == "upstream"
-    out = StringIO()
-    call_command("models", "export", stdout=out)
-    exported = out.getvalue()
+    exported = output("models", "export")
     assert 'source = "upstream:box/m"' in exported
     services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far"))
     services.catalogue_import(actor=COMMAND, document=read_document(exported))

@@ -6,11 +6,9 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +23,7 @@ from metering.prices import Prices
 from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api, need_keys
 from tests.inference.wire.openai.parsed_forms import fields_of
+from tests.metering.commands.command_output import output
 from tests.servers.fake_upstream import (
     Asked,
     FakeUpstream,
@@ -234,9 +233,7 @@ def test_each_is_sent_once_to_the_model_that_is_named_like_one(api: Api) -> None
         assert form[1][2].startswith(b"RIFF")
         named = probed(api, upstream, paid=True, model="kokoro")
         assert named["moderation"] == (True, "with kokoro")
-        shown = StringIO()
-        call_command("upstreams", "test", "box", "--paid", stdout=shown)
-    assert "with whisper-1" in shown.getvalue()
+        assert "with whisper-1" in output("upstreams", "test", "box", "--paid")
 
 
 @pytest.mark.parametrize(

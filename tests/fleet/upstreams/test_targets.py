@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.urls import reverse
 
 from fleet import selectors, services
@@ -19,6 +17,7 @@ from fleet.models_toml.reading import ModelsTomlError
 from fleet.upstreams.discovery import models_of
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api, need_keys
+from tests.metering.commands.command_output import output
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -123,11 +122,9 @@ def test_rest_commands_and_the_admin_set_them(
     model: CatalogueModel, settings: Any, admin_client: Any
 ) -> None:
     path = f"catalogue/{model.name}"
-    shown = StringIO()
-    call_command("models", "change", model.name, "--set", f"targets=own, {PRICED}", stdout=shown)
+    output("models", "change", model.name, "--set", f"targets=own, {PRICED}")
     assert selectors.model_known(model.name).settings().targets == ("own", PRICED)
-    call_command("models", "show", model.name, stdout=shown)
-    assert "output_price 2" in shown.getvalue()
+    assert "output_price 2" in output("models", "show", model.name)
     page = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
     assert f"own\n{PRICED}</textarea>" in admin_client.get(page).content.decode()
     need_keys(settings)

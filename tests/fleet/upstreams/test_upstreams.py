@@ -7,11 +7,10 @@ import io
 import json
 import logging
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import connection
 from django.urls import reverse
 
@@ -27,6 +26,7 @@ from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api, need_keys
 from tests.fleet.upstreams.test_probes import chats
+from tests.metering.commands.command_output import output
 from tests.servers.fake_upstream import FakeUpstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,9 +46,7 @@ def make(url: str = URL, key: str = SECRET, **values: Any) -> Upstream:
 
 
 def run(*words: str) -> str:
-    out = StringIO()
-    call_command("upstreams", *words, stdout=out)
-    return out.getvalue()
+    return output("upstreams", *words)
 
 
 def everything_stored() -> str:

@@ -10,6 +10,7 @@ import pytest
 from django.core.management import call_command
 
 from tests.metering.bench.scripted_endpoint import Script, running_endpoint
+from tests.metering.commands.command_output import output
 
 
 @pytest.fixture
@@ -30,9 +31,7 @@ class Bench:
     url: str
 
     def __call__(self, *words: str) -> str:
-        text = io.StringIO()
-        call_command("bench", *words, stdout=text, stderr=io.StringIO())
-        return text.getvalue()
+        return output("bench", *words)
 
     def judged(self, *words: str) -> tuple[int, str, str]:
         """The exit code of ``compare``, its table and its verdict."""

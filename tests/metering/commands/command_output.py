@@ -13,10 +13,15 @@ from django.core.management.base import CommandError
 from helexa_site.exit_codes import ExitCode
 
 
+def printed(*words: str) -> tuple[str, str]:
+    """For programs, and for people."""
+    out, err = io.StringIO(), io.StringIO()
+    call_command(*words, stdout=out, stderr=err)
+    return out.getvalue(), err.getvalue()
+
+
 def output(*words: str) -> str:
-    printed = io.StringIO()
-    call_command(*words, stdout=printed, stderr=io.StringIO())
-    return printed.getvalue()
+    return printed(*words)[0]
 
 
 def printed_json(*words: str) -> Any:

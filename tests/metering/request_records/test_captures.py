@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 
 import pytest
 from django.conf import settings
-from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 from django.utils import timezone
@@ -26,6 +23,7 @@ from metering.services import CreatedKey
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person
 from tests.metering.callers import refused as refused_call
+from tests.metering.commands.command_output import output, printed_json
 from tests.metering.request_records.records import ended, record
 from tests.metering.services.service_support import ALICE, refused
 
@@ -172,18 +170,15 @@ class TestWhoReads:
         assert {entry.actor for entry in entries} == {"user:mia", f"key:{operators.row.prefix}"}
 
     def test_by_command(self, request_id: str) -> None:
-        out = StringIO()
-        call_command("requests", "show", request_id, stdout=out)
-        assert "the question" not in out.getvalue()
-        call_command("requests", "show", request_id, "--body", stdout=out)
-        assert "request:\n<b>the question\n\ntrace:\nthe rendered prompt" in out.getvalue()
-        out = StringIO()
-        call_command("requests", "show", request_id, "--body", "--json", stdout=out)
-        assert json.loads(out.getvalue())["capture"]["answer"] == "Paris."
+        show = ("requests", "show", request_id)
+        assert "the question" not in output(*show)
+        body = "request:\n<b>the question\n\ntrace:\nthe rendered prompt"
+        assert body in output(*show, "--body")
+        assert printed_json(*show, "--body")["capture"]["answer"] == "Paris."
         entry = AuditEntry.objects.filter(action="request.read_bodies").first()
         assert entry is not None and entry.actor == str(COMMAND)
         with pytest.raises(CommandError, match="No bodies of this request are stored"):
-            call_command("requests", "show", record(), "--body", stdout=out)
+            output("requests", "show", record(), "--body")
 
 
 @pytest.mark.django_db(transaction=True)

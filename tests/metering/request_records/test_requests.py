@@ -10,7 +10,6 @@ import uuid
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
@@ -22,6 +21,7 @@ from metering.requests.views import ROWS
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of
+from tests.metering.commands.command_output import printed
 from tests.metering.request_records.records import record
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
@@ -162,9 +162,7 @@ class TestFilters:
 
 class TestCommand:
     def output(self, *words: str) -> tuple[str, str]:
-        printed, hints = io.StringIO(), io.StringIO()
-        call_command("requests", *words, stdout=printed, stderr=hints)
-        return printed.getvalue(), hints.getvalue()
+        return printed("requests", *words)
 
     def test_list_and_show(self) -> None:
         refused_id = record(status=429, outcome="insufficient_quota", error_message="Spent.")

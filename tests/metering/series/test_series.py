@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import time
 from html.parser import HTMLParser
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
@@ -22,6 +20,7 @@ from metering.series.store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import ok, person, refused
+from tests.metering.commands.command_output import output, printed_json
 from tests.metering.request_records.records import ended
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
@@ -236,15 +235,10 @@ class TestPanel:
 
 def test_the_command() -> None:
     record(0, model="tiny")
-    out = StringIO()
-    call_command(
-        "series", "list", "--kind", "model", "--name", "tiny", "--range", "30m", stdout=out
-    )
-    lines = out.getvalue().splitlines()
+    words = ("series", "list", "--kind", "model", "--name", "tiny", "--range", "30m")
+    lines = output(*words).splitlines()
     assert lines[0].split()[:3] == ["at", "requests", "failed"]
     assert len(lines) == 31
-    out = StringIO()
-    call_command("series", "list", "--range", "24h", "--json", stdout=out)
-    assert json.loads(out.getvalue())["step_s"] == 900
+    assert printed_json("series", "list", "--range", "24h")["step_s"] == 900
     with pytest.raises(CommandError, match="'1y' is not a time"):
-        call_command("series", "list", "--range", "1y", stdout=out)
+        output("series", "list", "--range", "1y")

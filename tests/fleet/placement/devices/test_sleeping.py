@@ -31,6 +31,7 @@ from tests.fleet.placement.fleets import (
     catalogue,
     entry,
     fleet,
+    load,
     neuron,
     processor,
     replica,
@@ -59,10 +60,6 @@ def host(name: str = "a", *holds: ReplicaView, free: float = 12, ram: float = 60
 
 def replica_on(view: ReplicaView, name: str) -> ReplicaView:
     return replace(view, neuron=name)
-
-
-def load(on: str = "a", *evict: str) -> Load:
-    return Load(neuron=on, model="tiny", devices=("cuda:0",), evict=evict)
 
 
 def divided() -> ReplicaView:
