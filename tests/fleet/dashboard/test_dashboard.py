@@ -24,7 +24,7 @@ from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering.models import RequestRecord
-from tests.metering.callers import staff, text_of
+from tests.metering.callers import person, staff, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -212,8 +212,7 @@ def test_buttons_are_for_those_who_may(model, beat, build, sent) -> None:
 
 
 def test_strangers_and_members_are_led_to_the_log_in() -> None:
-    member = Client()
-    member.force_login(User.objects.create_user("mia"))
+    member = person("mia")
     for path in (BOARD, DO, "/admin/dashboard/outdated"):
         for client in (Client(), member):
             response = client.post(path) if path == DO else client.get(path)
@@ -230,8 +229,7 @@ def test_a_form_of_elsewhere_does_nothing(model, beat, sent) -> None:
 
 
 def test_the_front_door_leads_on_by_who_asks() -> None:
-    member = Client()
-    member.force_login(User.objects.create_user("mia"))
+    member = person("mia")
     assert Client().get("/")["Location"] == "/login/"
     assert member.get("/")["Location"] == "/playground/"
     assert staff("olga").get("/")["Location"] == "/admin/"
