@@ -166,6 +166,9 @@ class NeuronService:
         with contextlib.suppress(OSError):
             self._engine_starts.start_ahead()
 
+    def end_engine_ahead(self) -> None:
+        self._engine_starts.close()
+
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
         Another spec for a loaded model replaces it once the requests on the old one are done. With

@@ -96,6 +96,7 @@ def run(name: str, *, expects_load: bool = False) -> int:
     )
     if expects_load:
         service.start_engine_ahead()
+        _end_it_with_this_process(service)
     try:
         service.lease.acquire(PreviousInstance(data_dir, name))
     except NameHeldError as error:
@@ -116,6 +117,18 @@ def run(name: str, *, expects_load: bool = False) -> int:
     exit_code = 0 if shutdown.is_asked_for else int(worker.exitcode or 0)
     shutdown.finish()
     return EXIT_NAME_LOST if shutdown.is_name_lost else exit_code
+
+
+def _end_it_with_this_process(service: NeuronService) -> None:
+    """Until Celery's worker handles signals. An engine that still imports its libraries would only
+    see seconds later that this process is gone."""
+
+    def leave(number: int, _frame: object) -> None:
+        service.end_engine_ahead()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
 
 
 def _devices() -> Devices:
