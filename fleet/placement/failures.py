@@ -25,6 +25,8 @@ the next one goes where so much is free, or evicts."""
 DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
 """The replicas to evict were in use after all. No failure: the load is retried."""
+NEURON_RESTARTED = "neuron_restarted"
+"""The process that loaded is gone. No failure: the load is retried."""
 LOCAL_SOURCE = "path:"
 LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
 """Permanent on that neuron; another one may be larger, or have a token for the files."""

@@ -33,7 +33,7 @@ from fleet.services.jobs.load_measurements import (
     kept_unloaded_forget_neuron,
     prefill_averages_record,
 )
-from fleet.services.jobs.moves import adapter_unload_advance, load_job_advance
+from fleet.services.jobs.moves import adapter_unload_advance, load_job_advance, load_job_lose
 from inference.protocol.heartbeat import (
     DeviceInfo,
     HeldStage,
@@ -89,9 +89,13 @@ def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
     prefill speed."""
     now = timezone.now()
     desired = desired_state_of_first_sight(heartbeat.name)
-    neuron = _neuron_record(heartbeat, desired, now)
+    earlier = Neuron.objects.filter(name=heartbeat.name).first()
+    is_restarted = earlier is not None and earlier.epoch != heartbeat.epoch
+    neuron = _neuron_record(earlier, heartbeat, desired, now)
     _devices_record(neuron, heartbeat.devices, refresh=neuron.last_seen_at == now)
     _replicas_record(neuron, heartbeat.replicas)
+    if is_restarted:
+        _after_restart(neuron, heartbeat)
     _load_jobs_advance(neuron, heartbeat, now)
     prefill_averages_record(neuron=neuron, states=heartbeat.replicas)
 
@@ -133,9 +137,19 @@ def problem_record(name: str, problem: str) -> None:
     _write(neuron, {"problems": [problem]})
 
 
-def _neuron_record(heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime) -> Neuron:
+def _after_restart(neuron: Neuron, heartbeat: NeuronHeartbeat) -> None:
+    """Its first report names the loads that it resumes."""
+    kept_unloaded_forget_neuron(neuron_name=neuron.name)
+    resumed = {state.job_id for state in heartbeat.replicas}
+    for job in selectors.load_jobs_active().filter(neuron=neuron):
+        if str(job.pk) not in resumed:
+            load_job_lose(job=job)
+
+
+def _neuron_record(
+    neuron: Neuron | None, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
+) -> Neuron:
     """The row, with ``last_seen_at == now`` when it was written."""
-    neuron = Neuron.objects.filter(name=heartbeat.name).first()
     status = _status(heartbeat, desired)
     described: dict[str, Any] = {
         "epoch": heartbeat.epoch,
@@ -166,8 +180,6 @@ def _neuron_record(heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetim
     if neuron.status != status:
         described["status_since"] = now
         logger.info("neuron %s was %s and is %s", neuron.name, neuron.status, status)
-    if neuron.epoch != heartbeat.epoch:
-        kept_unloaded_forget_neuron(neuron_name=neuron.name)
     described["drained_at"] = _drained_at(neuron, heartbeat, desired, now)
     if _differs(neuron, described) or now - neuron.last_seen_at >= REFRESH_EVERY:
         _write(neuron, described | seen)

@@ -24,6 +24,7 @@ from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob
 from fleet.placement import Load
+from fleet.placement.failures import NEURON_RESTARTED
 from fleet.placement.place import place_on
 from fleet.services.jobs.load_measurements import (
     layer_costs_record,
@@ -71,6 +72,16 @@ def load_job_advance(
         _replacing_advance(job, job.replacement, state, now)
     elif state is not None:
         _load_advance(job, state, now, snapshot)
+
+
+def load_job_lose(*, job: LoadJob) -> None:
+    """Fails a load on which the neuron's previous process worked, and that this one does not
+    report."""
+    is_load = job.kind not in LEAVING_KINDS and job.replacement is None
+    if is_load and job.status == LoadJobStatus.RUNNING:
+        message = f"{job.neuron.name} was started anew during the load"
+        failure = LoadFailure(code=NEURON_RESTARTED, message=message)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
 
 
 def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: datetime) -> None:

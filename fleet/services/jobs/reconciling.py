@@ -20,7 +20,7 @@ from fleet.live.desired_state import TimeSlice
 from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.decisions import Action, Jobs, Plan, Sleep, Unload, stage_evictions
-from fleet.placement.failures import LOST_ITS_ROOM
+from fleet.placement.failures import LOST_ITS_ROOM, NEURON_RESTARTED
 from fleet.placement.reconcile import BACKOFF, reconcile
 from fleet.services.hosts.neurons import (
     models_to_restore,
@@ -78,7 +78,7 @@ def jobs_known() -> Jobs:
     for name, status, finished_at in (
         LoadJob.objects.filter(finished_at__gte=now - FAILURES_SINCE)
         .exclude(kind__in=LEAVING_KINDS)
-        .exclude(failure_code=LOST_ITS_ROOM)
+        .exclude(failure_code__in=(LOST_ITS_ROOM, NEURON_RESTARTED))
         .order_by("-finished_at")
         .values_list("model_name", "status", "finished_at")
     ):

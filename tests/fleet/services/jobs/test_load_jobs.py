@@ -24,7 +24,7 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live.load_orders import load_orders
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
-from fleet.services.jobs import load_jobs, steps
+from fleet.services.jobs import load_jobs, reconciling, steps
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
@@ -347,6 +347,17 @@ def test_a_running_job_fails_when_its_neuron_stays_away_or_forgot_it(job, build,
     assert services.load_jobs_expire(now=later(seconds=10)) == 0
     assert services.load_jobs_expire(now=later(seconds=20)) == 1
     assert fresh(job).failure_code == code
+
+
+def test_a_restarted_neuron_has_lost_its_load_or_resumes_it(job, build) -> None:
+    """At once, and not as a failure of the model's: it is loaded anew without a pause."""
+    loading = build.replica(job_id=str(job.pk), status=LOADING)
+    observe(build, job, LOADING)
+    services.heartbeat_record(heartbeat=build.heartbeat(epoch="second", replicas=[loading]))
+    assert fresh(job).status == LoadJobStatus.RUNNING
+    services.heartbeat_record(heartbeat=build.heartbeat(epoch="third"))
+    assert (fresh(job).status, fresh(job).failure_code) == ("failed", "neuron_restarted")
+    assert reconciling.jobs_known().num_failures == {}
 
 
 def test_a_stage_that_stands_still_is_still_reported(job, build) -> None:
