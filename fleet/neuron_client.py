@@ -5,6 +5,7 @@ Messages expire, and loads fail by then.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
@@ -16,6 +17,9 @@ from inference.protocol import keys
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 
 EXPIRES_S = 60
+_importing = threading.Lock()
+"""Celery and kombu replace their own modules while they are imported: a second thread that imports
+them for the first time would find half of one."""
 
 
 def _sending_app() -> Any:
@@ -38,7 +42,9 @@ import, and most gateways and commands send nothing."""
 
 def send(task: str, neuron_name: str, *arguments: object, expires_s: int = EXPIRES_S) -> None:
     """``task``: one of ``keys``. Raises ``BrokerUnavailableError``."""
-    from kombu.exceptions import OperationalError  # comes with Celery, see ``app``
+    with _importing:
+        import celery  # noqa: F401 - see ``app``
+        from kombu.exceptions import OperationalError
 
     try:
         app.send_task(

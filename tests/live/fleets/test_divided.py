@@ -28,7 +28,10 @@ KV_BYTES = 3_400_000_000
 they are used."""
 NUM_LAYERS = 30
 ASKED: dict[str, Any] = {"model": "large", "max_tokens": 48, "temperature": 0}
-COMES_BACK = ("device_fault", "engine_crashed", "load_failed", "model_recovering", "neuron_lost")
+COMES_BACK = (
+    *("device_fault", "engine_crashed", "load_failed"),
+    *("model_recovering", "neuron_lost", "recovering"),
+)
 """Codes of requests to a model that has lost a part and is loaded again."""
 
 
