@@ -71,7 +71,7 @@ class HelexaEngine:
         return [asdict(cost) for cost in grammar_costs(self._engine, tokenizer, num_turns)]
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
-        """Of each token but the first."""
+        """The log-probability of each token but the first."""
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         self._submit(token_ids, params)
         found: list[TokenLogprob] = []

@@ -79,7 +79,7 @@ class LlamaCpp:
         return cold_s, time.perf_counter() - started
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
-        """Of each token but the first."""
+        """The log-probability of each token but the first."""
         import numpy
 
         self._clear(self._long)

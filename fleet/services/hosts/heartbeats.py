@@ -138,7 +138,7 @@ def problem_record(name: str, problem: str) -> None:
 
 
 def _after_restart(neuron: Neuron, heartbeat: NeuronHeartbeat) -> None:
-    """Its first report names the loads that it resumes."""
+    """A new process' first report names the loads that it resumes: the others are lost."""
     kept_unloaded_forget_neuron(neuron_name=neuron.name)
     resumed = {state.job_id for state in heartbeat.replicas}
     for job in selectors.load_jobs_active().filter(neuron=neuron):

@@ -341,7 +341,7 @@ class PassedAnswer:
         await self._reply.send_body(self._guard.rest(), last=True)
 
     def _begin(self) -> None:
-        """It is charged from now on, and no other target answers it."""
+        """The request is charged from now on, and no other target answers it."""
         counter = self._call.usage_counter
         assert counter is not None, "an attempt that nothing counts"
         self.has_begun = True

@@ -120,8 +120,8 @@ def run(name: str, *, expects_load: bool = False) -> int:
 
 
 def _end_it_with_this_process(service: NeuronService) -> None:
-    """Until Celery's worker handles signals. An engine that still imports its libraries would only
-    see seconds later that this process is gone."""
+    """Ends the engine on a signal until Celery's worker handles those. An engine that still imports
+    its libraries would only see seconds later that this process is gone."""
 
     def leave(number: int, _frame: object) -> None:
         service.end_engine_ahead()

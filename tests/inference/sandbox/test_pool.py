@@ -62,7 +62,9 @@ def loss(pool: WorkerPool, job: Job) -> LossReason:
 def workers() -> list[psutil.Process]:
     """The pool's server and workers; servers that other tests keep have their own."""
     servers = [
-        one for one in psutil.Process().children() if "inference.sandbox" in command_line(one)
+        one
+        for one in psutil.Process().children()
+        if "inference.sandbox.fork_server" in command_line(one)
     ]
     found = [one for server in servers for one in (server, *server.children())]
     return [one for one in found if not has_ended(one)]
