@@ -67,7 +67,7 @@ struct Projection {
 
 // The distance ahead of the arithmetic at which weights are prefetched. The processor's own prefetching
 // ends with each page of memory.
-constexpr int kPrefetchBytes = 2048;
+constexpr int kPrefetchBytes = 8192;
 
 template <int Bytes>
 HELEXA_INLINE void prefetch(const uint8_t* from) {
