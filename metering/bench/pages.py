@@ -18,7 +18,7 @@ from django.contrib.auth.models import User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import path, reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
@@ -27,7 +27,7 @@ from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
-from metering.bench import results, summaries
+from metering.bench import charts, results, tables
 from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import (
@@ -79,7 +79,6 @@ def bench_page(view: View) -> View:
 
 
 def for_starters(view: View) -> View:
-
     @never_cache
     @login_required
     @wraps(view)
@@ -120,39 +119,49 @@ def results_page(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"choices": choices, "min_change": MIN_CHANGE}
     if before and after:
         comparison = results.compared(*results.sides_of(before, after), words)
-        differences = [one for cell in comparison.cells for one in cell.differences]
+        differences = [one for cell in comparison.cells.values() for one in cell]
         context |= {"before": before, "after": after, "comparison": comparison}
     else:
         cells = results.cells_list(**results.cell_filters(words))
-        standings = summaries.standings_of(cells)
-        differences = [
-            one.previous for group in standings.values() for one in group if one.previous
-        ]
-        context |= {"standings": standings, **_concurrency(cells)}
+        standings = charts.standings_of(cells)
+        every = [one["previous"] for group in standings.values() for one in group]
+        differences = [one for one in every if one]
+        concurrency = tables.view_rows("concurrency", _latest_with_concurrency(cells))
+        context |= {
+            "standings": standings,
+            "knee_chart": charts.concurrency_chart(concurrency),
+            "concurrency": concurrency,
+            "knee_latency": tables.KNEE_LATENCY,
+        }
         if model and scenario:
-            target = request.GET.get("target") or _target_of_most_builds(cells)
-            context["charts"] = summaries.trend_charts(cells, target)
-            context["builds"] = summaries.series_rows(cells)
+            most = Counter(cell.target for cell in cells).most_common(1)
+            target = request.GET.get("target") or (most[0][0] if most else "")
+            context["charts"] = charts.trend_charts(cells, target)
+            context["builds"] = tables.view_rows("series", cells)
     context["outlook"] = _outlook(differences)
     return _shown(request, "bench/results.html", "bench-results", context)
+
+
+def _latest_with_concurrency(cells: list[results.Cell]) -> list[results.Cell]:
+    return results.latest_builds([one for one in cells if one.scenario.startswith("concurrency:")])
 
 
 def _outlook(differences: list[Difference]) -> dict[str, int]:
     """Numbers of differences by verdict, and the fewest samples on a side of those with too few."""
     verdicts = Counter(one.verdict for one in differences)
-    too_few = [
+    num_samples = (
         min(one.before.num_samples, one.after.num_samples)
         for one in differences
         if one.verdict is Verdict.TOO_FEW
-    ]
+    )
     return {
         "num_differences": len(differences),
-        "num_judged": len(differences) - len(too_few),
+        "num_judged": len(differences) - verdicts[Verdict.TOO_FEW],
         "num_regressed": verdicts[Verdict.REGRESSED],
         "num_improved": verdicts[Verdict.IMPROVED],
         "num_unclear": verdicts[Verdict.UNCLEAR],
-        "num_too_few": len(too_few),
-        "num_samples": min(too_few, default=0),
+        "num_too_few": verdicts[Verdict.TOO_FEW],
+        "num_samples": min(num_samples, default=0),
         "samples_needed": MIN_SAMPLES,
     }
 
@@ -163,26 +172,9 @@ def moved(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(f"{reverse('bench-results')}?{request.GET.urlencode()}")
 
 
-def _concurrency(cells: list[results.Cell]) -> dict[str, Any]:
-    latest = results.latest_builds(
-        [cell for cell in cells if cell.scenario.startswith("concurrency:")]
-    )
-    return {
-        "knee_chart": summaries.concurrency_chart(latest),
-        "concurrency": summaries.concurrency_rows(latest),
-        "knee_latency": summaries.KNEE_LATENCY,
-    }
-
-
-def _target_of_most_builds(cells: list[results.Cell]) -> str:
-    most = Counter(cell.target for cell in cells).most_common(1)
-    return most[0][0] if most else ""
-
-
 @bench_page
 def runs(request: HttpRequest) -> HttpResponse:
-    words = _filters(request)
-    found = results.runs_filtered(words)
+    found = _runs_chosen(request)
     lists = BenchRun.objects.order_by().values_list("gpus", flat=True).distinct()
     context = {
         "choices": [
@@ -203,8 +195,7 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 @bench_page
 def runs_as_csv(request: HttpRequest) -> HttpResponse:
-    found = results.runs_filtered(_filters(request))[:MAX_CSV]
-    rows = (results.run_row(run).values() for run in found)
+    rows = (results.run_row(run).values() for run in _runs_chosen(request)[:MAX_CSV])
     return csv_response("bench-runs", csv_text(list(results.run_row(BenchRun())), rows))
 
 
@@ -212,9 +203,9 @@ def runs_as_csv(request: HttpRequest) -> HttpResponse:
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     found = get_object_or_404(BenchRun, pk=pk)
     fields = {
-        _label(field.name): _words(field.value_from_object(found))
-        for field in BenchRun._meta.concrete_fields
-        if field.name not in SHOWN_APART
+        _label(name): _words(getattr(found, name))
+        for name in results.COLUMNS
+        if name not in SHOWN_APART
     }
     context = {
         "trail": [("bench-runs", "Runs")],
@@ -245,17 +236,14 @@ def _choice(
     """A filter of a form."""
     word = request.GET.get(name, "")
     chosen = word if word in values else ""
-    return {
-        "name": name,
-        "label": label,
-        "values": values,
-        "chosen": chosen,
-        "any_label": any_label,
-    }
+    own = {"name": name, "label": label, "any_label": any_label}
+    return {**own, "values": values, "chosen": chosen}
 
 
-def _filters(request: HttpRequest) -> dict[str, str]:
-    return {name: request.GET.get(name, "").replace("\x00", "") for name in results.RUN_FILTERS}
+def _runs_chosen(request: HttpRequest) -> Any:
+    return results.runs_filtered(
+        {name: request.GET.get(name, "").replace("\x00", "") for name in results.RUN_FILTERS}
+    )
 
 
 def _values(column: str) -> list[str]:
@@ -277,11 +265,11 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def start(request: HttpRequest) -> HttpResponse:
     words = {name: request.POST.get(name, "").replace("\x00", "").strip() for name in JOB_FIELDS}
     try:
-        bench_job_request(actor=_actor(request), job=_requested(words))
+        bench_job_request(actor=user_actor(request.user.get_username()), job=_requested(words))
     except BenchError as error:
         status = 400 if isinstance(error, BenchValueError) else 409
         return _jobs_page(request, {"problem": str(error), "words": words}, status=status)
-    return HttpResponseRedirect(reverse("bench-jobs"))
+    return redirect("bench-jobs")
 
 
 @for_starters
@@ -289,16 +277,15 @@ def start(request: HttpRequest) -> HttpResponse:
 def cancel(request: HttpRequest, pk: int) -> HttpResponse:
     """One that has ended meanwhile stays as it is."""
     get_object_or_404(BenchJob, pk=pk)
-    bench_job_cancel(actor=_actor(request), job_id=pk)
-    return HttpResponseRedirect(reverse("bench-jobs"))
+    bench_job_cancel(actor=user_actor(request.user.get_username()), job_id=pk)
+    return redirect("bench-jobs")
 
 
 @for_starters
 @require_GET
 def state(request: HttpRequest, pk: int) -> HttpResponse:
     """Polled while the job is open."""
-    job = get_object_or_404(BenchJob, pk=pk)
-    return render(request, "bench/job.html", {"job": job})
+    return render(request, "bench/job.html", {"job": get_object_or_404(BenchJob, pk=pk)})
 
 
 def _requested(words: dict[str, str]) -> BenchJob:
@@ -326,10 +313,6 @@ def _jobs_page(request: HttpRequest, context: dict[str, Any], status: int = 200)
         **context,
     }
     return _shown(request, "bench/jobs.html", "bench-jobs", found, status=status)
-
-
-def _actor(request: HttpRequest) -> Any:
-    return user_actor(request.user.get_username())
 
 
 urlpatterns = [
