@@ -1,6 +1,6 @@
 """helexa-bench: measures endpoints' speed, build by build.
 
-    choosing ─▶ targets (client, probing) ─▶ sweep ─▶ measuring ─▶ store ─▶ runs
+    choosing ─▶ sweep of targets (client, probing) ─▶ measuring ─▶ runs
     runs ─▶ results (cells) ─▶ comparison, tables, charts ─▶ api, pages, command
 
 ``scenarios``, ``answers``, ``probing``, ``comparison`` and ``bench_toml`` are pure.

@@ -7,14 +7,14 @@ with a remark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from metering.bench.errors import BenchFileError, BenchValueError
+from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.scenarios import parse_scenarios
 
 LEFT_OUT = {
@@ -28,10 +28,11 @@ LEFT_OUT = {
 GONE_KINDS = frozenset({"context", "swap", "tools", "structured", "capability", "embedding"})
 Seconds = Annotated[float, Meta(ge=0)] | UnsetType
 Count = Annotated[int, Meta(ge=0)] | UnsetType
+Text = str | UnsetType
 Texts = list[str] | UnsetType
 
 
-class _Bench(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Bench(Struct, forbid_unknown_fields=True, kw_only=True):
     """Columns of ``SweepPlan``, like those of ``_Scenarios`` that are no lists."""
 
     sweep_interval_s: Seconds = field(name="sweep_interval_secs", default=UNSET)
@@ -41,7 +42,7 @@ class _Bench(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     db_path: Any = UNSET
 
 
-class _Scenarios(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Scenarios(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_sizes: list[int] = []
     concurrency_levels: list[int] = []
     ids: list[str] = []
@@ -51,27 +52,27 @@ class _Scenarios(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     capability_probes: Any = UNSET
 
 
-class _Api(msgspec.Struct, forbid_unknown_fields=True):
+class _Api(Struct, forbid_unknown_fields=True):
     enabled: Any = UNSET
     listen: Any = UNSET
 
 
-class _Target(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Target(Struct, forbid_unknown_fields=True, kw_only=True):
     """Columns of ``BenchTarget``. The original has the first four."""
 
     name: str
     kind: str
     endpoint: str
-    label: str | UnsetType = UNSET
+    label: Text = UNSET
     only_models: Texts = field(name="models", default=UNSET)
     scenarios: Texts = UNSET
-    api_key_env: str | UnsetType = UNSET
-    build: str | UnsetType = UNSET
-    hostname: str | UnsetType = UNSET
+    api_key_env: Text = UNSET
+    build: Text = UNSET
+    hostname: Text = UNSET
     gpus: Texts = UNSET
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _File(Struct, forbid_unknown_fields=True):
     bench: _Bench = field(default_factory=_Bench)
     scenarios: _Scenarios = field(default_factory=_Scenarios)
     api: _Api = field(default_factory=_Api)
@@ -82,39 +83,35 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 class BenchToml:
     plan: Mapping[str, Any]
     """Columns of ``SweepPlan`` that the file names."""
-    targets: tuple[Mapping[str, Any], ...]
+    targets: Sequence[Mapping[str, Any]]
     """Columns of ``BenchTarget``."""
-    remarks: tuple[str, ...]
+    remarks: Sequence[str]
     """The fields that are left out, each with the reason."""
 
 
 def read_bench_toml(text: str) -> BenchToml:
-    """Raises ``BenchFileError``."""
+    """Raises ``BenchError``."""
     try:
         file = msgspec.toml.decode(text, type=_File)
     except msgspec.DecodeError as error:
-        raise BenchFileError(f"no helexa-bench.toml: {error}") from error
-    remarks = [
-        f"{table}.{name} is left out: {LEFT_OUT[name]}"
-        for table in ("bench", "scenarios", "api")
-        for name in _given(getattr(file, table))
-        if name in LEFT_OUT
-    ]
-    plan = {
-        name: value
-        for table in (file.bench, file.scenarios)
-        for name, value in _given(table).items()
-        if name not in LEFT_OUT and not isinstance(value, list)
-    }
+        raise BenchError(f"no helexa-bench.toml: {error}") from error
+    remarks: list[str] = []
+    plan: dict[str, Any] = {}
+    for table in ("bench", "scenarios", "api"):
+        for name, value in _given(getattr(file, table)).items():
+            if name in LEFT_OUT:
+                remarks.append(f"{table}.{name} is left out: {LEFT_OUT[name]}")
+            elif not isinstance(value, list):
+                plan[name] = value
     ids = [f"chat:{size}{end}" for size in file.scenarios.prompt_sizes for end in ("", ":warm")]
     ids += [f"concurrency:{level}" for level in file.scenarios.concurrency_levels]
     if ids := ids + _measured(file.scenarios.ids, remarks):
         try:
             plan["scenarios"] = [scenario.id for scenario in parse_scenarios(ids)]
         except BenchValueError as error:
-            raise BenchFileError(str(error)) from error
-    targets = tuple(_target_columns(target, remarks) for target in file.targets)
-    return BenchToml(plan=plan, targets=targets, remarks=tuple(remarks))
+            raise BenchError(str(error)) from error
+    targets = [_target_columns(target, remarks) for target in file.targets]
+    return BenchToml(plan=plan, targets=targets, remarks=remarks)
 
 
 def _target_columns(target: _Target, remarks: list[str]) -> dict[str, Any]:
@@ -133,7 +130,6 @@ def _measured(ids: list[str], remarks: list[str]) -> list[str]:
     return [text for text in ids if text not in gone]
 
 
-def _given(table: msgspec.Struct) -> dict[str, Any]:
-    return {
-        name: value for name, value in msgspec.structs.asdict(table).items() if value is not UNSET
-    }
+def _given(table: Struct) -> dict[str, Any]:
+    values = msgspec.structs.asdict(table)
+    return {name: value for name, value in values.items() if value is not UNSET}

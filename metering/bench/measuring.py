@@ -1,22 +1,20 @@
-"""Takes one sample of a scenario over the wire, by a table of kinds."""
+"""Takes one sample of a scenario over the wire."""
 
 from __future__ import annotations
 
 import random
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from inference.supervised_threads import SupervisedPool
 from metering.bench.answers import Answer
-from metering.bench.client import Asker
 from metering.bench.comparison import median, percentile
-from metering.bench.errors import SampleFailedError
+from metering.bench.errors import TargetError
 from metering.bench.models import BenchRun, SweepPlan
-from metering.bench.probing import ModelInfo
+from metering.bench.probing import Columns, ModelInfo
 from metering.bench.scenarios import Scenario, ScenarioKind
-from metering.bench.targets import Target
+from metering.bench.targets import Ask, Target
 
 NO_THINKING = "/no_think"
 """Thinking models obey it, others ignore it: speeds are of answers."""
@@ -36,7 +34,6 @@ ASK_TOKENS = 76
 """The question's 64, and a dozen of the model's chat template."""
 MIN_WORDS = 8
 """Enough to distinguish a new prompt from cached ones."""
-SALT_OF_WARM = "warm"
 
 
 def chat_prompt(num_tokens: int, salt: str) -> str:
@@ -50,60 +47,81 @@ def chat_prompt(num_tokens: int, salt: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """One model in one scenario."""
+    """One model in one scenario. ``build``: what the target reported of itself."""
 
     target: Target
-    asker: Asker
+    build: Columns
     model: ModelInfo
+    ask: Ask
     scenario: Scenario
     plan: SweepPlan
 
-    @property
-    def size(self) -> int:
-        assert self.scenario.size is not None, f"{self.scenario.id} has a size"
-        return self.scenario.size
-
 
 def measure(one: Measuring) -> BenchRun:
-    """The columns of one sample. Raises ``SampleFailedError``."""
-    return MEASURES[one.scenario.kind](one)
+    """The numbers of one sample. Raises ``TargetError``."""
+    match one.scenario.kind:
+        case ScenarioKind.CHAT:
+            salt = "warm" if one.scenario.is_warm else _new_salt()
+            return _single(one, salt, one.plan.max_tokens)
+        case ScenarioKind.PREFILL:
+            return _single(one, _new_salt(), 1)
+        case ScenarioKind.CONCURRENCY:
+            return _concurrency(one)
+        case ScenarioKind.LOAD:
+            started_s = time.perf_counter()
+            one.target.unload(one.model)
+            unloaded_s = time.perf_counter()
+            one.target.load(one.model)
+            return BenchRun(
+                swap_unload_ms=(unloaded_s - started_s) * 1000,
+                swap_load_ms=(time.perf_counter() - unloaded_s) * 1000,
+            )
 
 
 def _new_salt() -> str:
     return secrets.token_hex(8)
 
 
-def _chat(one: Measuring) -> BenchRun:
-    salt = SALT_OF_WARM if one.scenario.is_warm else _new_salt()
-    answer = one.asker.ask(one.model.id, chat_prompt(one.size, salt), one.plan.max_tokens)
-    return _sample(answer, one.plan.max_tokens)
-
-
-def _prefill(one: Measuring) -> BenchRun:
-    return _sample(one.asker.ask(one.model.id, chat_prompt(one.size, _new_salt()), 1), 1)
+def _single(one: Measuring, salt: str, max_tokens: int) -> BenchRun:
+    answer = one.ask(chat_prompt(one.scenario.size, salt), max_tokens)
+    return BenchRun(
+        timing=BenchRun.Timing.SERVER if answer.has_timing else BenchRun.Timing.CLIENT,
+        max_tokens=max_tokens,
+        prompt_tokens_actual=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        completion_tokens=answer.num_tokens,
+        ttft_s=answer.first_s,
+        decode_tps=answer.decode_tps,
+        prefill_tps=answer.prefill_tps,
+        total_s=answer.total_s,
+        prefill_ms=answer.prefill_ms,
+        decode_ms=answer.decode_ms,
+        prefill_tokens=answer.prefill_tokens,
+        queue_wait_ms=answer.queue_wait_ms,
+    )
 
 
 def _concurrency(one: Measuring) -> BenchRun:
-    max_tokens = one.plan.max_tokens
-    num_tokens = one.plan.concurrency_prompt_tokens
-    texts = [chat_prompt(num_tokens, _new_salt()) for _ in range(one.size)]
+    num_tokens, max_tokens = one.plan.concurrency_prompt_tokens, one.plan.max_tokens
+    texts = [chat_prompt(num_tokens, _new_salt()) for _ in range(one.scenario.size)]
 
     def ask(text: str) -> Answer | None:
+        """``None``: the server had no room, which is a result, and no fault."""
         try:
-            return one.asker.ask(one.model.id, text, max_tokens)
-        except SampleFailedError as error:
-            if error.is_rejection:
+            return one.ask(text, max_tokens)
+        except TargetError as error:
+            if error.status in (429, 503):
                 return None
             raise
 
     started_s = time.perf_counter()
-    with SupervisedPool(one.size) as threads:
+    with SupervisedPool(len(texts)) as threads:
         answers = list(threads.map(ask, texts))
     window_s = time.perf_counter() - started_s
     served = [answer for answer in answers if answer is not None]
     ttfts = [answer.first_s for answer in served if answer.first_s is not None]
     waits = [answer.queue_wait_ms for answer in served if answer.queue_wait_ms is not None]
-    tokens = sum(answer.completion_tokens or answer.num_pieces for answer in served)
+    tokens = sum(answer.num_tokens for answer in served)
     return BenchRun(
         max_tokens=max_tokens,
         prompt_tokens_actual=served[0].prompt_tokens if served else None,
@@ -115,37 +133,4 @@ def _concurrency(one: Measuring) -> BenchRun:
         queue_wait_ms=median(waits),
         rejected=len(answers) - len(served),
         detail={"ttft_s": ttfts},
-    )
-
-
-def _load(one: Measuring) -> BenchRun:
-    unload_s = one.target.unload(one.model)
-    load_s = one.target.load(one.model)
-    return BenchRun(swap_unload_ms=unload_s * 1000, swap_load_ms=load_s * 1000)
-
-
-MEASURES: dict[ScenarioKind, Callable[[Measuring], BenchRun]] = {
-    ScenarioKind.CHAT: _chat,
-    ScenarioKind.PREFILL: _prefill,
-    ScenarioKind.CONCURRENCY: _concurrency,
-    ScenarioKind.LOAD: _load,
-}
-
-
-def _sample(answer: Answer, max_tokens: int) -> BenchRun:
-    timing = answer.timing
-    return BenchRun(
-        timing=BenchRun.Timing.SERVER if timing else BenchRun.Timing.CLIENT,
-        max_tokens=max_tokens,
-        prompt_tokens_actual=answer.prompt_tokens,
-        cached_tokens=answer.cached_tokens,
-        completion_tokens=answer.completion_tokens or answer.num_pieces,
-        ttft_s=answer.first_s,
-        decode_tps=answer.decode_tps,
-        prefill_tps=answer.prefill_tps,
-        total_s=answer.total_s,
-        prefill_ms=timing.prefill_ms if timing else None,
-        decode_ms=timing.decode_ms if timing else None,
-        prefill_tokens=timing.prefill_tokens if timing else None,
-        queue_wait_ms=answer.queue_wait_ms,
     )

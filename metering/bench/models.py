@@ -17,6 +17,11 @@ def default_scenarios() -> list[str]:
 
 
 class BenchTarget(models.Model):
+    SETTINGS = (
+        *("kind", "endpoint", "label", "enabled", "only_models", "scenarios", "api_key_env"),
+        *("build", "hostname", "gpus"),
+    )
+
     class Kind(models.TextChoices):
         NEURON = "neuron", "a neuron of helexa"
         OPENAI = "openai", "an endpoint of OpenAI's API"
@@ -58,6 +63,11 @@ class BenchTarget(models.Model):
 
 class SweepPlan(models.Model):
     """The plan: one row."""
+
+    SETTINGS = (
+        *("samples_per_version", "iteration_pause_s", "request_timeout_s", "sweep_interval_s"),
+        *("max_tokens", "concurrency_prompt_tokens", "scenarios"),
+    )
 
     samples_per_version = models.PositiveSmallIntegerField(
         default=5, validators=[MinValueValidator(1), MaxValueValidator(1000)]

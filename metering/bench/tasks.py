@@ -18,7 +18,7 @@ _threads: dict[int, threading.Thread] = {}
 @app.task(name=TASK_BENCH_JOBS)  # type: ignore[untyped-decorator]
 def bench_jobs() -> None:
     """A job takes hours: it has a thread of its own, which ends with the process."""
-    if not jobs.bench_job_is_open():
+    if not BenchJob.objects.filter(open_slot=1).exists():
         return
     for job_id, thread in _threads.items():
         if thread.is_alive():

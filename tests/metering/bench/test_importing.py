@@ -13,7 +13,7 @@ from django.core.management.base import CommandError
 
 from metering.bench import store
 from metering.bench.bench_toml import read_bench_toml
-from metering.bench.errors import BenchFileError
+from metering.bench.errors import BenchError
 from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.results import run_row
 from metering.models import AuditEntry
@@ -116,7 +116,7 @@ def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> Non
     ],
 )
 def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
-    with pytest.raises(BenchFileError, match=reason):
+    with pytest.raises(BenchError, match=reason):
         read_bench_toml(text)
 
 

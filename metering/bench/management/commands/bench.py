@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from django.db import close_old_connections
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import results
-from metering.bench.choosing import add_sweep_arguments, choice_of, plan_chosen, sweep_run
+from metering.bench.choosing import add_sweep_arguments, choice_of, sweep_of
 from metering.bench.comparison import METRICS, MIN_CHANGE, Verdict
 from metering.bench.errors import BenchValueError
 from metering.bench.importing import file_import
@@ -30,6 +29,7 @@ REGRESSED_CODE = 1
 """Exit code of ``compare`` where a build got worse."""
 ERROR_CODE = 2
 """Its exit code where the samples do not decide, and every subcommand's for errors."""
+RESULTS = ("num_ok", "num_failed", "num_cells_done", "left_out")
 REPORTS = ("scaling", "swap", "concurrency")
 
 
@@ -55,19 +55,22 @@ class Command(QuickCommand):
             raise
 
     def _once(self, options: dict[str, Any]) -> None:
-        report = self.stderr.write if options["json"] else self.stdout.write
-        result = sweep_run(choice_of(options), report)
+        sweep = sweep_of(
+            choice_of(options), self.stderr.write if options["json"] else self.stdout.write
+        )
+        sweep.run()
         if options["json"]:
-            self.stdout.write(json_text(asdict(result)))
-        if result.has_nothing:
+            self.stdout.write(json_text({name: getattr(sweep, name) for name in RESULTS}))
+        if sweep.has_nothing:
             raise CommandError("nothing was measured", returncode=ERROR_CODE)
 
     def _run(self, options: dict[str, Any]) -> None:
         choice = choice_of(options)
         while True:
             close_old_connections()
-            sweep_run(choice, self.stdout.write)
-            time.sleep(plan_chosen(choice).sweep_interval_s)
+            sweep = sweep_of(choice, self.stdout.write)
+            sweep.run()
+            time.sleep(sweep.plan.sweep_interval_s)
 
     def _report(self, options: dict[str, Any]) -> None:
         filters = results.cell_filters({"target": options["target"]})
