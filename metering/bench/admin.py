@@ -8,20 +8,12 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import CheckedForm, UnfoldAdmin, display
-from metering.bench.models import BenchTarget, SweepPlan
+from fleet.admin.unfold_types import CheckedForm, UnfoldAdmin
+from metering.bench.models import BenchTarget, SweepPlan, setting_names
 from metering.bench.store import row_check, row_save, target_delete
 
 
 class RowForm(CheckedForm):
-    class Meta:
-        labels = {
-            "gpus": "GPUs",
-            "iteration_pause_s": "pause between iterations (seconds)",
-            "request_timeout_s": "timeout of a request (seconds)",
-            "sweep_interval_s": "time between sweeps (seconds)",
-        }
-
     def check_row(self) -> None:
         row_check(self.instance)
 
@@ -38,7 +30,7 @@ class BenchTargetAdmin(RowAdmin):
     list_display = ("name", "kind", "endpoint", "label", "enabled")
     list_filter = ("kind", "enabled")
     search_fields = ("name", "label", "endpoint")
-    fields = ("name", *BenchTarget.SETTINGS)
+    fields = ("name", *setting_names(BenchTarget))
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         target_delete(actor=actor_of(request), target=obj)
@@ -52,12 +44,8 @@ class BenchTargetAdmin(RowAdmin):
 class SweepPlanAdmin(RowAdmin):
     """One row, which exists once it was saved; until then the defaults hold."""
 
-    list_display = ("__str__", "samples_per_version", "max_tokens", "interval")
-    fields = SweepPlan.SETTINGS
-
-    @display(description="Time between sweeps (seconds)", ordering="sweep_interval_s")
-    def interval(self, plan: SweepPlan) -> float:
-        return plan.sweep_interval_s
+    list_display = ("__str__", "samples_per_version", "max_tokens", "sweep_interval_s")
+    fields = setting_names(SweepPlan)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not SweepPlan.objects.exists()

@@ -9,17 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import AnonymousUser
 from django.urls import path, re_path
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.authentication import BaseAuthentication
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import READING, Call, ObjectView, number_in
-from fleet.api.documents import AnonymousScheme
-from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
@@ -33,17 +28,6 @@ DEFAULT_RUNS = 500
 MAX_RUNS = 5000
 
 
-class PublicAuthentication(BaseAuthentication):
-    """No caller is authenticated: a key that is sent is ignored."""
-
-    def authenticate(self, _request: Request) -> tuple[AnonymousUser, Caller]:
-        return AnonymousUser(), Caller(principal=None)
-
-
-class PublicScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
-    target_class = "metering.bench.api.PublicAuthentication"
-
-
 def _parameters(names: Iterable[str]) -> list[OpenApiParameter]:
     return [OpenApiParameter(name, str) for name in names]
 
@@ -54,13 +38,14 @@ class BenchView(ObjectView):
     page_parameters: tuple[str, ...] = ()
 
     def get_authenticators(self) -> list[Any]:
-        if settings.CONFIG.has_public_bench:
-            return [PublicAuthentication()]
-        return super().get_authenticators()
+        """None for a public bench: a key that is sent is ignored."""
+        return [] if settings.CONFIG.has_public_bench else super().get_authenticators()
 
     def ensure_may(self, call: Call) -> None:
-        if not (settings.CONFIG.has_public_bench and call.method in READING):
+        if not settings.CONFIG.has_public_bench:
             super().ensure_may(call)
+        elif call.method not in READING:
+            raise ProblemError(403, "insufficient_scope", "The bench's results can only be read.")
 
     def word(self, name: str, *, is_needed: bool = False) -> str:
         word: str = self.request.query_params.get(name, "")

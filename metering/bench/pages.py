@@ -17,11 +17,13 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import path, reverse
+from django.urls import path
+from django.utils.text import capfirst
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
+from django.views.generic import RedirectView
 
 from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
@@ -47,17 +49,6 @@ MAX_SHOWN = 200
 MAX_CSV = 50_000
 MAX_JOBS_SHOWN = 20
 SHOWN_APART = ("id", "artifact", "error", "detail", "settings")
-WORDS = {
-    "ts": "when",
-    "id": "",
-    "sha": "commit",
-    "ttft": "TTFT",
-    "tps": "tok/s",
-    "gpu": "GPU",
-    "gpus": "GPUs",
-    "pct": "%",
-}
-"""The words of a run's columns that people would write otherwise."""
 JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
 
 
@@ -167,12 +158,6 @@ def _outlook(differences: list[Difference]) -> dict[str, int]:
 
 
 @bench_page
-def moved(request: HttpRequest) -> HttpResponse:
-    """Redirects a page of release 0.2, with its query."""
-    return HttpResponseRedirect(f"{reverse('bench-results')}?{request.GET.urlencode()}")
-
-
-@bench_page
 def runs(request: HttpRequest) -> HttpResponse:
     found = _runs_chosen(request)
     lists = BenchRun.objects.order_by().values_list("gpus", flat=True).distinct()
@@ -203,9 +188,9 @@ def runs_as_csv(request: HttpRequest) -> HttpResponse:
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     found = get_object_or_404(BenchRun, pk=pk)
     fields = {
-        _label(name): _words(getattr(found, name))
-        for name in results.COLUMNS
-        if name not in SHOWN_APART
+        capfirst(column.verbose_name): _words(column.value_from_object(found))
+        for column in BenchRun._meta.concrete_fields
+        if column.name not in SHOWN_APART
     }
     context = {
         "trail": [("bench-runs", "Runs")],
@@ -215,11 +200,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "settings_text": json.dumps(found.settings, indent=2) if found.settings else "",
     }
     return _shown(request, "bench/run.html", "bench-runs", context)
-
-
-def _label(name: str) -> str:
-    words = " ".join(WORDS.get(word, word) for word in name.split("_")).strip()
-    return words[:1].upper() + words[1:]
 
 
 def _words(value: Any) -> str:
@@ -315,6 +295,8 @@ def _jobs_page(request: HttpRequest, context: dict[str, Any], status: int = 200)
     return _shown(request, "bench/jobs.html", "bench-jobs", found, status=status)
 
 
+moved = bench_page(RedirectView.as_view(pattern_name="bench-results", query_string=True))
+"""Of pages of release 0.2."""
 urlpatterns = [
     path("", results_page, name="bench-results"),
     path("runs/", runs, name="bench-runs"),

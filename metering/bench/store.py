@@ -7,7 +7,7 @@ from django.db import transaction
 from inference.settings.storage import OTHERS_KEY
 from metering.actor import Actor
 from metering.bench.errors import BenchValueError
-from metering.bench.models import BenchTarget, SweepPlan
+from metering.bench.models import BenchTarget, SweepPlan, setting_names
 from metering.bench.scenarios import parse_scenarios
 from metering.services.audit import audit_entry_create
 
@@ -30,7 +30,7 @@ def row_save(*, actor: Actor, row: BenchTarget | SweepPlan) -> None:
             actor=actor,
             action=f"bench_{'plan' if isinstance(row, SweepPlan) else 'target'}.save",
             object_id=row.name if isinstance(row, BenchTarget) else str(PLAN_ID),
-            detail={name: getattr(row, name) for name in row.SETTINGS},
+            detail={name: getattr(row, name) for name in setting_names(type(row))},
         )
 
 

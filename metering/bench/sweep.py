@@ -7,6 +7,8 @@ An offline or busy target is skipped.
 
 from __future__ import annotations
 
+import random
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +17,48 @@ from django.db.models import Count
 from django.utils import timezone
 
 from inference.build import this_build
+from inference.supervised_threads import SupervisedPool
 from inference.version import VERSION
+from metering.bench.answers import Answer
+from metering.bench.comparison import median, percentile
 from metering.bench.errors import BenchError, TargetError
-from metering.bench.measuring import Measuring, measure
 from metering.bench.models import BenchRun, SweepPlan
 from metering.bench.probing import Columns, ModelInfo
 from metering.bench.scenarios import Scenario, ScenarioKind, parse_scenarios
-from metering.bench.targets import Target
+from metering.bench.targets import Ask, Target
 
 YIELDS_FOR_S = 300.0
 """A target that stays busy for longer is left out."""
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
 """A cell is abandoned after so many: a third most likely fails too."""
+NO_THINKING = "/no_think"
+"""Thinking models obey it, others ignore it: speeds are of answers."""
+WORDS = """
+river stone market evening letter garden winter bridge paper captain window mountain silver orange
+morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
+table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
+ladder mirror number office pencil rabbit saddle thunder velvet wagon
+""".split()  # noqa: SIM905 - sixty quotes add nothing
+"""Each is one token of most present models' vocabularies."""
+ASK = (
+    "Leave the words above alone. Write a report of about three hundred words for the council of a "
+    "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
+    "used for, what a new one would cost, who would gain from it, and what you advise."
+)
+ASK_TOKENS = 76
+"""The question's 64, and a dozen of the model's chat template."""
+MIN_WORDS = 8
+"""Enough to distinguish a new prompt from cached ones."""
+
+
+def chat_prompt(num_tokens: int, salt: str) -> str:
+    """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
+    and the question. No cache has a prompt of a new salt."""
+    numbers = random.Random(salt)
+    num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
+    words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
+    return f"{words}\n\n{ASK} {NO_THINKING}"
 
 
 def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
@@ -40,6 +71,17 @@ def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
         return False
     tokens, most = scenario.prompt_tokens, model.context_tokens
     return tokens is None or most is None or tokens + max_tokens <= most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """One model in one scenario. ``build``: what the target reported of itself."""
+
+    target: Target
+    build: Columns
+    model: ModelInfo
+    ask: Ask
+    scenario: Scenario
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,12 +169,10 @@ class Sweep:
             self._leave_out(target, str(error))
             return
         for scenario, num_samples in missing.items():
-            cell = Measuring(
-                target=target, build=build, model=model, ask=ask, scenario=scenario, plan=self.plan
-            )
+            cell = _Cell(target=target, build=build, model=model, ask=ask, scenario=scenario)
             self._measure_cell(cell, num_samples)
 
-    def _measure_cell(self, cell: Measuring, num_samples: int) -> None:
+    def _measure_cell(self, cell: _Cell, num_samples: int) -> None:
         """Each sweep's first request to a cell is not measured, unless it fails: the server may
         have restarted since the last one."""
         if cell.scenario.kind is not ScenarioKind.LOAD and not (warm_up := self._take(cell)).ok:
@@ -145,10 +185,10 @@ class Sweep:
             num_ok += run.ok
             num_failed_in_a_row = 0 if run.ok else num_failed_in_a_row + 1
 
-    def _take(self, cell: Measuring) -> BenchRun:
+    def _take(self, cell: _Cell) -> BenchRun:
         self._wait_while_busy(cell.target)
         try:
-            run = measure(cell)
+            run = _measured(cell, self.plan)
             run.ok = True
         except TargetError as error:
             run = BenchRun(ok=False, error=str(error))
@@ -165,7 +205,7 @@ class Sweep:
                 raise BenchError("it is busy with others' requests (--beside-load measures anyway)")
             self.sleep(BUSY_POLL_S)
 
-    def _keep(self, cell: Measuring, run: BenchRun) -> None:
+    def _keep(self, cell: _Cell, run: BenchRun) -> None:
         row, model, scenario = cell.target.row, cell.model, cell.scenario
         columns = {
             "ts": timezone.now(),
@@ -211,3 +251,82 @@ def _values_text(run: BenchRun) -> str:
     }
     parts = [f"{value:.4g} {unit}" for unit, value in values.items() if value is not None]
     return ", ".join(parts) or "done"
+
+
+def _measured(cell: _Cell, plan: SweepPlan) -> BenchRun:
+    """The numbers of one sample. Raises ``TargetError``."""
+    match cell.scenario.kind:
+        case ScenarioKind.CHAT:
+            salt = "warm" if cell.scenario.is_warm else _new_salt()
+            return _single(cell, salt, plan.max_tokens)
+        case ScenarioKind.PREFILL:
+            return _single(cell, _new_salt(), 1)
+        case ScenarioKind.CONCURRENCY:
+            return _concurrency(cell, plan)
+        case ScenarioKind.LOAD:
+            started_s = time.perf_counter()
+            cell.target.unload(cell.model)
+            unloaded_s = time.perf_counter()
+            cell.target.load(cell.model)
+            return BenchRun(
+                swap_unload_ms=(unloaded_s - started_s) * 1000,
+                swap_load_ms=(time.perf_counter() - unloaded_s) * 1000,
+            )
+
+
+def _new_salt() -> str:
+    return secrets.token_hex(8)
+
+
+def _single(cell: _Cell, salt: str, max_tokens: int) -> BenchRun:
+    answer = cell.ask(chat_prompt(cell.scenario.size, salt), max_tokens)
+    return BenchRun(
+        timing=BenchRun.Timing.SERVER if answer.has_timing else BenchRun.Timing.CLIENT,
+        max_tokens=max_tokens,
+        prompt_tokens_actual=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        completion_tokens=answer.num_tokens,
+        ttft_s=answer.first_s,
+        decode_tps=answer.decode_tps,
+        prefill_tps=answer.prefill_tps,
+        total_s=answer.total_s,
+        prefill_ms=answer.prefill_ms,
+        decode_ms=answer.decode_ms,
+        prefill_tokens=answer.prefill_tokens,
+        queue_wait_ms=answer.queue_wait_ms,
+    )
+
+
+def _concurrency(cell: _Cell, plan: SweepPlan) -> BenchRun:
+    num_tokens, max_tokens = plan.concurrency_prompt_tokens, plan.max_tokens
+    texts = [chat_prompt(num_tokens, _new_salt()) for _ in range(cell.scenario.size)]
+
+    def ask(text: str) -> Answer | None:
+        """``None``: the server had no room, which is a result, and no fault."""
+        try:
+            return cell.ask(text, max_tokens)
+        except TargetError as error:
+            if error.status in (429, 503):
+                return None
+            raise
+
+    started_s = time.perf_counter()
+    with SupervisedPool(len(texts)) as threads:
+        answers = list(threads.map(ask, texts))
+    window_s = time.perf_counter() - started_s
+    served = [answer for answer in answers if answer is not None]
+    ttfts = [answer.first_s for answer in served if answer.first_s is not None]
+    waits = [answer.queue_wait_ms for answer in served if answer.queue_wait_ms is not None]
+    tokens = sum(answer.num_tokens for answer in served)
+    return BenchRun(
+        max_tokens=max_tokens,
+        prompt_tokens_actual=served[0].prompt_tokens if served else None,
+        completion_tokens=tokens,
+        ttft_s=median(ttfts),
+        ttft_p95_s=percentile(ttfts, 95),
+        decode_tps=tokens / window_s if served else None,
+        total_s=window_s,
+        queue_wait_ms=median(waits),
+        rejected=len(answers) - len(served),
+        detail={"ttft_s": ttfts},
+    )

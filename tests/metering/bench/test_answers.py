@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.bench import measuring, probing
+from metering.bench import probing, sweep
 from metering.bench.answers import Answer, feed_anthropic, feed_openai
 from metering.bench.errors import TargetError
 from tests.cases import each_case
@@ -80,14 +80,14 @@ def test_too_short_decoding_and_prompts_from_the_cache_have_no_speed() -> None:
 
 @given(st.integers(1, 300), st.text(max_size=8))
 def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> None:
-    text = measuring.chat_prompt(num_tokens, salt)
+    text = sweep.chat_prompt(num_tokens, salt)
     words, _, ask = text.partition("\n\n")
-    assert len(words.split(" ")) == max(8, num_tokens - measuring.ASK_TOKENS)
-    assert ask == f"{measuring.ASK} {measuring.NO_THINKING}"
+    assert len(words.split(" ")) == max(8, num_tokens - sweep.ASK_TOKENS)
+    assert ask == f"{sweep.ASK} {sweep.NO_THINKING}"
     assert (
         text
-        == measuring.chat_prompt(num_tokens, salt)
-        != measuring.chat_prompt(num_tokens, f"{salt}!")
+        == sweep.chat_prompt(num_tokens, salt)
+        != sweep.chat_prompt(num_tokens, f"{salt}!")
     )
 
 
