@@ -3,5 +3,5 @@
     choosing ─▶ sweep of targets (client, probing) ─▶ measuring ─▶ runs
     runs ─▶ results (cells) ─▶ comparison, tables, charts ─▶ api, pages, command
 
-``scenarios``, ``answers``, ``probing``, ``comparison`` and ``bench_toml`` are pure.
+``scenarios``, ``probing`` and ``comparison`` are pure.
 """

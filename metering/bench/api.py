@@ -127,8 +127,11 @@ class CompareView(BenchView):
 
     @extend_schema(parameters=_parameters(page_parameters))
     def get(self, call: Call) -> Response:
-        before, after = results.sides_of(self.word("before", is_needed=True), self.word("after"))
-        comparison = results.compared(before, after, self.words(("model", "scenario")))
+        before, after, comparison = results.compared(
+            self.word("before", is_needed=True),
+            self.word("after"),
+            self.words(("model", "scenario")),
+        )
         if not comparison.cells:
             raise ProblemError(404, "unknown_url", f"{before} and {after} have no cell in common.")
         return Response(

@@ -16,9 +16,8 @@ from fleet.models import Neuron
 from helexa_site.server_url import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
-from metering.bench.bench_toml import read_bench_toml
 from metering.bench.errors import BenchValueError
-from metering.bench.importing import text_of
+from metering.bench.importing import read_bench_toml, text_of
 from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.sweep import Sweep
 from metering.bench.targets import NeuronTarget, Target

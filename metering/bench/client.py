@@ -10,18 +10,28 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from inference import proxies
-from metering.bench.answers import Answer, feed_anthropic, feed_openai
 from metering.bench.errors import TargetError
+from metering.bench.models import BenchRun
 
 PROBE_TIMEOUT_S = 30.0
 MAX_REASON_CHARACTERS = 500
 ANTHROPIC = "anthropic"
 ANTHROPIC_VERSION = "2023-06-01"
+
+MIN_DECODE_MS = 200.0
+MIN_WINDOW_S = 0.2
+"""Below these, clocks and batches of frames dominate the figure, not the engine."""
+TIMINGS = {
+    "helexa_timing": ("prefill_ms", "decode_ms", "prefill_tokens"),
+    "timings": ("prompt_ms", "predicted_ms", "prompt_n"),
+}
+"""Of helexa and the original system, and of llama.cpp."""
+Event = dict[str, Any]
 
 
 class Http:
@@ -102,27 +112,25 @@ def _reason(error: urllib.error.HTTPError) -> str:
     return f"HTTP {error.code}: {message or 'no reason given'}"[:MAX_REASON_CHARACTERS]
 
 
-def ask(http: Http, kind: str, model: str, prompt: str, max_tokens: int) -> Answer:
+def ask(http: Http, kind: str, model: str, prompt: str, max_tokens: int) -> BenchRun:
     """At a temperature of 0: the same answer each time, as far as possible. Raises
     ``TargetError``."""
-    is_anthropic = kind == ANTHROPIC
-    feed = feed_anthropic if is_anthropic else feed_openai
+    path, more = "v1/chat/completions", {"stream_options": {"include_usage": True}}
+    if kind == ANTHROPIC:
+        path, more = "v1/messages", {}
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
-        **({} if is_anthropic else {"stream_options": {"include_usage": True}}),
+        **more,
     }
-    answer = Answer()
     started_s = time.perf_counter()
-    for event, at_s in http.stream("v1/messages" if is_anthropic else "v1/chat/completions", body):
-        feed(answer, event, at_s)
-    answer.total_s = time.perf_counter() - started_s
-    if answer.num_pieces == 0:
-        raise TargetError("the answer is empty")
-    return answer
+    run = read_answer(kind, http.stream(path, body))
+    run.total_s = time.perf_counter() - started_s
+    run.max_tokens = max_tokens
+    return run
 
 
 def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
@@ -133,3 +141,97 @@ def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
         return version if key is None else {**version, "x-api-key": key}
     timing = {"x-helexa-timing": "true"}
     return timing if key is None else {**timing, "authorization": f"Bearer {key}"}
+
+
+def read_answer(kind: str, events: Iterable[tuple[Event, float]]) -> BenchRun:
+    """``events`` with their moments. Speeds are by the server's clock, else by the client's, which
+    includes the network. Raises ``TargetError`` for an error within the stream."""
+    run = BenchRun()
+    num_pieces, last_s = 0, 0.0
+    for event, at_s in events:
+        has_piece = _anthropic(run, event) if kind == ANTHROPIC else _openai(run, event)
+        if has_piece:
+            num_pieces, last_s = num_pieces + 1, at_s
+            run.ttft_s = at_s if run.ttft_s is None else run.ttft_s
+        _timing(run, event)
+    if run.ttft_s is None:
+        raise TargetError("the answer is empty")
+    run.completion_tokens = run.completion_tokens or num_pieces
+    run.decode_tps = _decode_tps(run, run.completion_tokens, last_s - run.ttft_s)
+    run.prefill_tps = _prefill_tps(run, run.ttft_s)
+    if run.prefill_ms is not None:
+        run.queue_wait_ms = max(0.0, run.ttft_s * 1000 - run.prefill_ms)
+    return run
+
+
+def _decode_tps(run: BenchRun, tokens: int, window_s: float) -> float | None:
+    if run.decode_ms is not None and run.decode_ms > MIN_DECODE_MS:
+        return tokens / run.decode_ms * 1000
+    # The first token is the prefill's.
+    return (tokens - 1) / window_s if window_s > MIN_WINDOW_S and tokens > 1 else None
+
+
+def _prefill_tps(run: BenchRun, ttft_s: float) -> float | None:
+    if run.prefill_ms and run.prefill_tokens:
+        return run.prefill_tokens / run.prefill_ms * 1000
+    computed = (run.prompt_tokens_actual or 0) - (run.cached_tokens or 0)
+    return computed / ttft_s if computed > 0 and ttft_s else None
+
+
+def _openai(run: BenchRun, event: Event) -> bool:
+    """A chunk of ``/v1/chat/completions``. Returns whether it has a piece of the answer."""
+    if error := event.get("error"):
+        raise TargetError(_message(error))
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        details = usage.get("prompt_tokens_details") or {}
+        run.prompt_tokens_actual = _whole(usage.get("prompt_tokens"))
+        run.completion_tokens = _whole(usage.get("completion_tokens"))
+        run.cached_tokens = _whole(details.get("cached_tokens"))
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or []]
+    names = ("content", "reasoning_content", "reasoning")
+    return any(delta.get(name) for delta in deltas for name in names)
+
+
+def _anthropic(run: BenchRun, event: Event) -> bool:
+    """An event of ``/v1/messages``. Returns whether it is a piece of the answer."""
+    match event.get("type"):
+        case "error":
+            raise TargetError(_message(event.get("error")))
+        case "content_block_delta":
+            return (event.get("delta") or {}).get("type") in ("text_delta", "thinking_delta")
+        case "message_start" | "message_delta":
+            usage = (event.get("message") or event).get("usage") or {}
+            if (fresh := _whole(usage.get("input_tokens"))) is not None:
+                # Cached tokens are counted beside the rest of the prompt.
+                written = _whole(usage.get("cache_creation_input_tokens")) or 0
+                run.cached_tokens = _whole(usage.get("cache_read_input_tokens")) or 0
+                run.prompt_tokens_actual = fresh + run.cached_tokens + written
+            if (tokens := _whole(usage.get("output_tokens"))) is not None:
+                run.completion_tokens = tokens
+    return False
+
+
+def _timing(run: BenchRun, event: Event) -> None:
+    usage = event.get("usage")
+    places = (event, usage if isinstance(usage, dict) else {})
+    for key, (prefill_ms, decode_ms, prefill_tokens) in TIMINGS.items():
+        found = next((place[key] for place in places if isinstance(place.get(key), dict)), None)
+        if found is not None:
+            run.timing = BenchRun.Timing.SERVER
+            run.prefill_ms = _number(found.get(prefill_ms))
+            run.decode_ms = _number(found.get(decode_ms))
+            run.prefill_tokens = _whole(found.get(prefill_tokens))
+            return
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and value >= 0 else None

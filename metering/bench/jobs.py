@@ -10,7 +10,8 @@ has a thread in the control, whose tick reports that it runs.
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from collections.abc import Collection
+from datetime import timedelta
 
 from django.core.management.base import CommandError
 from django.db import IntegrityError, transaction
@@ -81,9 +82,18 @@ def bench_job_cancel(*, actor: Actor, job_id: int) -> None:
             audit_entry_create(actor=actor, action="bench_job.cancel", object_id=str(job_id))
 
 
-def bench_job_claim() -> BenchJob | None:
-    """Claims the waiting job for the caller; ``None``: there is none."""
+def bench_job_claim(*, own_ids: Collection[int] = ()) -> BenchJob | None:
+    """The control's tick: reports that the jobs ``own_ids`` run, fails those whose control is gone,
+    and claims the waiting one for the caller."""
     now = timezone.now()
+    running = BenchJob.objects.filter(status=Status.RUNNING)
+    running.filter(pk__in=own_ids).update(beat_at=now)
+    running.filter(beat_at__lt=now - timedelta(seconds=SILENT_AFTER_S)).update(
+        status=Status.FAILED,
+        error="The control that measured has ended. What was measured until then is kept.",
+        open_slot=None,
+        ended_at=now,
+    )
     waiting = BenchJob.objects.filter(status=Status.PENDING)
     job = waiting.first()
     columns = {"status": Status.RUNNING, "started_at": now, "beat_at": now}
@@ -91,24 +101,6 @@ def bench_job_claim() -> BenchJob | None:
         return None
     job.refresh_from_db()
     return job
-
-
-def bench_job_beat(*, job_id: int) -> None:
-    """Reports that the job is running."""
-    BenchJob.objects.filter(pk=job_id, status=Status.RUNNING).update(beat_at=timezone.now())
-
-
-def bench_jobs_expire(*, now: datetime) -> int:
-    """Fails running jobs whose control is gone. Returns how many there were."""
-    silent = BenchJob.objects.filter(
-        status=Status.RUNNING, beat_at__lt=now - timedelta(seconds=SILENT_AFTER_S)
-    )
-    return silent.update(
-        status=Status.FAILED,
-        error="The control that measured has ended. What was measured until then is kept.",
-        open_slot=None,
-        ended_at=now,
-    )
 
 
 class _CancelledError(Exception):

@@ -16,10 +16,10 @@ def default_scenarios() -> list[str]:
     return list(DEFAULT_SCENARIOS)
 
 
-def setting_names(model: type[models.Model]) -> list[str]:
+def setting_names(model: type[models.Model]) -> tuple[str, ...]:
     """The columns that an operator sets."""
     names = [column.name for column in model._meta.concrete_fields]
-    return [name for name in names if name not in ("id", "name", "probes")]
+    return tuple(name for name in names if name not in ("id", "name", "probes"))
 
 
 class BenchTarget(models.Model):

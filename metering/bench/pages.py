@@ -30,14 +30,9 @@ from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
 from metering.bench import charts, results, tables
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Verdict
 from metering.bench.errors import BenchError, BenchValueError
-from metering.bench.jobs import (
-    MAX_JOB_SAMPLES,
-    bench_job_cancel,
-    bench_job_request,
-    target_names,
-)
+from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
 from metering.bench.models import BenchJob, BenchRun
 from metering.bench.store import plan_find
 from metering.csv_files import csv_response, csv_text
@@ -98,18 +93,18 @@ def _shown(
 def results_page(request: HttpRequest) -> HttpResponse:
     """The latest builds beside the ones before, or two chosen builds; the charts of one series
     where its model and its scenario are chosen, and throughput against latency."""
-    sides = list(map(str, results.builds_list().values()))
+    builds = list(map(str, results.builds_list().values()))
     choices = [
         _choice(request, "model", "Model", _values("model_id")),
         _choice(request, "scenario", "Scenario", _scenarios()),
-        _choice(request, "before", "Before", sides, "the build before"),
-        _choice(request, "after", "After", sides, "the latest build"),
+        _choice(request, "before", "Before", builds, "the build before"),
+        _choice(request, "after", "After", builds, "the latest build"),
     ]
     model, scenario, before, after = (choice["chosen"] for choice in choices)
     words = {"model": model, "scenario": scenario}
     context: dict[str, Any] = {"choices": choices, "min_change": MIN_CHANGE}
     if before and after:
-        comparison = results.compared(*results.sides_of(before, after), words)
+        *_, comparison = results.compared(before, after, words)
         differences = [one for cell in comparison.cells.values() for one in cell]
         context |= {"before": before, "after": after, "comparison": comparison}
     else:
@@ -117,7 +112,8 @@ def results_page(request: HttpRequest) -> HttpResponse:
         standings = charts.standings_of(cells)
         every = [one["previous"] for group in standings.values() for one in group]
         differences = [one for one in every if one]
-        concurrency = tables.view_rows("concurrency", _latest_with_concurrency(cells))
+        measured = [cell for cell in cells if cell.scenario.startswith("concurrency:")]
+        concurrency = tables.view_rows("concurrency", results.latest_builds(measured))
         context |= {
             "standings": standings,
             "knee_chart": charts.concurrency_chart(concurrency),
@@ -129,32 +125,17 @@ def results_page(request: HttpRequest) -> HttpResponse:
             target = request.GET.get("target") or (most[0][0] if most else "")
             context["charts"] = charts.trend_charts(cells, target)
             context["builds"] = tables.view_rows("series", cells)
-    context["outlook"] = _outlook(differences)
-    return _shown(request, "bench/results.html", "bench-results", context)
-
-
-def _latest_with_concurrency(cells: list[results.Cell]) -> list[results.Cell]:
-    return results.latest_builds([one for one in cells if one.scenario.startswith("concurrency:")])
-
-
-def _outlook(differences: list[Difference]) -> dict[str, int]:
-    """Numbers of differences by verdict, and the fewest samples on a side of those with too few."""
-    verdicts = Counter(one.verdict for one in differences)
-    num_samples = (
-        min(one.before.num_samples, one.after.num_samples)
-        for one in differences
-        if one.verdict is Verdict.TOO_FEW
-    )
-    return {
+    verdicts = Counter(one.verdict.name for one in differences)
+    too_few = [one for one in differences if one.verdict is Verdict.TOO_FEW]
+    sides = [side for one in too_few for side in (one.before, one.after)]
+    context |= {
+        "verdicts": verdicts,
         "num_differences": len(differences),
-        "num_judged": len(differences) - verdicts[Verdict.TOO_FEW],
-        "num_regressed": verdicts[Verdict.REGRESSED],
-        "num_improved": verdicts[Verdict.IMPROVED],
-        "num_unclear": verdicts[Verdict.UNCLEAR],
-        "num_too_few": verdicts[Verdict.TOO_FEW],
-        "num_samples": min(num_samples, default=0),
+        "num_judged": len(differences) - len(too_few),
+        "num_samples": min((side.num_samples for side in sides), default=0),
         "samples_needed": MIN_SAMPLES,
     }
+    return _shown(request, "bench/results.html", "bench-results", context)
 
 
 @bench_page
@@ -269,15 +250,13 @@ def state(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _requested(words: dict[str, str]) -> BenchJob:
-    """Raises ``BenchValueError``."""
     samples = words["samples"]
-    if samples and not (samples.isascii() and samples.isdigit() and len(samples) < 6):
-        raise BenchValueError("samples", f"samples is a number from 1 to {MAX_JOB_SAMPLES}")
+    is_number = samples.isascii() and samples.isdigit() and len(samples) < 6
     return BenchJob(
         target=words["target"],
         model=words["model"],
         scenarios=words["scenarios"].split(),
-        samples=int(samples) if samples else None,
+        samples=(int(samples) if is_number else 0) if samples else None,
         is_beside_load=bool(words["beside_load"]),
     )
 

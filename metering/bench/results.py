@@ -179,39 +179,33 @@ def latest_builds(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if newest[cell.target] == cell.build]
 
 
-def side_of(text: str, default: int = -1) -> Build:
-    """``TARGET`` or ``TARGET@BUILD``; without a build the latest, or the one that ``default``
-    counts from the end. Raises ``BenchValueError``."""
+def compared(
+    before: str, after: str, words: Mapping[str, Any], **options: Any
+) -> tuple[Build, Build, Comparison]:
+    """Both sides are ``TARGET``, of which the latest build counts, or ``TARGET@BUILD``; without
+    ``after``, the latest build of ``before`` and the one before it. ``words``: of ``CELL_FILTERS``.
+    ``options``: those of ``compare``. Raises ``BenchValueError``."""
+    sides = _side_of(before, -1 if after else -2), _side_of(after or before, -1)
+    filters = cell_filters(words)
+    old, new = (cells_list(target_name=side.target, build=side.build, **filters) for side in sides)
+    return *sides, compare(_samples_of(old), _samples_of(new), **options)
+
+
+def _side_of(text: str, position: int) -> Build:
     builds = builds_list()
     targets = {target for target, _ in builds}
-    target, build = text, ""
-    if text not in targets:
-        target, _, build = text.partition("@")
+    target, _, build = (text, "", "") if text in targets else text.partition("@")
     of_target = [name for known, name in builds if known == target]
     if not of_target:
         known = ", ".join(sorted(targets)) or "nothing was measured yet"
         raise BenchValueError("target", f"{target!r} is no target with results: {known}")
     if build and build not in of_target:
-        raise BenchValueError(
-            "build", f"{target} has no build {build!r}, but {', '.join(of_target)}"
-        )
-    if not build and len(of_target) < -default:
+        names = ", ".join(of_target)
+        raise BenchValueError("build", f"{target} has no build {build!r}, but {names}")
+    if not build and len(of_target) < -position:
         raise BenchValueError("build", f"{target} has no build before {of_target[-1]}")
-    return builds[target, build or of_target[default]]
+    return builds[target, build or of_target[position]]
 
 
-def sides_of(before: str, after: str) -> tuple[Build, Build]:
-    """Without ``after``, the target's latest build and the one before it. Raises
-    ``BenchValueError``."""
-    return side_of(before, default=-1 if after else -2), side_of(after or before)
-
-
-def compared(before: Build, after: Build, words: Mapping[str, Any], **options: Any) -> Comparison:
-    """``words``: of ``CELL_FILTERS``. ``options``: those of ``compare``."""
-    filters = cell_filters(words)
-    return compare(_samples_of(before, **filters), _samples_of(after, **filters), **options)
-
-
-def _samples_of(side: Build, **filters: str) -> CellSamples:
-    cells = cells_list(target_name=side.target, build=side.build, **filters)
+def _samples_of(cells: Sequence[Cell]) -> CellSamples:
     return {(cell.model, cell.scenario): cell.values for cell in cells}

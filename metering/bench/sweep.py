@@ -19,7 +19,6 @@ from django.utils import timezone
 from inference.build import this_build
 from inference.supervised_threads import SupervisedPool
 from inference.version import VERSION
-from metering.bench.answers import Answer
 from metering.bench.comparison import median, percentile
 from metering.bench.errors import BenchError, TargetError
 from metering.bench.models import BenchRun, SweepPlan
@@ -258,9 +257,9 @@ def _measured(cell: _Cell, plan: SweepPlan) -> BenchRun:
     match cell.scenario.kind:
         case ScenarioKind.CHAT:
             salt = "warm" if cell.scenario.is_warm else _new_salt()
-            return _single(cell, salt, plan.max_tokens)
+            return cell.ask(chat_prompt(cell.scenario.size, salt), plan.max_tokens)
         case ScenarioKind.PREFILL:
-            return _single(cell, _new_salt(), 1)
+            return cell.ask(chat_prompt(cell.scenario.size, _new_salt()), 1)
         case ScenarioKind.CONCURRENCY:
             return _concurrency(cell, plan)
         case ScenarioKind.LOAD:
@@ -278,30 +277,11 @@ def _new_salt() -> str:
     return secrets.token_hex(8)
 
 
-def _single(cell: _Cell, salt: str, max_tokens: int) -> BenchRun:
-    answer = cell.ask(chat_prompt(cell.scenario.size, salt), max_tokens)
-    return BenchRun(
-        timing=BenchRun.Timing.SERVER if answer.has_timing else BenchRun.Timing.CLIENT,
-        max_tokens=max_tokens,
-        prompt_tokens_actual=answer.prompt_tokens,
-        cached_tokens=answer.cached_tokens,
-        completion_tokens=answer.num_tokens,
-        ttft_s=answer.first_s,
-        decode_tps=answer.decode_tps,
-        prefill_tps=answer.prefill_tps,
-        total_s=answer.total_s,
-        prefill_ms=answer.prefill_ms,
-        decode_ms=answer.decode_ms,
-        prefill_tokens=answer.prefill_tokens,
-        queue_wait_ms=answer.queue_wait_ms,
-    )
-
-
 def _concurrency(cell: _Cell, plan: SweepPlan) -> BenchRun:
     num_tokens, max_tokens = plan.concurrency_prompt_tokens, plan.max_tokens
     texts = [chat_prompt(num_tokens, _new_salt()) for _ in range(cell.scenario.size)]
 
-    def ask(text: str) -> Answer | None:
+    def ask(text: str) -> BenchRun | None:
         """``None``: the server had no room, which is a result, and no fault."""
         try:
             return cell.ask(text, max_tokens)
@@ -314,19 +294,20 @@ def _concurrency(cell: _Cell, plan: SweepPlan) -> BenchRun:
     with SupervisedPool(len(texts)) as threads:
         answers = list(threads.map(ask, texts))
     window_s = time.perf_counter() - started_s
-    served = [answer for answer in answers if answer is not None]
-    ttfts = [answer.first_s for answer in served if answer.first_s is not None]
-    waits = [answer.queue_wait_ms for answer in served if answer.queue_wait_ms is not None]
-    tokens = sum(answer.num_tokens for answer in served)
+    served = [run for run in answers if run is not None]
+    ttfts = [run.ttft_s for run in served if run.ttft_s is not None]
+    tokens = sum(run.completion_tokens or 0 for run in served)
     return BenchRun(
         max_tokens=max_tokens,
-        prompt_tokens_actual=served[0].prompt_tokens if served else None,
+        prompt_tokens_actual=served[0].prompt_tokens_actual if served else None,
         completion_tokens=tokens,
         ttft_s=median(ttfts),
         ttft_p95_s=percentile(ttfts, 95),
         decode_tps=tokens / window_s if served else None,
         total_s=window_s,
-        queue_wait_ms=median(waits),
+        queue_wait_ms=median(
+            [run.queue_wait_ms for run in served if run.queue_wait_ms is not None]
+        ),
         rejected=len(answers) - len(served),
         detail={"ttft_s": ttfts},
     )

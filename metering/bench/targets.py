@@ -18,14 +18,13 @@ from django.core.management.base import CommandError
 from fleet.management.backend import LocalBackend
 from inference.settings.storage import BENCH_VARIABLES
 from metering.bench import probing
-from metering.bench.answers import Answer
 from metering.bench.client import Http, ask, key_headers
 from metering.bench.errors import TargetError
-from metering.bench.models import BenchTarget
+from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.probing import Columns, ModelInfo
 
 VERSION_PATHS = ("version", "api/version", "props")
-Ask = Callable[[str, int], Answer]
+Ask = Callable[[str, int], BenchRun]
 """Sends a prompt, for at most so many tokens of answer. Raises ``TargetError``."""
 
 

@@ -12,8 +12,8 @@ import pytest
 from django.core.management.base import CommandError
 
 from metering.bench import store
-from metering.bench.bench_toml import read_bench_toml
 from metering.bench.errors import BenchError
+from metering.bench.importing import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.results import run_row
 from metering.models import AuditEntry

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from metering.bench.answers import Answer
 from metering.bench.errors import BenchValueError, TargetError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.probing import Columns, ModelInfo
@@ -63,11 +62,11 @@ class FakeTarget(Target):
     def unload(self, model: ModelInfo) -> None:
         pass
 
-    def ask(self, prompt: str, max_tokens: int) -> Answer:
+    def ask(self, prompt: str, max_tokens: int) -> BenchRun:
         self.asked += 1
         if self.fails and (reason := self.fails.pop(0)):
             raise TargetError(reason)
-        return Answer(num_pieces=2, first_s=0.1, last_s=1.1, total_s=1.2)
+        return BenchRun(ttft_s=0.1, total_s=1.2)
 
 
 class Clock:

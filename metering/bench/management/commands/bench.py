@@ -81,10 +81,9 @@ class Command(QuickCommand):
         self.stdout.write(json_text(rows) if is_json else view_markdown(view, rows))
 
     def _compare(self, options: dict[str, Any]) -> None:
-        before, after = results.sides_of(options["before"], options["after"] or "")
-        comparison = results.compared(
-            before,
-            after,
+        before, after, comparison = results.compared(
+            options["before"],
+            options["after"] or "",
             {name: options[name] for name in ("model", "scenario")},
             only_metrics=options["metric"] or METRICS,
             min_change=options["min_change"],
