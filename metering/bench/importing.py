@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
-from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from metering.actor import Actor
 from metering.bench import store
@@ -41,7 +40,6 @@ ROWS = (
     (re.compile(r"TTFT, (\d+) tokens, prefix-warm"), "chat:{}:warm", "ttft_s"),
 )
 COLUMN_OF_TEXT = {text: column for column, text in TEXT_COLUMNS.items()}
-COLUMNS = {column.name: column for column in BenchRun._meta.concrete_fields}
 TYPES: tuple[tuple[type, tuple[type, ...]], ...] = (
     (models.DateTimeField, (datetime,)),
     (models.BooleanField, (bool,)),
@@ -57,75 +55,37 @@ IDENTITY = (
 """Columns by which an imported row is known."""
 Row = dict[str, Any]
 LEFT_OUT = {
-    "db_path": "results are in this server's database",
-    "enabled": "the API is this server's",
-    "listen": "the API is this server's",
-    "image_sizes": "no images are measured",
-    "capability_probes": "answers are not scored",
+    "bench.db_path": "results are in this server's database",
+    "api.enabled": "the API is this server's",
+    "api.listen": "the API is this server's",
+    "scenarios.image_sizes": "no images are measured",
+    "scenarios.capability_probes": "answers are not scored",
 }
 """Fields of the original that have no meaning here."""
+PLAN_COLUMNS = {
+    "bench.sweep_interval_secs": "sweep_interval_s",
+    "bench.samples_per_version": "samples_per_version",
+    "bench.iteration_pause_secs": "iteration_pause_s",
+    "bench.request_timeout_secs": "request_timeout_s",
+    "scenarios.max_tokens": "max_tokens",
+    "scenarios.concurrency_prompt_tokens": "concurrency_prompt_tokens",
+}
+SCENARIO_LISTS = {
+    "scenarios.prompt_sizes": ("chat:{}", "chat:{}:warm"),
+    "scenarios.concurrency_levels": ("concurrency:{}",),
+    "scenarios.ids": ("{}",),
+}
 GONE_KINDS = frozenset({"context", "swap", "tools", "structured", "capability", "embedding"})
-Seconds = Annotated[float, Meta(ge=0)] | UnsetType
-Count = Annotated[int, Meta(ge=0)] | UnsetType
-Text = str | UnsetType
-Texts = list[str] | UnsetType
-
-
-class _Bench(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Columns of ``SweepPlan``, like those of ``_Scenarios`` that are no lists."""
-
-    sweep_interval_s: Seconds = field(name="sweep_interval_secs", default=UNSET)
-    samples_per_version: Count = UNSET
-    iteration_pause_s: Seconds = field(name="iteration_pause_secs", default=UNSET)
-    request_timeout_s: Seconds = field(name="request_timeout_secs", default=UNSET)
-    db_path: Any = UNSET
-
-
-class _Scenarios(Struct, forbid_unknown_fields=True, kw_only=True):
-    prompt_sizes: list[int] = []
-    concurrency_levels: list[int] = []
-    ids: list[str] = []
-    max_tokens: Count = UNSET
-    concurrency_prompt_tokens: Count = UNSET
-    image_sizes: Any = UNSET
-    capability_probes: Any = UNSET
-
-
-class _Api(Struct, forbid_unknown_fields=True):
-    enabled: Any = UNSET
-    listen: Any = UNSET
-
-
-class _Target(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Columns of ``BenchTarget``. The original has the first four."""
-
-    name: str
-    kind: str
-    endpoint: str
-    label: Text = UNSET
-    only_models: Texts = field(name="models", default=UNSET)
-    scenarios: Texts = UNSET
-    api_key_env: Text = UNSET
-    build: Text = UNSET
-    hostname: Text = UNSET
-    gpus: Texts = UNSET
-
-
-class _File(Struct, forbid_unknown_fields=True):
-    bench: _Bench = field(default_factory=_Bench)
-    scenarios: _Scenarios = field(default_factory=_Scenarios)
-    api: _Api = field(default_factory=_Api)
-    targets: list[_Target] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchToml:
-    plan: Mapping[str, Any]
-    """Columns of ``SweepPlan`` that the file names."""
-    targets: Sequence[Mapping[str, Any]]
-    """Columns of ``BenchTarget``."""
+    """Columns of ``SweepPlan`` that the file names, those of each ``BenchTarget``, and what is left
+    out with the reason."""
+
+    plan: Row
+    targets: Sequence[Row]
     remarks: Sequence[str]
-    """The fields that are left out, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,21 +206,34 @@ def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[Row]:
 
 
 def _point(body: Any) -> Row:
-    if not isinstance(body, dict):
-        raise BenchError("a point is a JSON object")
-    for name in ("target_name", "model_id", "scenario_id"):
-        if not isinstance(body.get(name), str) or not body[name]:
-            raise BenchError(f"a point has its {name}")
+    _ensure_names(body, ("target_name", "model_id", "scenario_id"), "a point")
     # The database gives these itself.
     row = {
         name: value for name, value in map(_parsed, body.items()) if name not in ("id", "origin")
     }
     row = {name: value for name, value in row.items() if value is not None}
     for name, value in row.items():
-        if not _is_of_column(name, value):
-            raise BenchError(f"a point has no {name} that is {value!r}")
+        _ensure_column(BenchRun, name, value, f"a point has no {name}")
     row["build"] = row.get("build") or row.get("git_sha") or EXTERNAL
     return row
+
+
+def _ensure_names(body: Any, names: Sequence[str], what: str) -> None:
+    if not isinstance(body, dict):
+        raise BenchError(f"{what} is an object")
+    for name in names:
+        if not isinstance(body.get(name), str) or not body[name]:
+            raise BenchError(f"{what} has its {name}")
+
+
+def _ensure_column(model: type[models.Model], name: str, value: Any, problem: str) -> None:
+    columns = {column.name: column for column in model._meta.concrete_fields}
+    column = None if name == "id" else columns.get(name)
+    types = next((types for kind, types in TYPES if isinstance(column, kind)), ())
+    if isinstance(column, models.JSONField):
+        types = tuple([type(column.get_default())])
+    if type(value) not in types:
+        raise BenchError(f"{problem} that is {value!r}")
 
 
 def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
@@ -276,55 +249,62 @@ def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
         return name, value
 
 
-def _is_of_column(name: str, value: Any) -> bool:
-    column = COLUMNS.get(name)
-    if isinstance(column, models.JSONField):
-        return isinstance(value, column.default)
-    types = next((types for kind, types in TYPES if isinstance(column, kind)), ())
-    return type(value) in types
-
-
 def read_bench_toml(text: str) -> BenchToml:
     """Raises ``BenchError``."""
     try:
-        file = msgspec.toml.decode(text, type=_File)
-    except msgspec.DecodeError as error:
+        file = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise BenchError(f"no helexa-bench.toml: {error}") from error
     remarks: list[str] = []
-    plan: dict[str, Any] = {}
-    for table in ("bench", "scenarios", "api"):
-        for name, value in _given(getattr(file, table)).items():
-            if name in LEFT_OUT:
-                remarks.append(f"{table}.{name} is left out: {LEFT_OUT[name]}")
-            elif not isinstance(value, list):
-                plan[name] = value
-    ids = [f"chat:{size}{end}" for size in file.scenarios.prompt_sizes for end in ("", ":warm")]
-    ids += [f"concurrency:{level}" for level in file.scenarios.concurrency_levels]
-    if ids := ids + _measured(file.scenarios.ids, remarks):
-        try:
+    plan: Row = {}
+    ids: list[str] = []
+    found = file.pop("targets", [])
+    for name, value in _settings(file):
+        if name in LEFT_OUT:
+            remarks.append(f"{name} is left out: {LEFT_OUT[name]}")
+        elif name in SCENARIO_LISTS and isinstance(value, list):
+            ids += [pattern.format(one) for one in value for pattern in SCENARIO_LISTS[name]]
+        else:
+            column = PLAN_COLUMNS.get(name, "")
+            _ensure_column(SweepPlan, column, value, f"helexa-bench.toml has no {name}")
+            plan[column] = value
+    try:
+        if ids := _measured(ids, remarks):
             plan["scenarios"] = [scenario.id for scenario in parse_scenarios(ids)]
-        except BenchValueError as error:
-            raise BenchError(str(error)) from error
-    targets = [_target_columns(target, remarks) for target in file.targets]
+        SweepPlan(**plan).clean_fields()
+    except BenchValueError as error:
+        raise BenchError(str(error)) from error
+    except ValidationError as error:
+        raise BenchError(f"helexa-bench.toml: {error.message_dict}") from error
+    if not isinstance(found, list):
+        raise BenchError("helexa-bench.toml has no list of targets")
+    targets = [_target_columns(target, remarks) for target in found]
     return BenchToml(plan=plan, targets=targets, remarks=remarks)
 
 
-def _target_columns(target: _Target, remarks: list[str]) -> dict[str, Any]:
-    columns = _given(target)
+def _settings(file: Row) -> Iterator[tuple[str, Any]]:
+    for table, body in file.items():
+        if table not in ("bench", "scenarios", "api") or not isinstance(body, dict):
+            raise BenchError(f"helexa-bench.toml has no table {table}")
+        for name, value in body.items():
+            yield f"{table}.{name}", value
+
+
+def _target_columns(target: Row, remarks: list[str]) -> Row:
+    """The original has the first four: name, kind, endpoint and label."""
+    _ensure_names(target, ("name", "kind", "endpoint"), "a target")
+    columns = {"only_models" if name == "models" else name: one for name, one in target.items()}
+    for name, value in columns.items():
+        _ensure_column(BenchTarget, name, value, f"a target has no {name}")
     if columns.get("scenarios"):
         columns["scenarios"] = _measured(columns["scenarios"], remarks)
         if not columns["scenarios"]:
             columns["enabled"] = False
-            remarks.append(f"{target.name} is disabled: none of its scenarios is measured")
+            remarks.append(f"{target['name']} is disabled: none of its scenarios is measured")
     return columns
 
 
 def _measured(ids: list[str], remarks: list[str]) -> list[str]:
-    gone = [text for text in ids if text.partition(":")[0] in GONE_KINDS]
+    gone = [text for text in ids if str(text).partition(":")[0] in GONE_KINDS]
     remarks += [f"{text} is left out: it is no longer measured" for text in gone]
     return [text for text in ids if text not in gone]
-
-
-def _given(table: Struct) -> dict[str, Any]:
-    values = msgspec.structs.asdict(table)
-    return {name: value for name, value in values.items() if value is not UNSET}
