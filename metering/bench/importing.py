@@ -231,7 +231,7 @@ def _ensure_column(model: type[models.Model], name: str, value: Any, problem: st
     column = None if name == "id" else columns.get(name)
     types = next((types for kind, types in TYPES if isinstance(column, kind)), ())
     if isinstance(column, models.JSONField):
-        types = tuple([type(column.get_default())])
+        types = (type(column.get_default()),)
     if type(value) not in types:
         raise BenchError(f"{problem} that is {value!r}")
 
