@@ -131,7 +131,7 @@ def _toml_apply(actor: Actor, toml: BenchToml) -> Imported:
     rows: list[tuple[BenchTarget | SweepPlan, Mapping[str, Any]]] = (
         [(store.plan_find(), toml.plan)] if toml.plan else []
     )
-    rows += [(known.get(one["name"]) or BenchTarget(), one) for one in toml.targets]
+    rows += [(known.setdefault(one["name"], BenchTarget()), one) for one in toml.targets]
     with transaction.atomic():
         for row, columns in rows:
             for name, value in columns.items():
@@ -176,7 +176,6 @@ def _rows(text: str, model: str, build: str, remarks: list[str]) -> list[Row]:
 
 
 def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[Row]:
-    """A row for each number of ``scripts/bench``."""
     measurements = body.get("measurements")
     if measurements is None:
         measurements = {

@@ -194,7 +194,6 @@ def _words(value: Any) -> str:
 def _choice(
     request: HttpRequest, name: str, label: str, values: list[str], any_label: str = "all"
 ) -> dict[str, Any]:
-    """A filter of a form."""
     word = request.GET.get(name, "")
     chosen = word if word in values else ""
     own = {"name": name, "label": label, "any_label": any_label}
@@ -245,7 +244,6 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
 @for_starters
 @require_GET
 def state(request: HttpRequest, pk: int) -> HttpResponse:
-    """Polled while the job is open."""
     return render(request, "bench/job.html", {"job": get_object_or_404(BenchJob, pk=pk)})
 
 

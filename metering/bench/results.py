@@ -72,8 +72,6 @@ def run_row(run: BenchRun) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """A build of one target."""
-
     target: str
     build: str
     sha: str

@@ -127,23 +127,32 @@ class Sweep:
         self.report(f"left out: {target.row.name}: {reason}")
 
     def _measure_target(self, target: Target) -> None:
-        """Raises ``BenchError``."""
         build, models = target.probe()
         only_models = target.row.only_models
+        loaded = {model.id: model for model in models}
         for name in only_models:
-            if name not in [model.id for model in models]:
+            if name not in loaded:
                 self._leave_out(target, f"{name} is not loaded")
         num_done = _samples_count(target.row.name, build["build"])
-        work = []
-        for model in {model.id: model for model in models}.values():
-            if not only_models or model.id in only_models:
-                missing = self._missing(target, model, num_done)
-                self.num_planned += sum(missing.values())
-                work.append((model, missing))
-        self.report(f"{sum(sum(missing.values()) for _, missing in work)} samples to take")
+        work = [
+            (model, self._missing(target, model, num_done))
+            for model in loaded.values()
+            if not only_models or model.id in only_models
+        ]
+        num_missing = sum(sum(missing.values()) for _, missing in work)
+        self.num_planned += num_missing
+        self.report(f"{num_missing} samples to take")
         for model, missing in work:
-            if missing:
-                self._measure_model(target, build, model, missing)
+            if not missing:
+                continue
+            try:
+                ask = target.asker(model)
+            except TargetError as error:
+                self._leave_out(target, str(error))
+                continue
+            for scenario, num_samples in missing.items():
+                cell = _Cell(target=target, build=build, model=model, ask=ask, scenario=scenario)
+                self._measure_cell(cell, num_samples)
 
     def _missing(
         self, target: Target, model: ModelInfo, num_done: Mapping[tuple[str, str], int]
@@ -158,18 +167,6 @@ class Sweep:
                 else:
                     self.num_cells_done += 1
         return dict(sorted(missing.items(), key=lambda item: item[0].kind is ScenarioKind.LOAD))
-
-    def _measure_model(
-        self, target: Target, build: Columns, model: ModelInfo, missing: Mapping[Scenario, int]
-    ) -> None:
-        try:
-            ask = target.asker(model)
-        except TargetError as error:
-            self._leave_out(target, str(error))
-            return
-        for scenario, num_samples in missing.items():
-            cell = _Cell(target=target, build=build, model=model, ask=ask, scenario=scenario)
-            self._measure_cell(cell, num_samples)
 
     def _measure_cell(self, cell: _Cell, num_samples: int) -> None:
         """Each sweep's first request to a cell is not measured, unless it fails: the server may
@@ -195,7 +192,6 @@ class Sweep:
         return run
 
     def _wait_while_busy(self, target: Target) -> None:
-        """Raises ``BenchError``."""
         self.checkpoint()
         deadline_s = self.clock() + YIELDS_FOR_S
         while not self.is_beside_load and target.is_busy():

@@ -153,7 +153,6 @@ def _scaling(group: Sequence[Cell]) -> Row:
 
 
 def _concurrency(group: Sequence[Cell]) -> Row:
-    """Throughput against latency."""
     points = [
         {**_row(cell, FIELDS["concurrency"]), "concurrency": _size(cell)}
         for cell in sorted(group, key=_size)
