@@ -30,7 +30,7 @@ from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
 from metering.bench import charts, results, tables
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Verdict
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
 from metering.bench.models import BenchJob, BenchRun
@@ -125,17 +125,21 @@ def results_page(request: HttpRequest) -> HttpResponse:
             target = request.GET.get("target") or (most[0][0] if most else "")
             context["charts"] = charts.trend_charts(cells, target)
             context["builds"] = tables.view_rows("series", cells)
-    verdicts = Counter(one.verdict.name for one in differences)
+    context |= _outlook(differences)
+    return _shown(request, "bench/results.html", "bench-results", context)
+
+
+def _outlook(differences: list[Difference]) -> dict[str, Any]:
+    """Differences by verdict, and the fewest samples on a side of those with too few."""
     too_few = [one for one in differences if one.verdict is Verdict.TOO_FEW]
     sides = [side for one in too_few for side in (one.before, one.after)]
-    context |= {
-        "verdicts": verdicts,
+    return {
+        "verdicts": Counter(one.verdict.name for one in differences),
         "num_differences": len(differences),
         "num_judged": len(differences) - len(too_few),
         "num_samples": min((side.num_samples for side in sides), default=0),
         "samples_needed": MIN_SAMPLES,
     }
-    return _shown(request, "bench/results.html", "bench-results", context)
 
 
 @bench_page

@@ -84,14 +84,15 @@ class Target:
 
 class NeuronTarget(Target):
     """``is_local``: a neuron of this fleet. The REST API's views are called in this process, as
-    ``manage.py neurons`` calls them; its models are asked at the gateway."""
+    ``manage.py neurons`` calls them, without a key: the caller has the database. Its models are
+    asked at the gateway."""
 
     def __init__(
         self, row: BenchTarget, api_key: str | None, *, timeout_s: float, is_local: bool = False
     ) -> None:
         super().__init__(row, api_key, timeout_s=timeout_s)
         self._is_local = is_local
-        self._door = LocalDoor(row.name) if is_local else self._http.at(row.endpoint)
+        self._door = self._http.at(row.endpoint)
 
     def probe(self) -> tuple[Columns, list[ModelInfo]]:
         self._ensure_key()
@@ -99,12 +100,12 @@ class NeuronTarget(Target):
         if self.row.build:
             build = {"build": self.row.build, "package_version": build["package_version"]}
         columns = {**build, **probing.neuron_host(self._object("discovery"))}
-        return columns, probing.neuron_models(self._door.get("models"))
+        return columns, probing.neuron_models(self._ask("models"))
 
     def asker(self, model: ModelInfo) -> Ask:
         http, neuron, name = self._http, self.row.name, quote(model.id, safe="")
         if not self._is_local:
-            found = self._door.get(f"models/{name}/endpoint")
+            found = self._ask(f"models/{name}/endpoint")
             url = str(found.get("url") if isinstance(found, dict) else "")
             http = http.at(_root(_reachable(url, self.row.endpoint)))
             neuron = self.row.endpoint.rstrip("/").rpartition("/")[2]
@@ -126,36 +127,26 @@ class NeuronTarget(Target):
         return {}
 
     def load(self, model: ModelInfo) -> None:
-        self._door.post("models/load", {"model_id": model.id, "harness": model.harness})
+        self._ask("models/load", {"model_id": model.id, "harness": model.harness})
 
     def unload(self, model: ModelInfo) -> None:
-        self._door.post("models/unload", {"model_id": model.id})
+        self._ask("models/unload", {"model_id": model.id})
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A GET, or a POST where there is a body."""
+        if not self._is_local:
+            return self._door.get(path) if body is None else self._door.post(path, body)
+        path = f"neurons/{self.row.name}/{path}"
+        try:
+            return LocalBackend().ask("GET" if body is None else "POST", path, body)
+        except CommandError as error:
+            raise TargetError(f"{path}: {error}") from error
 
     def _object(self, path: str) -> dict[str, Any]:
-        found = self._door.get(path)
+        found = self._ask(path)
         if not isinstance(found, dict):
             raise TargetError(f"{self.row.endpoint}/{path} is no JSON object")
         return found
-
-
-class LocalDoor:
-    """The views need no key here, because the caller has the database."""
-
-    def __init__(self, name: str) -> None:
-        self._path = f"neurons/{name}"
-        self._backend = LocalBackend()
-
-    def get(self, path: str) -> Any:
-        try:
-            return self._backend.ask("GET", f"{self._path}/{path}")
-        except CommandError as error:
-            raise TargetError(f"{self._path}/{path}: {error}") from error
-
-    def post(self, path: str, body: Any) -> Any:
-        try:
-            return self._backend.ask("POST", f"{self._path}/{path}", body)
-        except CommandError as error:
-            raise TargetError(str(error)) from error
 
 
 def _root(url: str) -> str:
