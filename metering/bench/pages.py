@@ -13,8 +13,8 @@ from functools import wraps
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
+from django.contrib.auth.decorators import login_required, user_passes_test
+from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -50,11 +50,10 @@ JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
 def bench_page(view: View) -> View:
     @wraps(view)
     def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        user = request.user
         if not settings.CONFIG.has_public_bench:
-            if not user.is_authenticated:
+            if not request.user.is_authenticated:
                 return redirect_to_login(request.get_full_path())
-            if not (isinstance(user, User) and user.is_staff):
+            if not request.user.is_staff:
                 raise PermissionDenied
         try:
             return view(request, *args, **kwargs)
@@ -65,26 +64,23 @@ def bench_page(view: View) -> View:
 
 
 def for_starters(view: View) -> View:
-    @never_cache
-    @login_required
-    @wraps(view)
-    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if not _may_start(request):
-            raise PermissionDenied
-        return view(request, *args, **kwargs)
-
-    return checked
+    return never_cache(login_required(user_passes_test(_ensure_may_start)(view)))
 
 
-def _may_start(request: HttpRequest) -> bool:
-    user = request.user
-    return isinstance(user, User) and user.is_staff and user.has_perm("bench.add_benchjob")
+def _ensure_may_start(user: User | AnonymousUser) -> bool:
+    if not _may_start(user):
+        raise PermissionDenied
+    return True
+
+
+def _may_start(user: User | AnonymousUser) -> bool:
+    return user.is_staff and user.has_perm("bench.add_benchjob")
 
 
 def _shown(
     request: HttpRequest, template: str, tab: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    tabs = (*TABS, MEASURE_TAB) if _may_start(request) else TABS
+    tabs = (*TABS, MEASURE_TAB) if _may_start(request.user) else TABS
     whole = {"tabs": tabs, "tab": tab, **context}
     return render_page(request, template, title="Bench", context=whole, status=status)
 
