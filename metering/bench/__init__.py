@@ -1,7 +1,7 @@
 """helexa-bench: measures endpoints' speed, build by build.
 
-    choosing ─▶ sweep of targets (client, probing) ─▶ measuring ─▶ runs
-    runs ─▶ results (cells) ─▶ comparison, tables, charts ─▶ api, pages, command
+    choosing ─▶ sweep ─▶ targets (client) ─▶ runs
+    runs ─▶ results (cells) ─▶ comparison, tables ─▶ api, pages, command
 
-``scenarios``, ``probing`` and ``comparison`` are pure.
+``scenarios`` and ``comparison`` are pure.
 """

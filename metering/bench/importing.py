@@ -28,9 +28,9 @@ from metering.actor import Actor
 from metering.bench import store
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
-from metering.bench.probing import EXTERNAL, moment_of
 from metering.bench.results import TEXT_COLUMNS
 from metering.bench.scenarios import parse_scenarios
+from metering.bench.targets import EXTERNAL, moment_of
 from metering.services.audit import audit_entry_create
 
 ROWS = (

@@ -29,7 +29,7 @@ from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
-from metering.bench import charts, results, tables
+from metering.bench import results, tables
 from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
@@ -105,21 +105,21 @@ def results_page(request: HttpRequest) -> HttpResponse:
         context |= {"before": before, "after": after, "comparison": comparison}
     else:
         cells = results.cells_list(**results.cell_filters(words))
-        standings = charts.standings_of(cells)
+        standings = tables.standings_of(cells)
         every = [one["previous"] for group in standings.values() for one in group]
         differences = [one for one in every if one]
         measured = [cell for cell in cells if cell.scenario.startswith("concurrency:")]
         concurrency = tables.view_rows("concurrency", results.latest_builds(measured))
         context |= {
             "standings": standings,
-            "knee_chart": charts.concurrency_chart(concurrency),
+            "knee_chart": tables.concurrency_chart(concurrency),
             "concurrency": concurrency,
             "knee_latency": tables.KNEE_LATENCY,
         }
         if model and scenario:
             most = Counter(cell.target for cell in cells).most_common(1)
             target = request.GET.get("target") or (most[0][0] if most else "")
-            context["charts"] = charts.trend_charts(cells, target)
+            context["charts"] = tables.trend_charts(cells, target)
             context["builds"] = tables.view_rows("series", cells)
     context |= _outlook(differences)
     return _shown(request, "bench/results.html", "bench-results", context)

@@ -22,9 +22,8 @@ from inference.version import VERSION
 from metering.bench.comparison import median, percentile
 from metering.bench.errors import BenchError, TargetError
 from metering.bench.models import BenchRun, SweepPlan
-from metering.bench.probing import Columns, ModelInfo
 from metering.bench.scenarios import Scenario, ScenarioKind, parse_scenarios
-from metering.bench.targets import Ask, Target
+from metering.bench.targets import Ask, Columns, ModelInfo, Target
 
 YIELDS_FOR_S = 300.0
 """A target that stays busy for longer is left out."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.bench import probing, sweep
+from metering.bench import sweep, targets
 from metering.bench.client import read_answer
 from metering.bench.errors import TargetError
 from metering.bench.models import BenchRun
@@ -118,7 +118,7 @@ def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> No
     ],
 )
 def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: str) -> None:
-    assert probing.neuron_build(version)["build"] == build
+    assert targets.neuron_build(version)["build"] == build
 
 
 @each_case(
@@ -131,13 +131,13 @@ def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: st
     ],
 )
 def test_places_are_reported_in_two_shapes(body: Any, others: list[str]) -> None:
-    assert probing.other_places(body, "beast") == others
+    assert targets.other_places(body, "beast") == others
 
 
 @each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
 def test_what_an_unknown_server_reports_is_nothing_rather_than_an_error(body: Any) -> None:
-    assert probing.neuron_models(body) == probing.listed_models(body) == []
-    assert probing.build_of_version(body) == ""
+    assert targets.neuron_models(body) == targets.listed_models(body) == []
+    assert targets.build_of_version(body) == ""
     if isinstance(body, dict):
-        assert not probing.is_busy(body)
-        assert probing.neuron_host({"devices": body})["gpus"] == []
+        assert not targets.has_requests(body)
+        assert targets.neuron_host({"devices": body})["gpus"] == []

@@ -8,7 +8,6 @@ import pytest
 
 from metering.bench.errors import BenchValueError, TargetError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
-from metering.bench.probing import Columns, ModelInfo
 from metering.bench.scenarios import (
     DEFAULT_SCENARIOS,
     ScenarioKind,
@@ -16,7 +15,7 @@ from metering.bench.scenarios import (
     parse_scenarios,
 )
 from metering.bench.sweep import Sweep, fits
-from metering.bench.targets import Ask, NeuronTarget, Target
+from metering.bench.targets import Ask, Columns, ModelInfo, NeuronTarget, Target
 from tests.cases import each_case
 from tests.metering.bench import results
 
