@@ -110,7 +110,7 @@ BOUNDARIES = (
     ),
     *(
         Boundary(f"metering/bench/{name}.py", (*SERVICES, "fleet", "helexa_site", "urllib", "http"))
-        for name in ("answers", "bench_toml", "comparison", "errors", "probing", "scenarios")
+        for name in ("comparison", "errors", "scenarios")
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary(

@@ -1,7 +1,7 @@
 """helexa-bench: measures endpoints' speed, build by build.
 
-    choosing ─▶ targets (client, probing) ─▶ sweep ─▶ measuring ─▶ store ─▶ runs
-    runs ─▶ results (cells) ─▶ comparison, summaries ─▶ api, pages, report
+    choosing ─▶ sweep ─▶ targets (client) ─▶ runs
+    runs ─▶ results (cells) ─▶ comparison, tables ─▶ api, pages, command
 
-``scenarios``, ``answers``, ``probing``, ``comparison`` and ``bench_toml`` are pure.
+``scenarios`` and ``comparison`` are pure.
 """

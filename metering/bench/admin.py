@@ -8,67 +8,47 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import CheckedForm, UnfoldAdmin, display
-from metering.bench import store
-from metering.bench.models import BenchTarget, SweepPlan
+from fleet.admin.unfold_types import CheckedForm, UnfoldAdmin
+from metering.bench.models import BenchTarget, SweepPlan, setting_names
+from metering.bench.store import row_check, row_save, target_delete
 
 
-class TargetForm(CheckedForm):
-    class Meta:
-        labels = {"gpus": "GPUs"}
-
+class RowForm(CheckedForm):
     def check_row(self) -> None:
-        store.target_check(self.instance)
+        row_check(self.instance)
 
 
-class PlanForm(CheckedForm):
-    class Meta:
-        labels = {
-            "iteration_pause_s": "pause between iterations (seconds)",
-            "request_timeout_s": "timeout of a request (seconds)",
-            "sweep_interval_s": "time between sweeps (seconds)",
-        }
+class RowAdmin(UnfoldAdmin):
+    form = RowForm
 
-    def check_row(self) -> None:
-        store.plan_check(self.instance)
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        row_save(actor=actor_of(request), row=obj)
 
 
 @admin.register(BenchTarget)
-class BenchTargetAdmin(UnfoldAdmin):
-    form = TargetForm
+class BenchTargetAdmin(RowAdmin):
     list_display = ("name", "kind", "endpoint", "label", "enabled")
     list_filter = ("kind", "enabled")
     search_fields = ("name", "label", "endpoint")
-    fields = ("name", *store.TARGET_FIELDS)
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        store.target_save(actor=actor_of(request), target=obj)
+    fields = ("name", *setting_names(BenchTarget))
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        store.target_delete(actor=actor_of(request), target=obj)
+        target_delete(actor=actor_of(request), target=obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
         for target in queryset:
-            store.target_delete(actor=actor_of(request), target=target)
+            self.delete_model(request, target)
 
 
 @admin.register(SweepPlan)
-class SweepPlanAdmin(UnfoldAdmin):
+class SweepPlanAdmin(RowAdmin):
     """One row, which exists once it was saved; until then the defaults hold."""
 
-    form = PlanForm
-    list_display = ("__str__", "samples_per_version", "max_tokens", "interval")
-    fields = store.PLAN_FIELDS
-
-    @display(description="Time between sweeps (seconds)", ordering="sweep_interval_s")
-    def interval(self, plan: SweepPlan) -> float:
-        return plan.sweep_interval_s
+    list_display = ("__str__", "samples_per_version", "max_tokens", "sweep_interval_s")
+    fields = setting_names(SweepPlan)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not SweepPlan.objects.exists()
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        store.plan_save(actor=actor_of(request), plan=obj)

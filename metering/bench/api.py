@@ -9,38 +9,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import AnonymousUser
 from django.urls import path, re_path
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.authentication import BaseAuthentication
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import READING, Call, ObjectView, number_in
-from fleet.api.documents import AnonymousScheme
-from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
-from metering.bench import results, summaries
-from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS
+from metering.bench import results
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS, Verdict
 from metering.bench.models import BenchRun
-from metering.bench.results import CELL_FILTERS, RUN_FILTERS, Cell, Row
+from metering.bench.results import CELL_FILTERS, RUN_FILTERS
+from metering.bench.tables import VIEWS, comparison_rows, view_rows
 
 DEFAULT_RUNS = 500
 MAX_RUNS = 5000
-
-
-class PublicAuthentication(BaseAuthentication):
-    """No caller is authenticated: a key that is sent is ignored."""
-
-    def authenticate(self, _request: Request) -> tuple[AnonymousUser, Caller]:
-        return AnonymousUser(), Caller(principal=None)
-
-
-class PublicScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
-    target_class = "metering.bench.api.PublicAuthentication"
 
 
 def _parameters(names: Iterable[str]) -> list[OpenApiParameter]:
@@ -53,13 +38,14 @@ class BenchView(ObjectView):
     page_parameters: tuple[str, ...] = ()
 
     def get_authenticators(self) -> list[Any]:
-        if settings.CONFIG.has_public_bench:
-            return [PublicAuthentication()]
-        return super().get_authenticators()
+        """None for a public bench: a key that is sent is ignored."""
+        return [] if settings.CONFIG.has_public_bench else super().get_authenticators()
 
     def ensure_may(self, call: Call) -> None:
-        if not (settings.CONFIG.has_public_bench and call.method in READING):
+        if not settings.CONFIG.has_public_bench:
             super().ensure_may(call)
+        elif call.method not in READING:
+            raise ProblemError(403, "insufficient_scope", "The bench's results can only be read.")
 
     def word(self, name: str, *, is_needed: bool = False) -> str:
         word: str = self.request.query_params.get(name, "")
@@ -67,8 +53,8 @@ class BenchView(ObjectView):
             raise ProblemError(400, "invalid_value", f"{name} is needed.", param=name)
         return word
 
-    def cell_filters(self) -> dict[str, str]:
-        return results.cell_filters({name: self.word(name) for name in CELL_FILTERS})
+    def words(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self.word(name) for name in names}
 
 
 class HealthView(BenchView):
@@ -87,15 +73,15 @@ class DimensionsView(BenchView):
         for hostname, model, _, gpus in rows:
             host_gpus.setdefault(hostname, set()).update(gpus)
             model_gpus.setdefault(model, set()).update(gpus)
-        found = results.builds_list()
-        builds = {one.git_sha or one.build: one for one in found.values()}
+        builds = results.builds_list().values()
+        commits = {one.commit["git_sha"]: one.commit for one in builds}
         return Response(
             {
                 "hosts": sorted(host_gpus),
                 "models": sorted(model_gpus),
                 "scenarios": sorted({scenario for _, _, scenario, _ in rows}),
-                "targets": sorted({target for target, _ in found}),
-                "builds": [summaries.commit_fields(one) for one in builds.values()],
+                "targets": sorted({one.target for one in builds}),
+                "builds": list(commits.values()),
                 "host_gpus": {name: sorted(gpus) for name, gpus in host_gpus.items()},
                 "model_gpus": {name: sorted(gpus) for name, gpus in model_gpus.items()},
             }
@@ -103,50 +89,23 @@ class DimensionsView(BenchView):
 
 
 class CellsView(BenchView):
-    """A table of cells, filtered."""
+    """Cells, filtered: ``summary`` and ``swap`` have each cell's latest build, ``scaling`` and
+    ``concurrency`` each target's, ``series`` all builds of one model and scenario, oldest first."""
 
     page_parameters = tuple(CELL_FILTERS)
+    view = ""
 
     @extend_schema(parameters=_parameters(CELL_FILTERS), responses={200: ROWS})
     def get(self, call: Call) -> Response:
-        return Response(self.rows(results.cells_list(**self.cell_filters())))
-
-    def rows(self, cells: list[Cell]) -> list[Row]:
-        raise NotImplementedError
-
-
-class SummaryView(CellsView):
-    """Each cell's latest build."""
-
-    def rows(self, cells: list[Cell]) -> list[Row]:
-        return summaries.summary_rows(results.latest_of_each(cells))
-
-
-class SeriesView(CellsView):
-    """One model and scenario over its builds, oldest first."""
-
-    def rows(self, cells: list[Cell]) -> list[Row]:
-        return summaries.series_rows(cells)
-
-    def cell_filters(self) -> dict[str, str]:
-        self.word("model", is_needed=True)
-        self.word("scenario", is_needed=True)
-        return super().cell_filters()
-
-
-class ScalingView(CellsView):
-    def rows(self, cells: list[Cell]) -> list[Row]:
-        return summaries.scaling_rows(results.latest_builds(cells))
-
-
-class ConcurrencyView(CellsView):
-    def rows(self, cells: list[Cell]) -> list[Row]:
-        return summaries.concurrency_rows(results.latest_builds(cells))
-
-
-class SwapView(CellsView):
-    def rows(self, cells: list[Cell]) -> list[Row]:
-        return summaries.swap_rows(results.latest_of_each(cells))
+        if self.view == "series":
+            self.word("model", is_needed=True)
+            self.word("scenario", is_needed=True)
+        cells = results.cells_list(**results.cell_filters(self.words(CELL_FILTERS)))
+        if self.view in ("summary", "swap"):
+            cells = results.latest_of_each(cells)
+        elif self.view != "series":
+            cells = results.latest_builds(cells)
+        return Response(view_rows(self.view, cells))
 
 
 class RunsView(BenchView):
@@ -157,7 +116,7 @@ class RunsView(BenchView):
     @extend_schema(parameters=_parameters(page_parameters), responses={200: ROWS})
     def get(self, call: Call) -> Response:
         limit = number_in(call, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
-        runs = results.runs_filtered({name: self.word(name) for name in RUN_FILTERS})
+        runs = results.runs_filtered(self.words(RUN_FILTERS))
         return Response([results.run_row(run) for run in runs[:limit]])
 
 
@@ -168,9 +127,11 @@ class CompareView(BenchView):
 
     @extend_schema(parameters=_parameters(page_parameters))
     def get(self, call: Call) -> Response:
-        before, after = results.sides_of(self.word("before", is_needed=True), self.word("after"))
-        filters = {name: self.word(name) for name in ("model", "scenario")}
-        comparison = results.compared(before, after, filters)
+        before, after, comparison = results.compared(
+            self.word("before", is_needed=True),
+            self.word("after"),
+            self.words(("model", "scenario")),
+        )
         if not comparison.cells:
             raise ProblemError(404, "unknown_url", f"{before} and {after} have no cell in common.")
         return Response(
@@ -180,9 +141,9 @@ class CompareView(BenchView):
                 "noise_mads": NOISE_MADS,
                 "min_change": MIN_CHANGE,
                 "min_samples": MIN_SAMPLES,
-                "regressed": comparison.num_regressed,
-                "improved": comparison.num_improved,
-                "cells": summaries.comparison_rows(comparison),
+                "regressed": comparison.num_with(Verdict.REGRESSED),
+                "improved": comparison.num_with(Verdict.IMPROVED),
+                "cells": comparison_rows(comparison),
             }
         )
 
@@ -190,12 +151,8 @@ class CompareView(BenchView):
 urlpatterns = [
     path("health", HealthView.as_view()),
     path("dimensions", DimensionsView.as_view()),
-    path("summary", SummaryView.as_view()),
-    path("series", SeriesView.as_view()),
+    *(path(view, CellsView.as_view(view=view)) for view in VIEWS),
     path("runs", RunsView.as_view()),
-    path("scaling", ScalingView.as_view()),
-    path("concurrency", ConcurrencyView.as_view()),
-    path("swap", SwapView.as_view()),
     path("compare", CompareView.as_view()),
     re_path(r"", UnknownUrlView.as_view()),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ from fleet.models import Neuron
 from helexa_site.server_url import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
-from metering.bench.bench_toml import read_bench_toml
 from metering.bench.errors import BenchValueError
-from metering.bench.importing import text_of
+from metering.bench.importing import read_bench_toml, text_of
 from metering.bench.models import BenchTarget, SweepPlan
-from metering.bench.sweep import Sweep, SweepResult
-from metering.bench.targets import TargetSpec
+from metering.bench.sweep import Sweep
+from metering.bench.targets import NeuronTarget, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepChoice:
-    """Empty fields leave the choice to the plan and the targets."""
+    """Empty fields leave the choice to the plan and the targets. ``config`` is a file instead of
+    the database; with an ``endpoint`` only this one is measured."""
 
     targets: Sequence[str] = ()
     models: Sequence[str] = ()
@@ -37,9 +37,7 @@ class SweepChoice:
     timeout_s: float | None = None
     is_beside_load: bool = False
     config: Path | None = None
-    """A file instead of the database."""
     endpoint: str | None = None
-    """Only this one."""
     kind: str = "openai"
     name: str | None = None
     build: str = ""
@@ -89,85 +87,69 @@ def choice_of(options: Mapping[str, Any]) -> SweepChoice:
     return SweepChoice(**{field.name: options[field.name] for field in fields(SweepChoice)})
 
 
-def sweep_run(choice: SweepChoice, report: Callable[[str], object], **hooks: Any) -> SweepResult:
-    """Runs a sweep into the database. ``hooks``: fields of ``Sweep``. Raises ``BenchError``."""
-    plan = plan_chosen(choice)
-    sweep = Sweep(plan=plan, is_beside_load=choice.is_beside_load, report=report, **hooks)
-    specs = targets_chosen(choice)
-    if not specs:
+def sweep_of(choice: SweepChoice, report: Callable[[str], object]) -> Sweep:
+    """Raises ``BenchError``."""
+    toml = read_bench_toml(text_of(choice.config)) if choice.config else None
+    plan = _plan(choice, toml.plan if toml else {})
+    rows = [BenchTarget(**columns) for columns in toml.targets] if toml else None
+    targets = {target.row.name: target for target in _targets(choice, rows, plan.request_timeout_s)}
+    for name in choice.targets:
+        if name not in targets:
+            known = ", ".join(targets) or "there is none"
+            raise BenchValueError("target", f"{name!r} is no target: {known}")
+    chosen = [targets[name] for name in dict.fromkeys(choice.targets or targets)]
+    if not chosen:
         raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
-    result = sweep.run(specs)
-    report(
-        f"{result.num_ok} measured, {result.num_failed} failed, "
-        f"{result.num_cells_done} had their samples"
-    )
-    return result
+    for target in chosen:
+        if choice.models:
+            target.row.only_models = list(choice.models)
+        if choice.scenarios:
+            target.row.scenarios = []
+    return Sweep(plan=plan, targets=chosen, is_beside_load=choice.is_beside_load, report=report)
 
 
-def plan_chosen(choice: SweepChoice) -> SweepPlan:
-    """The database's or the file's, with the caller's options. Raises ``BenchError``."""
+def _plan(choice: SweepChoice, columns: Mapping[str, Any]) -> SweepPlan:
+    """The database's, with a file's columns and the caller's options. Raises ``BenchError``."""
     plan = store.plan_find()
-    columns = dict(read_bench_toml(text_of(choice.config)).plan) if choice.config else {}
     numbers: dict[str, Any] = {
         "samples_per_version": choice.samples,
         "max_tokens": choice.max_tokens,
         "iteration_pause_s": choice.pause_s,
         "request_timeout_s": choice.timeout_s,
     }
-    for name, value in numbers.items():
-        if value is not None:
-            if value < 0 or (value == 0 and name != "iteration_pause_s"):
-                raise BenchValueError(name, f"{value} is too little")
-            columns[name] = value
+    given = {name: value for name, value in numbers.items() if value is not None}
+    for name, value in given.items():
+        if value < 0 or (value == 0 and name != "iteration_pause_s"):
+            raise BenchValueError(name, f"{value} is too little")
     if choice.scenarios:
-        columns["scenarios"] = list(choice.scenarios)
-    for name, value in columns.items():
+        given["scenarios"] = list(choice.scenarios)
+    for name, value in {**columns, **given}.items():
         setattr(plan, name, value)
-    store.plan_check(plan)
+    store.row_check(plan)
     return plan
 
 
-def targets_chosen(choice: SweepChoice) -> list[TargetSpec]:
-    """Raises ``BenchError``."""
-    specs = {spec.row.name: spec for spec in _all_targets(choice)}
-    names = choice.targets or list(specs)
-    for name in names:
-        if name not in specs:
-            known = ", ".join(specs) or "there is none"
-            raise BenchValueError("target", f"{name!r} is no target: {known}")
-    chosen = [specs[name] for name in dict.fromkeys(names)]
-    for spec in chosen:
-        if choice.models:
-            spec.row.only_models = list(choice.models)
-        if choice.scenarios:
-            spec.row.scenarios = []
-    return chosen
-
-
-def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
+def _targets(
+    choice: SweepChoice, rows: Iterable[BenchTarget] | None, timeout_s: float
+) -> Iterator[Target]:
+    """``rows``: a file's, instead of the database's. Raises ``BenchError``."""
     if choice.endpoint:
-        target = BenchTarget(
-            name=choice.name or choice.endpoint,
-            kind=choice.kind,
-            endpoint=choice.endpoint,
-            build=choice.build,
-        )
-        store.target_check(target)
-        yield TargetSpec(row=target, api_key=choice.key or API_KEY.read(os.environ))
+        name = choice.name or choice.endpoint
+        row = BenchTarget(name=name, kind=choice.kind, endpoint=choice.endpoint, build=choice.build)
+        yield _target(row, choice.key or API_KEY.read(os.environ), timeout_s)
         return
-    if choice.config:
-        rows = [
-            BenchTarget(**columns) for columns in read_bench_toml(text_of(choice.config)).targets
-        ]
-    else:
-        rows = list(BenchTarget.objects.all())
     if choice.has_fleet:
         # Through the database's views; their models answer at ``url``.
         url, key = server_and_key(choice.url, choice.key, settings.CONFIG.data_dir)
         for neuron in Neuron.objects.exclude(status="away").order_by("name"):
             row = BenchTarget(name=neuron.name, kind="neuron", endpoint=url)
-            yield TargetSpec(row=row, api_key=key, is_local=True)
-    for row in rows:
+            yield NeuronTarget(row, key, timeout_s=timeout_s, is_local=True)
+    for row in BenchTarget.objects.all() if rows is None else rows:
         if row.enabled:
-            store.target_check(row)
-            yield TargetSpec(row=row, api_key=os.environ.get(row.api_key_env))
+            yield _target(row, os.environ.get(row.api_key_env), timeout_s)
+
+
+def _target(row: BenchTarget, api_key: str | None, timeout_s: float) -> Target:
+    store.row_check(row)
+    kind = NeuronTarget if row.kind == "neuron" else Target
+    return kind(row, api_key, timeout_s=timeout_s)

@@ -10,26 +10,36 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from inference import proxies
-from metering.bench.answers import Answer, feed_anthropic, feed_openai
-from metering.bench.errors import SampleFailedError, TargetUnreachableError
+from metering.bench.errors import TargetError
+from metering.bench.models import BenchRun
 
 PROBE_TIMEOUT_S = 30.0
 MAX_REASON_CHARACTERS = 500
 ANTHROPIC = "anthropic"
 ANTHROPIC_VERSION = "2023-06-01"
-TIMING_HEADER = {"x-helexa-timing": "true"}
-"""Requests the engine's own times from helexa's gateway; other servers ignore it."""
+
+MIN_DECODE_MS = 200.0
+MIN_WINDOW_S = 0.2
+"""Below these, clocks and batches of frames dominate the figure, not the engine."""
+TIMINGS = {
+    "helexa_timing": ("prefill_ms", "decode_ms", "prefill_tokens"),
+    "timings": ("prompt_ms", "predicted_ms", "prompt_n"),
+}
+"""Of helexa and the original system, and of llama.cpp."""
+Event = dict[str, Any]
 
 
 class Http:
-    """An HTTP client of one server, which sends ``headers`` with everything. Thread-safe."""
+    """An HTTP client of one server, which sends ``headers`` with everything. Thread-safe. Its
+    methods raise ``TargetError``."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str], timeout_s: float) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json", **headers}
         self._timeout_s = timeout_s
 
@@ -37,48 +47,54 @@ class Http:
         return Http(url, headers=self._headers, timeout_s=self._timeout_s)
 
     def get(self, path: str) -> Any:
-        """Raises ``TargetUnreachableError``."""
         try:
             with self._open("GET", path, None, PROBE_TIMEOUT_S) as response:
                 return json.load(response)
-        except (SampleFailedError, ValueError) as error:
-            raise TargetUnreachableError(f"{self._url}/{path}: {error}") from error
+        except (TargetError, ValueError) as error:
+            raise TargetError(f"{self.url}/{path}: {error}") from error
 
     def post(self, path: str, body: Any) -> Any:
-        """Raises ``SampleFailedError``."""
-        with self._open("POST", path, body, self._timeout_s) as response:
-            try:
-                return json.load(response)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise SampleFailedError(f"{self._url}/{path}: {error}") from error
+        with (
+            self._open("POST", path, body, self._timeout_s) as response,
+            _failures(f"{self.url}/{path}"),
+        ):
+            return json.load(response)
 
     def stream(self, path: str, body: Any) -> Iterator[tuple[dict[str, Any], float]]:
-        """Each event, and its time in seconds since the request was sent. Raises
-        ``SampleFailedError``."""
+        """Each event, and its time in seconds since the request was sent."""
         started_s = time.perf_counter()
-        with self._open("POST", path, body, self._timeout_s) as response:
-            try:
-                for line in response:
-                    at_s = time.perf_counter() - started_s
-                    if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
-                        event = json.loads(line[5:])
-                        if not isinstance(event, dict):
-                            raise ValueError("an event is no JSON object")
-                        yield event, at_s
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise SampleFailedError(f"the stream broke off: {error}") from error
+        with (
+            self._open("POST", path, body, self._timeout_s) as response,
+            _failures("the stream broke off"),
+        ):
+            for line in response:
+                at_s = time.perf_counter() - started_s
+                if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
+                    event = json.loads(line[5:])
+                    if not isinstance(event, dict):
+                        raise ValueError("an event is no JSON object")
+                    yield event, at_s
 
     def _open(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
-        url = f"{self._url}/{path}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data=data, headers=self._headers, method=method)
-        try:
+        with _failures("no answer"):
+            request = urllib.request.Request(
+                f"{self.url}/{path}",
+                data=None if body is None else json.dumps(body).encode(),
+                headers=self._headers,
+                method=method,
+            )
             return proxies.open_url(request, timeout=timeout_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise SampleFailedError(_reason(error), status=error.code) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise SampleFailedError(f"no answer: {error}") from error
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        with error:
+            raise TargetError(_reason(error), status=error.code) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise TargetError(f"{what}: {error}") from error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
@@ -96,42 +112,126 @@ def _reason(error: urllib.error.HTTPError) -> str:
     return f"HTTP {error.code}: {message or 'no reason given'}"[:MAX_REASON_CHARACTERS]
 
 
-class Asker(Protocol):
-    def ask(self, model: str, prompt: str, max_tokens: int) -> Answer:
-        """Raises ``SampleFailedError``."""
-        ...
-
-
-class HttpAsker:
-    """Sends requests at a temperature of 0: the same answer each time, as far as possible."""
-
-    def __init__(self, http: Http, kind: str = "openai") -> None:
-        self._http = http
-        self._is_anthropic = kind == ANTHROPIC
-
-    def ask(self, model: str, prompt: str, max_tokens: int) -> Answer:
-        path = "messages" if self._is_anthropic else "chat/completions"
-        feed = feed_anthropic if self._is_anthropic else feed_openai
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            **({} if self._is_anthropic else {"stream_options": {"include_usage": True}}),
-        }
-        answer = Answer()
-        started_s = time.perf_counter()
-        for event, at_s in self._http.stream(f"v1/{path}", body):
-            feed(answer, event, at_s)
-        answer.total_s = time.perf_counter() - started_s
-        if answer.num_pieces == 0:
-            raise SampleFailedError("the answer is empty")
-        return answer
+def ask(http: Http, kind: str, model: str, prompt: str, max_tokens: int) -> BenchRun:
+    """At a temperature of 0: the same answer each time, as far as possible. Raises
+    ``TargetError``."""
+    path, more = "v1/chat/completions", {"stream_options": {"include_usage": True}}
+    if kind == ANTHROPIC:
+        path, more = "v1/messages", {}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        **more,
+    }
+    started_s = time.perf_counter()
+    run = read_answer(kind, http.stream(path, body))
+    run.total_s = time.perf_counter() - started_s
+    run.max_tokens = max_tokens
+    return run
 
 
 def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
+    """Those of a kind of target. Helexa's gateway returns the engine's own times where the timing
+    header is sent; other servers ignore it."""
     if kind == ANTHROPIC:
         version = {"anthropic-version": ANTHROPIC_VERSION}
         return version if key is None else {**version, "x-api-key": key}
-    return TIMING_HEADER if key is None else {**TIMING_HEADER, "authorization": f"Bearer {key}"}
+    timing = {"x-helexa-timing": "true"}
+    return timing if key is None else {**timing, "authorization": f"Bearer {key}"}
+
+
+def read_answer(kind: str, events: Iterable[tuple[Event, float]]) -> BenchRun:
+    """``events`` with their moments. Speeds are by the server's clock, else by the client's, which
+    includes the network. Raises ``TargetError`` for an error within the stream."""
+    run = BenchRun()
+    num_pieces, last_s = 0, 0.0
+    for event, at_s in events:
+        has_piece = _anthropic(run, event) if kind == ANTHROPIC else _openai(run, event)
+        if has_piece:
+            num_pieces, last_s = num_pieces + 1, at_s
+            run.ttft_s = at_s if run.ttft_s is None else run.ttft_s
+        _timing(run, event)
+    if run.ttft_s is None:
+        raise TargetError("the answer is empty")
+    run.completion_tokens = run.completion_tokens or num_pieces
+    run.decode_tps = _decode_tps(run, run.completion_tokens, last_s - run.ttft_s)
+    run.prefill_tps = _prefill_tps(run, run.ttft_s)
+    if run.prefill_ms is not None:
+        run.queue_wait_ms = max(0.0, run.ttft_s * 1000 - run.prefill_ms)
+    return run
+
+
+def _decode_tps(run: BenchRun, tokens: int, window_s: float) -> float | None:
+    if run.decode_ms is not None and run.decode_ms > MIN_DECODE_MS:
+        return tokens / run.decode_ms * 1000
+    # The first token is the prefill's.
+    return (tokens - 1) / window_s if window_s > MIN_WINDOW_S and tokens > 1 else None
+
+
+def _prefill_tps(run: BenchRun, ttft_s: float) -> float | None:
+    if run.prefill_ms and run.prefill_tokens:
+        return run.prefill_tokens / run.prefill_ms * 1000
+    computed = (run.prompt_tokens_actual or 0) - (run.cached_tokens or 0)
+    return computed / ttft_s if computed > 0 and ttft_s else None
+
+
+def _openai(run: BenchRun, event: Event) -> bool:
+    """A chunk of ``/v1/chat/completions``. Returns whether it has a piece of the answer."""
+    if error := event.get("error"):
+        raise TargetError(_message(error))
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        details = usage.get("prompt_tokens_details") or {}
+        run.prompt_tokens_actual = _whole(usage.get("prompt_tokens"))
+        run.completion_tokens = _whole(usage.get("completion_tokens"))
+        run.cached_tokens = _whole(details.get("cached_tokens"))
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or []]
+    names = ("content", "reasoning_content", "reasoning")
+    return any(delta.get(name) for delta in deltas for name in names)
+
+
+def _anthropic(run: BenchRun, event: Event) -> bool:
+    """An event of ``/v1/messages``. Returns whether it is a piece of the answer."""
+    match event.get("type"):
+        case "error":
+            raise TargetError(_message(event.get("error")))
+        case "content_block_delta":
+            return (event.get("delta") or {}).get("type") in ("text_delta", "thinking_delta")
+        case "message_start" | "message_delta":
+            usage = (event.get("message") or event).get("usage") or {}
+            if (fresh := _whole(usage.get("input_tokens"))) is not None:
+                # Cached tokens are counted beside the rest of the prompt.
+                written = _whole(usage.get("cache_creation_input_tokens")) or 0
+                run.cached_tokens = _whole(usage.get("cache_read_input_tokens")) or 0
+                run.prompt_tokens_actual = fresh + run.cached_tokens + written
+            if (tokens := _whole(usage.get("output_tokens"))) is not None:
+                run.completion_tokens = tokens
+    return False
+
+
+def _timing(run: BenchRun, event: Event) -> None:
+    usage = event.get("usage")
+    places = (event, usage if isinstance(usage, dict) else {})
+    for key, (prefill_ms, decode_ms, prefill_tokens) in TIMINGS.items():
+        found = next((place[key] for place in places if isinstance(place.get(key), dict)), None)
+        if found is not None:
+            run.timing = BenchRun.Timing.SERVER
+            run.prefill_ms = _number(found.get(prefill_ms))
+            run.decode_ms = _number(found.get(decode_ms))
+            run.prefill_tokens = _whole(found.get(prefill_tokens))
+            return
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and value >= 0 else None

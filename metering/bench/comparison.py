@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,11 +21,13 @@ NOISE_MADS = 3.0
 MIN_CHANGE = 0.03
 UNCLEAR_CHANGE = 0.2
 
-CellSamples = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
-"""(model, scenario id) → metric → values."""
+CellKey = tuple[str, str]
+"""A model and a scenario's id."""
+CellSamples = Mapping[CellKey, Mapping[str, Sequence[float]]]
+"""Values by metric."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     name: str
     """The column of a run."""
@@ -34,12 +36,12 @@ class Metric:
     more_is_better: bool
 
 
-TTFT = Metric(name="ttft_s", label="TTFT", unit="s", more_is_better=False)
-TTFT_P95 = Metric(name="ttft_p95_s", label="TTFT p95", unit="s", more_is_better=False)
-DECODE = Metric(name="decode_tps", label="decode", unit="tok/s", more_is_better=True)
-PREFILL = Metric(name="prefill_tps", label="prefill", unit="tok/s", more_is_better=True)
-LOAD = Metric(name="swap_load_ms", label="load", unit="ms", more_is_better=False)
-UNLOAD = Metric(name="swap_unload_ms", label="unload", unit="ms", more_is_better=False)
+TTFT = Metric("ttft_s", "TTFT", "s", more_is_better=False)
+TTFT_P95 = Metric("ttft_p95_s", "TTFT p95", "s", more_is_better=False)
+DECODE = Metric("decode_tps", "decode", "tok/s", more_is_better=True)
+PREFILL = Metric("prefill_tps", "prefill", "tok/s", more_is_better=True)
+LOAD = Metric("swap_load_ms", "load", "ms", more_is_better=False)
+UNLOAD = Metric("swap_unload_ms", "unload", "ms", more_is_better=False)
 
 METRICS = {metric.name: metric for metric in (TTFT, TTFT_P95, DECODE, PREFILL, LOAD, UNLOAD)}
 JUDGED = {
@@ -69,6 +71,11 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return sorted(values)[rank - 1]
 
 
+def number_text(value: float) -> str:
+    """Three significant digits, as many as medians of a few samples justify."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 class Verdict(StrEnum):
     REGRESSED = "regressed"
     IMPROVED = "improved"
@@ -82,6 +89,9 @@ class Spread:
     median: float
     mad: float
     num_samples: int
+
+    def __str__(self) -> str:
+        return f"{number_text(self.median)} ± {number_text(self.mad)}"
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
@@ -135,60 +145,40 @@ def _verdict(metric: Metric, old: Spread, new: Spread, min_change: float) -> Ver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellComparison:
-    model: str
-    scenario: str
-    differences: tuple[Difference, ...]
-
-    def has(self, *verdicts: Verdict) -> bool:
-        return any(difference.verdict in verdicts for difference in self.differences)
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether noise or too few samples hide a regression."""
-        return self.has(Verdict.UNCLEAR) or all(
-            difference.verdict is Verdict.TOO_FEW for difference in self.differences
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    cells: tuple[CellComparison, ...]
-    only_before: tuple[tuple[str, str], ...]
-    only_after: tuple[tuple[str, str], ...]
+    cells: Mapping[CellKey, Sequence[Difference]]
+    only_before: Sequence[CellKey]
+    only_after: Sequence[CellKey]
 
-    @property
-    def num_regressed(self) -> int:
-        return sum(cell.has(Verdict.REGRESSED) for cell in self.cells)
-
-    @property
-    def num_improved(self) -> int:
-        return sum(cell.has(Verdict.IMPROVED) for cell in self.cells)
+    def num_with(self, verdict: Verdict) -> int:
+        return sum(any(one.verdict is verdict for one in cell) for cell in self.cells.values())
 
     @property
     def num_undecided(self) -> int:
-        return sum(cell.is_undecided for cell in self.cells)
+        """Cells where noise or too few samples hide a regression."""
+        verdicts = [{one.verdict for one in cell} for cell in self.cells.values()]
+        return sum(Verdict.UNCLEAR in found or found == {Verdict.TOO_FEW} for found in verdicts)
 
 
 def compare(
     before: CellSamples,
     after: CellSamples,
     *,
-    only_metrics: frozenset[str] = frozenset(METRICS),
+    only_metrics: Collection[str] = METRICS,
     min_change: float = MIN_CHANGE,
 ) -> Comparison:
-    cells = []
-    for model, scenario in sorted(before.keys() & after.keys()):
-        old, new = before[model, scenario], after[model, scenario]
-        judged = (
+    cells = {}
+    for key in sorted(before.keys() & after.keys()):
+        old, new = before[key], after[key]
+        judged = [
             judge(metric, old.get(metric.name, ()), new.get(metric.name, ()), min_change=min_change)
-            for metric in judged_metrics(scenario)
+            for metric in judged_metrics(key[1])
             if metric.name in only_metrics
-        )
-        if differences := tuple(filter(None, judged)):
-            cells.append(CellComparison(model=model, scenario=scenario, differences=differences))
+        ]
+        if differences := [difference for difference in judged if difference]:
+            cells[key] = differences
     return Comparison(
-        cells=tuple(cells),
-        only_before=tuple(sorted(before.keys() - after.keys())),
-        only_after=tuple(sorted(after.keys() - before.keys())),
+        cells=cells,
+        only_before=sorted(before.keys() - after.keys()),
+        only_after=sorted(after.keys() - before.keys()),
     )

@@ -4,30 +4,35 @@ Results are the output of this repository's ``scripts/bench --json``, or a list 
 with the columns of a run, such as a baseline or the API's answer. ``scripts/bench`` names its rows
 in words: ``decode, 8 at once`` is ``concurrency:8`` here, ``prefill, 512 tokens`` is
 ``prefill:512``, a TTFT with its length ``chat:<n>``, cold or warm.
+
+The original's ``chat:<n>`` sent the same prompt each time, which a prefix cache served: each in a
+``helexa-bench.toml`` becomes both ``chat:<n>`` and ``chat:<n>:warm`` here. Scenarios of earlier
+releases are left out with a remark.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
 from metering.actor import Actor
 from metering.bench import store
-from metering.bench.bench_toml import BenchToml, read_bench_toml
-from metering.bench.errors import BenchFileError
-from metering.bench.models import BenchRun, BenchTarget
-from metering.bench.probing import EXTERNAL, moment_of
+from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.results import TEXT_COLUMNS
+from metering.bench.scenarios import parse_scenarios
+from metering.bench.targets import EXTERNAL, moment_of
+from metering.services.audit import audit_entry_create
 
-SCRIPTS_BENCH = "scripts/bench"
 ROWS = (
     (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),
     (re.compile(r"prefill, (\d+)\b"), "prefill:{}", "prefill_tps"),
@@ -35,16 +40,59 @@ ROWS = (
     (re.compile(r"TTFT, (\d+) tokens, prefix-warm"), "chat:{}:warm", "ttft_s"),
 )
 COLUMN_OF_TEXT = {text: column for column, text in TEXT_COLUMNS.items()}
-OF_THE_DATABASE = frozenset({"id", "origin"})
-"""Fields of a run in the API that an import creates itself."""
-Row = Mapping[str, Any]
+TYPES: tuple[tuple[type, tuple[type, ...]], ...] = (
+    (models.DateTimeField, (datetime,)),
+    (models.BooleanField, (bool,)),
+    (models.FloatField, (int, float)),
+    (models.IntegerField, (int,)),
+    (models.Field, (str,)),
+)
+"""What a column takes, by the first field that fits: Django would convert some others."""
+IDENTITY = (
+    *("origin", "ts", "target_name", "build", "model_id", "scenario_id", "ok"),
+    *("ttft_s", "decode_tps", "prefill_tps", "total_s", "swap_load_ms"),
+)
+"""Columns by which an imported row is known."""
+Row = dict[str, Any]
+LEFT_OUT = {
+    "bench.db_path": "results are in this server's database",
+    "api.enabled": "the API is this server's",
+    "api.listen": "the API is this server's",
+    "scenarios.image_sizes": "no images are measured",
+    "scenarios.capability_probes": "answers are not scored",
+}
+"""Fields of the original that have no meaning here."""
+PLAN_COLUMNS = {
+    "bench.sweep_interval_secs": "sweep_interval_s",
+    "bench.samples_per_version": "samples_per_version",
+    "bench.iteration_pause_secs": "iteration_pause_s",
+    "bench.request_timeout_secs": "request_timeout_s",
+    "scenarios.max_tokens": "max_tokens",
+    "scenarios.concurrency_prompt_tokens": "concurrency_prompt_tokens",
+}
+SCENARIO_LISTS = {
+    "scenarios.prompt_sizes": ("chat:{}", "chat:{}:warm"),
+    "scenarios.concurrency_levels": ("concurrency:{}",),
+    "scenarios.ids": ("{}",),
+}
+GONE_KINDS = frozenset({"context", "swap", "tools", "structured", "capability", "embedding"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchToml:
+    """Columns of ``SweepPlan`` that the file names, those of each ``BenchTarget``, and what is left
+    out with the reason."""
+
+    plan: Row
+    targets: Sequence[Row]
+    remarks: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     num_runs: int = 0
     num_targets: int = 0
-    remarks: tuple[str, ...] = ()
+    remarks: Sequence[str] = ()
 
 
 def file_import(
@@ -54,63 +102,80 @@ def file_import(
     ``scripts/bench`` lacks them. Raises ``BenchError``."""
     text = text_of(path)
     if path.suffix == ".toml":
-        return toml_apply(actor=actor, toml=read_bench_toml(text))
+        return _toml_apply(actor, read_bench_toml(text))
     remarks: list[str] = []
     rows = _rows(text, model, build, remarks)
     written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    defaults = {"ts": written_at, "target_kind": "openai", "ok": True, "origin": SCRIPTS_BENCH}
+    common = {"ts": written_at, "target_kind": "openai", "ok": True, "origin": "scripts/bench"}
     name = {"target_name": target} if target else {}
-    runs = [BenchRun(**{**defaults, **row, **name}) for row in rows]
+    runs = [BenchRun(**{**common, **row, **name}) for row in rows]
     for run in runs:
         try:
             run.clean_fields()
         except ValidationError as error:
-            raise BenchFileError(f"{path}: {'; '.join(error.messages)}") from error
-    num_runs = store.runs_import(actor=actor, runs=runs, source=path.name)
-    return Imported(num_runs=num_runs, remarks=tuple(remarks))
+            raise BenchError(f"{path}: {'; '.join(error.messages)}") from error
+    return Imported(num_runs=_runs_create(actor, runs, path.name), remarks=remarks)
 
 
 def text_of(path: Path) -> str:
-    """Raises ``BenchFileError``."""
+    """Raises ``BenchError``."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchFileError(f"{path} cannot be read: {error}") from error
+        raise BenchError(f"{path} cannot be read: {error}") from error
 
 
-def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:
+def _toml_apply(actor: Actor, toml: BenchToml) -> Imported:
     """Changes targets of the same name. Raises ``BenchError``."""
+    known = BenchTarget.objects.in_bulk(field_name="name")
+    rows: list[tuple[BenchTarget | SweepPlan, Mapping[str, Any]]] = (
+        [(store.plan_find(), toml.plan)] if toml.plan else []
+    )
+    rows += [(known.setdefault(one["name"], BenchTarget()), one) for one in toml.targets]
     with transaction.atomic():
-        if toml.plan:
-            plan = store.plan_find()
-            for name, value in toml.plan.items():
-                setattr(plan, name, value)
-            store.plan_save(actor=actor, plan=plan)
-        for columns in toml.targets:
-            target = BenchTarget.objects.filter(name=columns["name"]).first() or BenchTarget()
+        for row, columns in rows:
             for name, value in columns.items():
-                setattr(target, name, value)
-            store.target_save(actor=actor, target=target)
+                setattr(row, name, value)
+            store.row_save(actor=actor, row=row)
     return Imported(num_targets=len(toml.targets), remarks=toml.remarks)
+
+
+def _runs_create(actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
+    """Returns how many were new. A row with the moment, cell and numbers of an existing one is
+    skipped."""
+    with transaction.atomic():
+        stored = BenchRun.objects.filter(
+            origin__in={run.origin for run in runs},
+            target_name__in={run.target_name for run in runs},
+        )
+        known = set(stored.values_list(*IDENTITY))
+        fresh = [run for run in runs if tuple(getattr(run, name) for name in IDENTITY) not in known]
+        BenchRun.objects.bulk_create(fresh, batch_size=200)
+        audit_entry_create(
+            actor=actor,
+            action="bench_run.import",
+            object_id=source,
+            detail={"added": len(fresh), "known": len(runs) - len(fresh)},
+        )
+    return len(fresh)
 
 
 def _rows(text: str, model: str, build: str, remarks: list[str]) -> list[Row]:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise BenchFileError(f"no JSON: {error}") from error
+        raise BenchError(f"no JSON: {error}") from error
     if isinstance(body, list):
         return [_point(one) for one in body]
     if not isinstance(body, dict) or not isinstance(body.get("subjects"), dict):
-        raise BenchFileError("neither a list of points nor what scripts/bench --json prints")
+        raise BenchError("neither a list of points nor what scripts/bench --json prints")
     if not model:
-        raise BenchFileError("scripts/bench does not name the model it measured: name it")
+        raise BenchError("scripts/bench does not name the model it measured: name it")
     common = {"build": build or EXTERNAL, "model_id": model}
     return [{**common, **row} for row in _readings(body, remarks)]
 
 
-def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[dict[str, Any]]:
-    """A row for each number of ``scripts/bench``."""
+def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[Row]:
     measurements = body.get("measurements")
     if measurements is None:
         measurements = {
@@ -118,7 +183,8 @@ def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[dict[str, Any
         }
     rows = []
     for name, measurement in measurements.items():
-        known = _known_row(name)
+        matches = ((pattern.match(name), row, column) for pattern, row, column in ROWS)
+        known = next(((row.format(one[1]), column) for one, row, column in matches if one), None)
         if known is None:
             remarks.append(f"{name!r} is left out: there is no such scenario")
             continue
@@ -138,27 +204,35 @@ def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[dict[str, Any
     return rows
 
 
-def _known_row(name: str) -> tuple[str, str] | None:
-    for pattern, scenario, column in ROWS:
-        if match := pattern.match(name):
-            return scenario.format(match[1]), column
-    return None
-
-
 def _point(body: Any) -> Row:
-    if not isinstance(body, dict):
-        raise BenchFileError("a point is a JSON object")
-    for name in ("target_name", "model_id", "scenario_id"):
-        if not isinstance(body.get(name), str) or not body[name]:
-            raise BenchFileError(f"a point has its {name}")
-    row: dict[str, Any] = {}
-    for name, value in map(_parsed, body.items()):
-        if name not in OF_THE_DATABASE and value is not None:
-            if not _is_of_column(name, value):
-                raise BenchFileError(f"a point has no {name} that is {value!r}")
-            row[name] = value
+    _ensure_names(body, ("target_name", "model_id", "scenario_id"), "a point")
+    # The database gives these itself.
+    row = {
+        name: value for name, value in map(_parsed, body.items()) if name not in ("id", "origin")
+    }
+    row = {name: value for name, value in row.items() if value is not None}
+    for name, value in row.items():
+        _ensure_column(BenchRun, name, value, f"a point has no {name}")
     row["build"] = row.get("build") or row.get("git_sha") or EXTERNAL
     return row
+
+
+def _ensure_names(body: Any, names: Sequence[str], what: str) -> None:
+    if not isinstance(body, dict):
+        raise BenchError(f"{what} is an object")
+    for name in names:
+        if not isinstance(body.get(name), str) or not body[name]:
+            raise BenchError(f"{what} has its {name}")
+
+
+def _ensure_column(model: type[models.Model], name: str, value: Any, problem: str) -> None:
+    columns = {column.name: column for column in model._meta.concrete_fields}
+    column = None if name == "id" else columns.get(name)
+    types = next((types for kind, types in TYPES if isinstance(column, kind)), ())
+    if isinstance(column, models.JSONField):
+        types = (type(column.get_default()),)
+    if type(value) not in types:
+        raise BenchError(f"{problem} that is {value!r}")
 
 
 def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
@@ -174,21 +248,62 @@ def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
         return name, value
 
 
-def _is_of_column(name: str, value: Any) -> bool:
-    """Whether a run has the column, of the value's type: Django would convert some others."""
+def read_bench_toml(text: str) -> BenchToml:
+    """Raises ``BenchError``."""
     try:
-        column = BenchRun._meta.get_field(name)
-    except FieldDoesNotExist:
-        return False
-    match column:
-        case models.JSONField():
-            return isinstance(value, column.default)
-        case models.DateTimeField():
-            return isinstance(value, datetime)
-        case models.BooleanField():
-            return isinstance(value, bool)
-        case models.FloatField():
-            return type(value) in (int, float)
-        case models.IntegerField():
-            return type(value) is int
-    return isinstance(value, str)
+        file = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BenchError(f"no helexa-bench.toml: {error}") from error
+    remarks: list[str] = []
+    plan: Row = {}
+    ids: list[str] = []
+    found = file.pop("targets", [])
+    for name, value in _settings(file):
+        if name in LEFT_OUT:
+            remarks.append(f"{name} is left out: {LEFT_OUT[name]}")
+        elif name in SCENARIO_LISTS and isinstance(value, list):
+            ids += [pattern.format(one) for one in value for pattern in SCENARIO_LISTS[name]]
+        else:
+            column = PLAN_COLUMNS.get(name, "")
+            _ensure_column(SweepPlan, column, value, f"helexa-bench.toml has no {name}")
+            plan[column] = value
+    try:
+        if ids := _measured(ids, remarks):
+            plan["scenarios"] = [scenario.id for scenario in parse_scenarios(ids)]
+        SweepPlan(**plan).clean_fields()
+    except BenchValueError as error:
+        raise BenchError(str(error)) from error
+    except ValidationError as error:
+        raise BenchError(f"helexa-bench.toml: {error.message_dict}") from error
+    if not isinstance(found, list):
+        raise BenchError("helexa-bench.toml has no list of targets")
+    targets = [_target_columns(target, remarks) for target in found]
+    return BenchToml(plan=plan, targets=targets, remarks=remarks)
+
+
+def _settings(file: Row) -> Iterator[tuple[str, Any]]:
+    for table, body in file.items():
+        if table not in ("bench", "scenarios", "api") or not isinstance(body, dict):
+            raise BenchError(f"helexa-bench.toml has no table {table}")
+        for name, value in body.items():
+            yield f"{table}.{name}", value
+
+
+def _target_columns(target: Row, remarks: list[str]) -> Row:
+    """The original has the first four: name, kind, endpoint and label."""
+    _ensure_names(target, ("name", "kind", "endpoint"), "a target")
+    columns = {"only_models" if name == "models" else name: one for name, one in target.items()}
+    for name, value in columns.items():
+        _ensure_column(BenchTarget, name, value, f"a target has no {name}")
+    if columns.get("scenarios"):
+        columns["scenarios"] = _measured(columns["scenarios"], remarks)
+        if not columns["scenarios"]:
+            columns["enabled"] = False
+            remarks.append(f"{target['name']} is disabled: none of its scenarios is measured")
+    return columns
+
+
+def _measured(ids: list[str], remarks: list[str]) -> list[str]:
+    gone = [text for text in ids if str(text).partition(":")[0] in GONE_KINDS]
+    remarks += [f"{text} is left out: it is no longer measured" for text in gone]
+    return [text for text in ids if text not in gone]

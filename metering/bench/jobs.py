@@ -10,17 +10,19 @@ has a thread in the control, whose tick reports that it runs.
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from collections.abc import Collection
+from datetime import timedelta
 
 from django.core.management.base import CommandError
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.actor import Actor
-from metering.bench.choosing import SweepChoice, sweep_run
-from metering.bench.errors import BenchError, BenchValueError, JobOpenError
-from metering.bench.models import BenchJob, BenchRun, BenchTarget
+from metering.bench.choosing import SweepChoice, sweep_of
+from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.models import BenchJob, BenchTarget
 from metering.bench.scenarios import parse_scenarios
 from metering.services.audit import audit_entry_create
 
@@ -30,6 +32,7 @@ MAX_JOB_SAMPLES = 1000
 MAX_JOB_LINES = 200
 SILENT_AFTER_S = 60.0
 """A running job whose control has not reported for this long is lost."""
+COUNTS = ("num_planned", "num_ok", "num_failed", "num_cells_done")
 Status = BenchJob.Status
 
 
@@ -39,8 +42,8 @@ def target_names() -> list[str]:
     return sorted({*neurons, *targets})
 
 
-def bench_job_request(*, actor: Actor, job: BenchJob) -> BenchJob:
-    """Raises ``BenchValueError`` and ``JobOpenError``."""
+def bench_job_request(*, actor: Actor, job: BenchJob) -> None:
+    """Raises ``BenchError`` where another one is open, and ``BenchValueError``."""
     job.scenarios = [scenario.id for scenario in parse_scenarios(job.scenarios)]
     if job.target and job.target not in target_names():
         raise BenchValueError(
@@ -64,32 +67,33 @@ def bench_job_request(*, actor: Actor, job: BenchJob) -> BenchJob:
                 },
             )
     except IntegrityError as error:
-        raise JobOpenError(
+        raise BenchError(
             "A sweep is under way already: wait until it has ended, or cancel it."
         ) from error
-    return job
 
 
-def bench_job_cancel(*, actor: Actor, job_id: int) -> bool:
-    """Ends a waiting job; a running one ends after its present sample. Returns whether it was
-    open."""
+def bench_job_cancel(*, actor: Actor, job_id: int) -> None:
+    """Ends a waiting job; a running one ends after its present sample."""
     open_jobs = BenchJob.objects.filter(pk=job_id, open_slot=1)
     with transaction.atomic():
         waiting = open_jobs.filter(status=Status.PENDING)
         ended = waiting.update(status=Status.CANCELLED, open_slot=None, ended_at=timezone.now())
-        if not (ended or open_jobs.update(is_cancel_requested=True)):
-            return False
-        audit_entry_create(actor=actor, action="bench_job.cancel", object_id=str(job_id))
-    return True
+        if ended or open_jobs.update(is_cancel_requested=True):
+            audit_entry_create(actor=actor, action="bench_job.cancel", object_id=str(job_id))
 
 
-def bench_job_is_open() -> bool:
-    return BenchJob.objects.filter(open_slot=1).exists()
-
-
-def bench_job_claim() -> BenchJob | None:
-    """Claims the waiting job for the caller; ``None``: there is none."""
+def bench_job_claim(*, own_ids: Collection[int] = ()) -> BenchJob | None:
+    """The control's tick: reports that the jobs ``own_ids`` run, fails those whose control is gone,
+    and claims the waiting one for the caller."""
     now = timezone.now()
+    running = BenchJob.objects.filter(status=Status.RUNNING)
+    running.filter(pk__in=own_ids).update(beat_at=now)
+    running.filter(beat_at__lt=now - timedelta(seconds=SILENT_AFTER_S)).update(
+        status=Status.FAILED,
+        error="The control that measured has ended. What was measured until then is kept.",
+        open_slot=None,
+        ended_at=now,
+    )
     waiting = BenchJob.objects.filter(status=Status.PENDING)
     job = waiting.first()
     columns = {"status": Status.RUNNING, "started_at": now, "beat_at": now}
@@ -99,44 +103,6 @@ def bench_job_claim() -> BenchJob | None:
     return job
 
 
-def bench_job_beat(*, job_id: int) -> None:
-    """Reports that the job is running."""
-    BenchJob.objects.filter(pk=job_id, status=Status.RUNNING).update(beat_at=timezone.now())
-
-
-def bench_job_is_wanted(*, job_id: int) -> bool:
-    """Whether to continue: it was neither cancelled nor given up."""
-    running = BenchJob.objects.filter(pk=job_id, status=Status.RUNNING)
-    return running.filter(is_cancel_requested=False).exists()
-
-
-def bench_job_progress(*, job: BenchJob) -> None:
-    job.lines = job.lines[-MAX_JOB_LINES:]
-    names = ("num_planned", "num_ok", "num_failed", "num_cells_done", "lines")
-    BenchJob.objects.filter(pk=job.pk, status=Status.RUNNING).update(
-        **{name: getattr(job, name) for name in names}
-    )
-
-
-def bench_job_end(*, job_id: int, status: str, error: str = "") -> None:
-    BenchJob.objects.filter(pk=job_id, status=Status.RUNNING).update(
-        status=status, error=error, open_slot=None, ended_at=timezone.now()
-    )
-
-
-def bench_jobs_expire(*, now: datetime) -> int:
-    """Fails running jobs whose control is gone. Returns how many there were."""
-    silent = BenchJob.objects.filter(
-        status=Status.RUNNING, beat_at__lt=now - timedelta(seconds=SILENT_AFTER_S)
-    )
-    return silent.update(
-        status=Status.FAILED,
-        error="The control that measured has ended. What was measured until then is kept.",
-        open_slot=None,
-        ended_at=now,
-    )
-
-
 class _CancelledError(Exception):
     """No ``BenchError``: the sweep does not continue with the next target."""
 
@@ -144,37 +110,36 @@ class _CancelledError(Exception):
 def bench_job_run(job: BenchJob) -> None:
     """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
     Blocks until the job has ended, however."""
+    status, error = Status.FAILED, ""
     try:
-        status, error = _outcome(job)
+        if _sweep(job):
+            status = Status.DONE
+        else:
+            error = "Nothing was measured: the lines name the reasons."
     except _CancelledError:
-        status, error = Status.CANCELLED, ""
+        status = Status.CANCELLED
     except (BenchError, CommandError) as problem:
-        status, error = Status.FAILED, str(problem)
+        error = str(problem)
     except Exception:
         logger.exception("%s broke", job)
-        status, error = Status.FAILED, "The sweep broke; the control's log has the traceback."
-    bench_job_end(job_id=job.pk, status=status, error=error)
+        error = "The sweep broke; the control's log has the traceback."
+    _running(job).update(status=status, error=error, open_slot=None, ended_at=timezone.now())
 
 
-def _outcome(job: BenchJob) -> tuple[str, str]:
-    """The final status, with a reason where needed. Raises ``BenchError``."""
+def _running(job: BenchJob) -> QuerySet[BenchJob]:
+    return BenchJob.objects.filter(pk=job.pk, status=Status.RUNNING)
+
+
+def _sweep(job: BenchJob) -> bool:
+    """Returns whether it measured what there was. Raises ``BenchError``."""
 
     def report(line: str) -> None:
-        job.lines.append(line)
-        bench_job_progress(job=job)
-
-    def expect(num_samples: int) -> None:
-        job.num_planned += num_samples
-        report(f"{num_samples} samples to take")
-
-    def keep(run: BenchRun) -> None:
-        run.save()
-        job.num_ok += run.ok
-        job.num_failed += not run.ok
-        bench_job_progress(job=job)
+        job.lines = [*job.lines[1 - MAX_JOB_LINES :], line]
+        counts = {name: getattr(sweep, name) for name in COUNTS}
+        _running(job).update(lines=job.lines, **counts)
 
     def ensure_wanted() -> None:
-        if not bench_job_is_wanted(job_id=job.pk):
+        if not _running(job).filter(is_cancel_requested=False).exists():
             raise _CancelledError
 
     choice = SweepChoice(
@@ -184,9 +149,7 @@ def _outcome(job: BenchJob) -> tuple[str, str]:
         samples=job.samples,
         is_beside_load=job.is_beside_load,
     )
-    result = sweep_run(choice, report, keep=keep, expect=expect, ensure_wanted=ensure_wanted)
-    job.num_cells_done = result.num_cells_done
-    bench_job_progress(job=job)
-    if result.has_nothing:
-        return Status.FAILED, "Nothing was measured: the lines name the reasons."
-    return Status.DONE, ""
+    sweep = sweep_of(choice, report)
+    sweep.checkpoint = ensure_wanted
+    sweep.run()
+    return not sweep.has_nothing

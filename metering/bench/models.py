@@ -16,6 +16,12 @@ def default_scenarios() -> list[str]:
     return list(DEFAULT_SCENARIOS)
 
 
+def setting_names(model: type[models.Model]) -> tuple[str, ...]:
+    """The columns that an operator sets."""
+    names = [column.name for column in model._meta.concrete_fields]
+    return tuple(name for name in names if name not in ("id", "name", "probes"))
+
+
 class BenchTarget(models.Model):
     class Kind(models.TextChoices):
         NEURON = "neuron", "a neuron of helexa"
@@ -47,7 +53,9 @@ class BenchTarget(models.Model):
         max_length=100, blank=True, help_text="Where the endpoint does not tell its own."
     )
     hostname = models.CharField(max_length=200, blank=True)
-    gpus = models.JSONField(default=list, blank=True, help_text="Where the endpoint tells none.")
+    gpus = models.JSONField(
+        "GPUs", default=list, blank=True, help_text="Where the endpoint tells none."
+    )
 
     class Meta:
         ordering = ["name"]
@@ -62,9 +70,15 @@ class SweepPlan(models.Model):
     samples_per_version = models.PositiveSmallIntegerField(
         default=5, validators=[MinValueValidator(1), MaxValueValidator(1000)]
     )
-    iteration_pause_s = models.FloatField(default=2.0, validators=[MinValueValidator(0.0)])
-    request_timeout_s = models.FloatField(default=600.0, validators=[MinValueValidator(1.0)])
-    sweep_interval_s = models.FloatField(default=1800.0, validators=[MinValueValidator(1.0)])
+    iteration_pause_s = models.FloatField(
+        "pause between iterations (seconds)", default=2.0, validators=[MinValueValidator(0.0)]
+    )
+    request_timeout_s = models.FloatField(
+        "timeout of a request (seconds)", default=600.0, validators=[MinValueValidator(1.0)]
+    )
+    sweep_interval_s = models.FloatField(
+        "time between sweeps (seconds)", default=1800.0, validators=[MinValueValidator(1.0)]
+    )
     max_tokens = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
     concurrency_prompt_tokens = models.PositiveIntegerField(
         default=512, validators=[MinValueValidator(1)]
@@ -136,7 +150,7 @@ class BenchRun(models.Model):
         SERVER = "server"
         CLIENT = "client"
 
-    ts = models.DateTimeField(db_index=True)
+    ts = models.DateTimeField("when", db_index=True)
     origin = models.CharField(max_length=20, default="measured")
     """``measured``, or the kind of the imported file."""
     target_name = models.CharField(max_length=100)
@@ -145,42 +159,42 @@ class BenchRun(models.Model):
     hostname = models.CharField(max_length=200, blank=True)
     driver_version = models.CharField(max_length=100, blank=True)
     cuda_version = models.CharField(max_length=100, blank=True)
-    gpus = models.JSONField(default=list, blank=True)
+    gpus = models.JSONField("GPUs", default=list, blank=True)
     build = models.CharField(max_length=100)
     """Groups cells: the commit where it is known, else the version that the server reports."""
-    git_sha = models.CharField(max_length=40, blank=True)
-    git_sha_long = models.CharField(max_length=64, blank=True)
+    git_sha = models.CharField("git commit", max_length=40, blank=True)
+    git_sha_long = models.CharField("git commit long", max_length=64, blank=True)
     git_dirty = models.BooleanField(default=False)
     package_version = models.CharField(max_length=100, blank=True)
     build_timestamp = models.DateTimeField(null=True, blank=True)
     features = models.JSONField(default=list, blank=True)
     bench_version = models.CharField(max_length=100, blank=True)
-    bench_sha = models.CharField(max_length=64, blank=True)
-    model_id = models.CharField(max_length=200)
+    bench_sha = models.CharField("bench commit", max_length=64, blank=True)
+    model_id = models.CharField("model", max_length=200)
     harness = models.CharField(max_length=40, blank=True)
     capabilities = models.JSONField(default=list, blank=True)
     devices = models.JSONField(default=list, blank=True)
     settings = models.JSONField(default=dict, blank=True)
     """The requested settings, and those that the endpoint reports for the model."""
-    scenario_id = models.CharField(max_length=100)
+    scenario_id = models.CharField("scenario", max_length=100)
     prompt_size_approx = models.PositiveIntegerField(null=True, blank=True)
     prompt_tokens_actual = models.PositiveIntegerField(null=True, blank=True)
     cached_tokens = models.PositiveIntegerField(null=True, blank=True)
     max_tokens = models.PositiveIntegerField(null=True, blank=True)
     completion_tokens = models.PositiveIntegerField(null=True, blank=True)
     timing = models.CharField(max_length=8, choices=Timing.choices, default=Timing.CLIENT)
-    ttft_s = models.FloatField(null=True, blank=True)
-    decode_tps = models.FloatField(null=True, blank=True)
-    prefill_tps = models.FloatField(null=True, blank=True)
+    ttft_s = models.FloatField("TTFT s", null=True, blank=True)
+    decode_tps = models.FloatField("decode tok/s", null=True, blank=True)
+    prefill_tps = models.FloatField("prefill tok/s", null=True, blank=True)
     total_s = models.FloatField(null=True, blank=True)
     prefill_ms = models.FloatField(null=True, blank=True)
     decode_ms = models.FloatField(null=True, blank=True)
     prefill_tokens = models.PositiveIntegerField(null=True, blank=True)
     vram_used_mb = models.PositiveIntegerField(null=True, blank=True)
-    gpu_util_pct = models.PositiveSmallIntegerField(null=True, blank=True)
-    gpu_temp_c = models.SmallIntegerField(null=True, blank=True)
+    gpu_util_pct = models.PositiveSmallIntegerField("GPU util %", null=True, blank=True)
+    gpu_temp_c = models.SmallIntegerField("GPU temp c", null=True, blank=True)
     concurrency = models.PositiveIntegerField(null=True, blank=True)
-    ttft_p95_s = models.FloatField(null=True, blank=True)
+    ttft_p95_s = models.FloatField("TTFT p95 s", null=True, blank=True)
     queue_wait_ms = models.FloatField(null=True, blank=True)
     rejected = models.PositiveIntegerField(null=True, blank=True)
     swap_unload_ms = models.FloatField(null=True, blank=True)

@@ -13,29 +13,26 @@ from functools import wraps
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
+from django.contrib.auth.decorators import login_required, user_passes_test
+from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
-from django.shortcuts import get_object_or_404, render
-from django.urls import path, reverse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import path
+from django.utils.text import capfirst
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
+from django.views.generic import RedirectView
 
 from fleet.models import CatalogueModel
 from helexa_site.web.moments import moment_text
 from helexa_site.web.pages import render_page
 from metering.actor import user_actor
-from metering.bench import results, summaries
+from metering.bench import results, tables
 from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, Difference, Verdict
 from metering.bench.errors import BenchError, BenchValueError
-from metering.bench.jobs import (
-    MAX_JOB_SAMPLES,
-    bench_job_cancel,
-    bench_job_request,
-    target_names,
-)
+from metering.bench.jobs import bench_job_cancel, bench_job_request, target_names
 from metering.bench.models import BenchJob, BenchRun
 from metering.bench.store import plan_find
 from metering.csv_files import csv_response, csv_text
@@ -47,28 +44,16 @@ MAX_SHOWN = 200
 MAX_CSV = 50_000
 MAX_JOBS_SHOWN = 20
 SHOWN_APART = ("id", "artifact", "error", "detail", "settings")
-WORDS = {
-    "ts": "when",
-    "id": "",
-    "sha": "commit",
-    "ttft": "TTFT",
-    "tps": "tok/s",
-    "gpu": "GPU",
-    "gpus": "GPUs",
-    "pct": "%",
-}
-"""The words of a run's columns that people would write otherwise."""
 JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
 
 
 def bench_page(view: View) -> View:
     @wraps(view)
     def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        user = request.user
         if not settings.CONFIG.has_public_bench:
-            if not user.is_authenticated:
+            if not request.user.is_authenticated:
                 return redirect_to_login(request.get_full_path())
-            if not (isinstance(user, User) and user.is_staff):
+            if not request.user.is_staff:
                 raise PermissionDenied
         try:
             return view(request, *args, **kwargs)
@@ -79,27 +64,23 @@ def bench_page(view: View) -> View:
 
 
 def for_starters(view: View) -> View:
-
-    @never_cache
-    @login_required
-    @wraps(view)
-    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if not _may_start(request):
-            raise PermissionDenied
-        return view(request, *args, **kwargs)
-
-    return checked
+    return never_cache(login_required(user_passes_test(_ensure_may_start)(view)))
 
 
-def _may_start(request: HttpRequest) -> bool:
-    user = request.user
-    return isinstance(user, User) and user.is_staff and user.has_perm("bench.add_benchjob")
+def _ensure_may_start(user: User | AnonymousUser) -> bool:
+    if not _may_start(user):
+        raise PermissionDenied
+    return True
+
+
+def _may_start(user: User | AnonymousUser) -> bool:
+    return user.is_staff and user.has_perm("bench.add_benchjob")
 
 
 def _shown(
     request: HttpRequest, template: str, tab: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    tabs = (*TABS, MEASURE_TAB) if _may_start(request) else TABS
+    tabs = (*TABS, MEASURE_TAB) if _may_start(request.user) else TABS
     whole = {"tabs": tabs, "tab": tab, **context}
     return render_page(request, template, title="Bench", context=whole, status=status)
 
@@ -108,81 +89,58 @@ def _shown(
 def results_page(request: HttpRequest) -> HttpResponse:
     """The latest builds beside the ones before, or two chosen builds; the charts of one series
     where its model and its scenario are chosen, and throughput against latency."""
-    sides = list(map(str, results.builds_list().values()))
+    builds = list(map(str, results.builds_list().values()))
     choices = [
         _choice(request, "model", "Model", _values("model_id")),
         _choice(request, "scenario", "Scenario", _scenarios()),
-        _choice(request, "before", "Before", sides, "the build before"),
-        _choice(request, "after", "After", sides, "the latest build"),
+        _choice(request, "before", "Before", builds, "the build before"),
+        _choice(request, "after", "After", builds, "the latest build"),
     ]
     model, scenario, before, after = (choice["chosen"] for choice in choices)
     words = {"model": model, "scenario": scenario}
     context: dict[str, Any] = {"choices": choices, "min_change": MIN_CHANGE}
     if before and after:
-        comparison = results.compared(*results.sides_of(before, after), words)
-        differences = [one for cell in comparison.cells for one in cell.differences]
+        *_, comparison = results.compared(before, after, words)
+        differences = [one for cell in comparison.cells.values() for one in cell]
         context |= {"before": before, "after": after, "comparison": comparison}
     else:
         cells = results.cells_list(**results.cell_filters(words))
-        standings = summaries.standings_of(cells)
-        differences = [
-            one.previous for group in standings.values() for one in group if one.previous
-        ]
-        context |= {"standings": standings, **_concurrency(cells)}
+        standings = tables.standings_of(cells)
+        every = [one["previous"] for group in standings.values() for one in group]
+        differences = [one for one in every if one]
+        measured = [cell for cell in cells if cell.scenario.startswith("concurrency:")]
+        concurrency = tables.view_rows("concurrency", results.latest_builds(measured))
+        context |= {
+            "standings": standings,
+            "knee_chart": tables.concurrency_chart(concurrency),
+            "concurrency": concurrency,
+            "knee_latency": tables.KNEE_LATENCY,
+        }
         if model and scenario:
-            target = request.GET.get("target") or _target_of_most_builds(cells)
-            context["charts"] = summaries.trend_charts(cells, target)
-            context["builds"] = summaries.series_rows(cells)
-    context["outlook"] = _outlook(differences)
+            most = Counter(cell.target for cell in cells).most_common(1)
+            target = request.GET.get("target") or (most[0][0] if most else "")
+            context["charts"] = tables.trend_charts(cells, target)
+            context["builds"] = tables.view_rows("series", cells)
+    context |= _outlook(differences)
     return _shown(request, "bench/results.html", "bench-results", context)
 
 
-def _outlook(differences: list[Difference]) -> dict[str, int]:
-    """Numbers of differences by verdict, and the fewest samples on a side of those with too few."""
-    verdicts = Counter(one.verdict for one in differences)
-    too_few = [
-        min(one.before.num_samples, one.after.num_samples)
-        for one in differences
-        if one.verdict is Verdict.TOO_FEW
-    ]
+def _outlook(differences: list[Difference]) -> dict[str, Any]:
+    """Differences by verdict, and the fewest samples on a side of those with too few."""
+    too_few = [one for one in differences if one.verdict is Verdict.TOO_FEW]
+    sides = [side for one in too_few for side in (one.before, one.after)]
     return {
+        "verdicts": Counter(one.verdict.name for one in differences),
         "num_differences": len(differences),
         "num_judged": len(differences) - len(too_few),
-        "num_regressed": verdicts[Verdict.REGRESSED],
-        "num_improved": verdicts[Verdict.IMPROVED],
-        "num_unclear": verdicts[Verdict.UNCLEAR],
-        "num_too_few": len(too_few),
-        "num_samples": min(too_few, default=0),
+        "num_samples": min((side.num_samples for side in sides), default=0),
         "samples_needed": MIN_SAMPLES,
     }
 
 
 @bench_page
-def moved(request: HttpRequest) -> HttpResponse:
-    """Redirects a page of release 0.2, with its query."""
-    return HttpResponseRedirect(f"{reverse('bench-results')}?{request.GET.urlencode()}")
-
-
-def _concurrency(cells: list[results.Cell]) -> dict[str, Any]:
-    latest = results.latest_builds(
-        [cell for cell in cells if cell.scenario.startswith("concurrency:")]
-    )
-    return {
-        "knee_chart": summaries.concurrency_chart(latest),
-        "concurrency": summaries.concurrency_rows(latest),
-        "knee_latency": summaries.KNEE_LATENCY,
-    }
-
-
-def _target_of_most_builds(cells: list[results.Cell]) -> str:
-    most = Counter(cell.target for cell in cells).most_common(1)
-    return most[0][0] if most else ""
-
-
-@bench_page
 def runs(request: HttpRequest) -> HttpResponse:
-    words = _filters(request)
-    found = results.runs_filtered(words)
+    found = _runs_chosen(request)
     lists = BenchRun.objects.order_by().values_list("gpus", flat=True).distinct()
     context = {
         "choices": [
@@ -203,8 +161,7 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 @bench_page
 def runs_as_csv(request: HttpRequest) -> HttpResponse:
-    found = results.runs_filtered(_filters(request))[:MAX_CSV]
-    rows = (results.run_row(run).values() for run in found)
+    rows = (results.run_row(run).values() for run in _runs_chosen(request)[:MAX_CSV])
     return csv_response("bench-runs", csv_text(list(results.run_row(BenchRun())), rows))
 
 
@@ -212,9 +169,9 @@ def runs_as_csv(request: HttpRequest) -> HttpResponse:
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     found = get_object_or_404(BenchRun, pk=pk)
     fields = {
-        _label(field.name): _words(field.value_from_object(found))
-        for field in BenchRun._meta.concrete_fields
-        if field.name not in SHOWN_APART
+        capfirst(column.verbose_name): _words(column.value_from_object(found))
+        for column in BenchRun._meta.concrete_fields
+        if column.name not in SHOWN_APART
     }
     context = {
         "trail": [("bench-runs", "Runs")],
@@ -224,11 +181,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
         "settings_text": json.dumps(found.settings, indent=2) if found.settings else "",
     }
     return _shown(request, "bench/run.html", "bench-runs", context)
-
-
-def _label(name: str) -> str:
-    words = " ".join(WORDS.get(word, word) for word in name.split("_")).strip()
-    return words[:1].upper() + words[1:]
 
 
 def _words(value: Any) -> str:
@@ -242,20 +194,16 @@ def _words(value: Any) -> str:
 def _choice(
     request: HttpRequest, name: str, label: str, values: list[str], any_label: str = "all"
 ) -> dict[str, Any]:
-    """A filter of a form."""
     word = request.GET.get(name, "")
     chosen = word if word in values else ""
-    return {
-        "name": name,
-        "label": label,
-        "values": values,
-        "chosen": chosen,
-        "any_label": any_label,
-    }
+    own = {"name": name, "label": label, "any_label": any_label}
+    return {**own, "values": values, "chosen": chosen}
 
 
-def _filters(request: HttpRequest) -> dict[str, str]:
-    return {name: request.GET.get(name, "").replace("\x00", "") for name in results.RUN_FILTERS}
+def _runs_chosen(request: HttpRequest) -> Any:
+    return results.runs_filtered(
+        {name: request.GET.get(name, "").replace("\x00", "") for name in results.RUN_FILTERS}
+    )
 
 
 def _values(column: str) -> list[str]:
@@ -277,11 +225,11 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def start(request: HttpRequest) -> HttpResponse:
     words = {name: request.POST.get(name, "").replace("\x00", "").strip() for name in JOB_FIELDS}
     try:
-        bench_job_request(actor=_actor(request), job=_requested(words))
+        bench_job_request(actor=user_actor(request.user.get_username()), job=_requested(words))
     except BenchError as error:
         status = 400 if isinstance(error, BenchValueError) else 409
         return _jobs_page(request, {"problem": str(error), "words": words}, status=status)
-    return HttpResponseRedirect(reverse("bench-jobs"))
+    return redirect("bench-jobs")
 
 
 @for_starters
@@ -289,28 +237,24 @@ def start(request: HttpRequest) -> HttpResponse:
 def cancel(request: HttpRequest, pk: int) -> HttpResponse:
     """One that has ended meanwhile stays as it is."""
     get_object_or_404(BenchJob, pk=pk)
-    bench_job_cancel(actor=_actor(request), job_id=pk)
-    return HttpResponseRedirect(reverse("bench-jobs"))
+    bench_job_cancel(actor=user_actor(request.user.get_username()), job_id=pk)
+    return redirect("bench-jobs")
 
 
 @for_starters
 @require_GET
 def state(request: HttpRequest, pk: int) -> HttpResponse:
-    """Polled while the job is open."""
-    job = get_object_or_404(BenchJob, pk=pk)
-    return render(request, "bench/job.html", {"job": job})
+    return render(request, "bench/job.html", {"job": get_object_or_404(BenchJob, pk=pk)})
 
 
 def _requested(words: dict[str, str]) -> BenchJob:
-    """Raises ``BenchValueError``."""
     samples = words["samples"]
-    if samples and not (samples.isascii() and samples.isdigit() and len(samples) < 6):
-        raise BenchValueError("samples", f"samples is a number from 1 to {MAX_JOB_SAMPLES}")
+    is_number = samples.isascii() and samples.isdigit() and len(samples) < 6
     return BenchJob(
         target=words["target"],
         model=words["model"],
         scenarios=words["scenarios"].split(),
-        samples=int(samples) if samples else None,
+        samples=(int(samples) if is_number else 0) if samples else None,
         is_beside_load=bool(words["beside_load"]),
     )
 
@@ -328,10 +272,8 @@ def _jobs_page(request: HttpRequest, context: dict[str, Any], status: int = 200)
     return _shown(request, "bench/jobs.html", "bench-jobs", found, status=status)
 
 
-def _actor(request: HttpRequest) -> Any:
-    return user_actor(request.user.get_username())
-
-
+moved = bench_page(RedirectView.as_view(pattern_name="bench-results", query_string=True))
+"""Of pages of release 0.2."""
 urlpatterns = [
     path("", results_page, name="bench-results"),
     path("runs/", runs, name="bench-runs"),

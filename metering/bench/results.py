@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Max, Min, Q, QuerySet
+from django.db.models import F, Max, Min, Q, QuerySet
 
 from metering.bench.comparison import METRICS, CellSamples, Comparison, compare, median
 from metering.bench.errors import BenchValueError
@@ -28,14 +28,9 @@ CELL_FILTERS = {
 }
 """Filters of callers → columns."""
 RUN_FILTERS = (*CELL_FILTERS, "sha", "gpu", "ok")
-TEXT_COLUMNS = {
-    "gpus": "gpus_json",
-    "features": "features_json",
-    "capabilities": "capabilities_json",
-    "devices": "devices_json",
-}
+TEXT_COLUMNS = {name: f"{name}_json" for name in ("gpus", "features", "capabilities", "devices")}
 """JSON that the original sends as text, by its names."""
-COLUMNS = tuple(field.name for field in BenchRun._meta.concrete_fields)
+COLUMNS = tuple(column.name for column in BenchRun._meta.concrete_fields)
 VALUES = (
     *METRICS,
     *("total_s", "prompt_tokens_actual", "queue_wait_ms", "rejected", "concurrency"),
@@ -77,23 +72,27 @@ def run_row(run: BenchRun) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """A build of one target."""
-
     target: str
     build: str
-    git_sha: str = ""
-    package_version: str = ""
-    built_at: datetime | None = None
-    first_at: datetime | None = None
+    sha: str
+    version: str
+    built_at: datetime | None
+    first_at: datetime
 
     def __str__(self) -> str:
         return f"{self.target}@{self.build}"
 
     @property
     def age_key(self) -> tuple[datetime, str]:
-        moment = self.built_at or self.first_at
-        assert moment is not None, "a build has runs"
-        return moment, self.build
+        return self.built_at or self.first_at, self.build
+
+    @property
+    def commit(self) -> Row:
+        return {
+            "git_sha": self.sha or self.build,
+            "build_timestamp": self.built_at.isoformat() if self.built_at else None,
+            "package_version": self.version,
+        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,54 +103,30 @@ class Cell:
     model: str
     scenario: str
     hostname: str = ""
-    gpus: tuple[str, ...] = ()
-    num_samples: int = 0
+    gpus: Sequence[str] = ()
     timing: str = ""
-    values: dict[str, list[float]] = field(default_factory=dict)
+    num_samples: int = 0
+    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in VALUES})
 
     @property
     def target(self) -> str:
         return self.build.target
 
-    def of(self, name: str) -> list[float]:
-        return self.values.get(name, [])
-
     def median(self, name: str) -> float | None:
-        return median(self.of(name))
-
-    def whole(self, name: str) -> int | None:
-        value = self.median(name)
-        return None if value is None else round(value)
-
-    def total(self, name: str) -> int | None:
-        return int(sum(self.of(name))) if self.of(name) else None
+        return median(self.values[name])
 
 
 def builds_list() -> dict[tuple[str, str], Build]:
     """Builds by target and build, oldest first."""
-    rows = (
-        BenchRun.objects.filter(ok=True)
-        .order_by()
-        .values("target_name", "build")
-        .annotate(
-            sha=Max("git_sha"),
-            version=Max("package_version"),
-            built_at=Max("build_timestamp"),
-            first_at=Min("ts"),
-        )
+    rows = BenchRun.objects.filter(ok=True).order_by().values("build", target=F("target_name"))
+    found = rows.annotate(
+        sha=Max("git_sha"),
+        version=Max("package_version"),
+        built_at=Max("build_timestamp"),
+        first_at=Min("ts"),
     )
-    builds = [
-        Build(
-            target=row["target_name"],
-            build=row["build"],
-            git_sha=row["sha"],
-            package_version=row["version"],
-            built_at=row["built_at"],
-            first_at=row["first_at"],
-        )
-        for row in rows
-    ]
-    return {(one.target, one.build): one for one in sorted(builds, key=lambda one: one.age_key)}
+    builds = sorted((Build(**row) for row in found), key=lambda one: one.age_key)
+    return {(one.target, one.build): one for one in builds}
 
 
 def cells_list(**filters: str) -> list[Cell]:
@@ -168,22 +143,21 @@ def cells_list(**filters: str) -> list[Cell]:
         if key not in cells:
             cells[key] = Cell(build=builds[target, build], model=model, scenario=scenario)
         cell = cells[key]
-        cell.hostname, cell.gpus, cell.timing = hostname, tuple(gpus), timing
+        cell.hostname, cell.gpus, cell.timing = hostname, gpus, timing
         cell.num_samples += 1
         for name, value in zip(VALUES, values, strict=True):
             if value is not None:
-                cell.values.setdefault(name, []).append(value)
+                cell.values[name].append(value)
     return sorted(
         cells.values(),
         key=lambda one: (one.target, one.model, scenario_key(one.scenario), one.build.age_key),
     )
 
 
-def scenario_key(scenario: str) -> tuple[Any, ...]:
+def scenario_key(scenario: str) -> list[tuple[bool, int, str]]:
     """``chat:128`` before ``chat:4096``."""
-    return tuple(
-        (0, int(word), "") if word.isdigit() else (1, 0, word) for word in scenario.split(":")
-    )
+    words = scenario.split(":")
+    return [(False, int(one), "") if one.isdigit() else (True, 0, one) for one in words]
 
 
 def by_series(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -198,45 +172,38 @@ def latest_of_each(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def latest_builds(cells: Sequence[Cell]) -> list[Cell]:
-    newest: dict[str, Build] = {}
-    for cell in sorted(cells, key=lambda one: one.build.age_key):
-        newest[cell.target] = cell.build
+    by_age = sorted(cells, key=lambda one: one.build.age_key)
+    newest = {cell.target: cell.build for cell in by_age}
     return [cell for cell in cells if newest[cell.target] == cell.build]
 
 
-def side_of(text: str, default: int = -1) -> Build:
-    """``TARGET`` or ``TARGET@BUILD``; without a build the latest, or the one that ``default``
-    counts from the end. Raises ``BenchValueError``."""
+def compared(
+    before: str, after: str, words: Mapping[str, Any], **options: Any
+) -> tuple[Build, Build, Comparison]:
+    """Both sides are ``TARGET``, of which the latest build counts, or ``TARGET@BUILD``; without
+    ``after``, the latest build of ``before`` and the one before it. ``words``: of ``CELL_FILTERS``.
+    ``options``: those of ``compare``. Raises ``BenchValueError``."""
+    sides = _side_of(before, -1 if after else -2), _side_of(after or before, -1)
+    filters = cell_filters(words)
+    old, new = (cells_list(target_name=side.target, build=side.build, **filters) for side in sides)
+    return *sides, compare(_samples_of(old), _samples_of(new), **options)
+
+
+def _side_of(text: str, position: int) -> Build:
     builds = builds_list()
     targets = {target for target, _ in builds}
-    target, build = text, ""
-    if text not in targets:
-        target, _, build = text.partition("@")
+    target, _, build = (text, "", "") if text in targets else text.partition("@")
     of_target = [name for known, name in builds if known == target]
     if not of_target:
         known = ", ".join(sorted(targets)) or "nothing was measured yet"
         raise BenchValueError("target", f"{target!r} is no target with results: {known}")
     if build and build not in of_target:
-        raise BenchValueError(
-            "build", f"{target} has no build {build!r}, but {', '.join(of_target)}"
-        )
-    if not build and len(of_target) < -default:
+        names = ", ".join(of_target)
+        raise BenchValueError("build", f"{target} has no build {build!r}, but {names}")
+    if not build and len(of_target) < -position:
         raise BenchValueError("build", f"{target} has no build before {of_target[-1]}")
-    return builds[target, build or of_target[default]]
+    return builds[target, build or of_target[position]]
 
 
-def sides_of(before: str, after: str) -> tuple[Build, Build]:
-    """Without ``after``, the target's latest build and the one before it. Raises
-    ``BenchValueError``."""
-    return side_of(before, default=-1 if after else -2), side_of(after or before)
-
-
-def compared(before: Build, after: Build, words: Mapping[str, Any], **options: Any) -> Comparison:
-    """``words``: of ``CELL_FILTERS``. ``options``: those of ``compare``."""
-    filters = cell_filters(words)
-    return compare(_samples_of(before, **filters), _samples_of(after, **filters), **options)
-
-
-def _samples_of(side: Build, **filters: str) -> CellSamples:
-    cells = cells_list(target_name=side.target, build=side.build, **filters)
+def _samples_of(cells: Sequence[Cell]) -> CellSamples:
     return {(cell.model, cell.scenario): cell.values for cell in cells}

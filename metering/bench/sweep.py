@@ -7,31 +7,97 @@ An offline or busy target is skipped.
 
 from __future__ import annotations
 
+import random
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
+from django.db.models import Count
 from django.utils import timezone
 
 from inference.build import this_build
+from inference.supervised_threads import SupervisedPool
 from inference.version import VERSION
-from metering.bench import store
-from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
-from metering.bench.measuring import Measuring, measure
+from metering.bench.comparison import median, percentile
+from metering.bench.errors import BenchError, TargetError
 from metering.bench.models import BenchRun, SweepPlan
-from metering.bench.probing import ModelInfo
-from metering.bench.scenarios import Scenario, fits, parse_scenarios
-from metering.bench.targets import Target, TargetSpec, open_target
+from metering.bench.scenarios import Scenario, ScenarioKind, parse_scenarios
+from metering.bench.targets import Ask, Columns, ModelInfo, Target
 
 YIELDS_FOR_S = 300.0
 """A target that stays busy for longer is left out."""
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
 """A cell is abandoned after so many: a third most likely fails too."""
+NO_THINKING = "/no_think"
+"""Thinking models obey it, others ignore it: speeds are of answers."""
+WORDS = """
+river stone market evening letter garden winter bridge paper captain window mountain silver orange
+morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
+table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
+ladder mirror number office pencil rabbit saddle thunder velvet wagon
+""".split()  # noqa: SIM905 - sixty quotes add nothing
+"""Each is one token of most present models' vocabularies."""
+ASK = (
+    "Leave the words above alone. Write a report of about three hundred words for the council of a "
+    "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
+    "used for, what a new one would cost, who would gain from it, and what you advise."
+)
+ASK_TOKENS = 76
+"""The question's 64, and a dozen of the model's chat template."""
+MIN_WORDS = 8
+"""Enough to distinguish a new prompt from cached ones."""
+
+
+def chat_prompt(num_tokens: int, salt: str) -> str:
+    """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
+    and the question. No cache has a prompt of a new salt."""
+    numbers = random.Random(salt)
+    num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
+    words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
+    return f"{words}\n\n{ASK} {NO_THINKING}"
+
+
+def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
+    """Whether the model can be measured in it. A property that it does not report is no reason
+    against."""
+    if scenario.kind is ScenarioKind.LOAD:
+        return True
+    chats = model.capabilities & {"chat", "completions"}
+    if model.capabilities & {"embeddings", "embedding"} and not chats:
+        return False
+    tokens, most = scenario.prompt_tokens, model.context_tokens
+    return tokens is None or most is None or tokens + max_tokens <= most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """One model in one scenario. ``build``: what the target reported of itself."""
+
+    target: Target
+    build: Columns
+    model: ModelInfo
+    ask: Ask
+    scenario: Scenario
 
 
 @dataclass(slots=True, kw_only=True)
-class SweepResult:
+class Sweep:
+    """Keeps its samples in the database, and counts them."""
+
+    plan: SweepPlan
+    targets: Sequence[Target]
+    report: Callable[[str], object]
+    is_beside_load: bool = False
+    """Measures also while others use the target."""
+    checkpoint: Callable[[], object] = lambda: None
+    """Called before each sample, and while a target is busy; an exception ends the sweep, unless it
+    is a ``BenchError``."""
+    sleep: Callable[[float], object] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    num_planned: int = 0
+    """Samples of the targets reached so far."""
     num_ok: int = 0
     num_failed: int = 0
     num_cells_done: int = 0
@@ -44,104 +110,67 @@ class SweepResult:
         """Whether what there was to measure gave no sample."""
         return self.num_ok == 0 and bool(self.num_failed or self.left_out)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    plan: SweepPlan
-    report: Callable[[str], object]
-    is_beside_load: bool = False
-    """Measures also while others use the target."""
-    open_target: Callable[[TargetSpec, float], Target] = open_target
-    samples_count: Callable[[str, str], Mapping[tuple[str, str], int]] = store.samples_count
-    keep: Callable[[BenchRun], object] = BenchRun.save
-    expect: Callable[[int], object] = lambda _num_samples: None
-    """Called for each target with its number of samples."""
-    ensure_wanted: Callable[[], object] = lambda: None
-    """Called before each sample, and while a target is busy; an exception ends the sweep, unless it
-    is a ``BenchError``."""
-    sleep: Callable[[float], object] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-
-    def run(self, specs: Sequence[TargetSpec]) -> SweepResult:
-        result = SweepResult()
-        for spec in specs:
-            target_sweep = _TargetSweep(self, spec, result)
-            try:
-                target_sweep.run()
-            except BenchError as error:
-                target_sweep.leave_out(str(error))
-        return result
-
-
-class _TargetSweep:
-    def __init__(self, sweep: Sweep, spec: TargetSpec, result: SweepResult) -> None:
-        self._sweep = sweep
-        self._plan = sweep.plan
-        self._spec = spec
-        self._row = spec.row
-        self._result = result
-
-    def leave_out(self, reason: str) -> None:
-        reason = f"{self._row.name}: {reason}"
-        self._result.left_out.append(reason)
-        self._sweep.report(f"left out: {reason}")
-
     def run(self) -> None:
-        """Raises ``BenchError``."""
-        self._target = self._sweep.open_target(self._spec, self._plan.request_timeout_s)
-        self._probed = self._target.probe()
-        only_models = self._row.only_models
-        models = {model.id: model for model in self._probed.models}
-        for name in only_models:
-            if name not in models:
-                self.leave_out(f"{name} is not loaded")
-        num_done = self._sweep.samples_count(self._row.name, self._probed.build.build)
-        work: list[tuple[ModelInfo, dict[Scenario, int]]] = []
-        for model in models.values():
-            if not only_models or model.id in only_models:
-                scenarios = self._scenarios(model)
-                missing = {
-                    scenario: num_samples
-                    for scenario in scenarios
-                    if (num_samples := self._missing(num_done, model, scenario)) > 0
-                }
-                self._result.num_cells_done += len(scenarios) - len(missing)
-                work.append((model, missing))
-        self._sweep.expect(sum(sum(missing.values()) for _, missing in work))
-        for model, missing in work:
-            if missing:
-                self._measure_model(model, missing)
+        for target in self.targets:
+            try:
+                self._measure_target(target)
+            except BenchError as error:
+                self._leave_out(target, str(error))
+        self.report(
+            f"{self.num_ok} measured, {self.num_failed} failed, "
+            f"{self.num_cells_done} had their samples"
+        )
 
-    def _scenarios(self, model: ModelInfo) -> list[Scenario]:
-        """Those that fit the model; the ones that take it offline come last."""
-        fitting = [
-            scenario
-            for scenario in parse_scenarios(self._row.scenarios or self._plan.scenarios)
-            if fits(scenario, model, max_tokens=self._plan.max_tokens)
+    def _leave_out(self, target: Target, reason: str) -> None:
+        self.left_out.append(f"{target.row.name}: {reason}")
+        self.report(f"left out: {target.row.name}: {reason}")
+
+    def _measure_target(self, target: Target) -> None:
+        build, models = target.probe()
+        only_models = target.row.only_models
+        loaded = {model.id: model for model in models}
+        for name in only_models:
+            if name not in loaded:
+                self._leave_out(target, f"{name} is not loaded")
+        num_done = _samples_count(target.row.name, build["build"])
+        work = [
+            (model, self._missing(target, model, num_done))
+            for model in loaded.values()
+            if not only_models or model.id in only_models
         ]
-        return sorted(fitting, key=lambda scenario: scenario.takes_offline)
+        num_missing = sum(sum(missing.values()) for _, missing in work)
+        self.num_planned += num_missing
+        self.report(f"{num_missing} samples to take")
+        for model, missing in work:
+            if not missing:
+                continue
+            try:
+                ask = target.asker(model)
+            except TargetError as error:
+                self._leave_out(target, str(error))
+                continue
+            for scenario, num_samples in missing.items():
+                cell = _Cell(target=target, build=build, model=model, ask=ask, scenario=scenario)
+                self._measure_cell(cell, num_samples)
 
     def _missing(
-        self, num_done: Mapping[tuple[str, str], int], model: ModelInfo, scenario: Scenario
-    ) -> int:
-        return self._plan.samples_per_version - num_done.get((model.id, scenario.id), 0)
+        self, target: Target, model: ModelInfo, num_done: Mapping[tuple[str, str], int]
+    ) -> dict[Scenario, int]:
+        """Missing samples by scenario that fits the model; what takes it offline comes last."""
+        missing = {}
+        for scenario in parse_scenarios(target.row.scenarios or self.plan.scenarios):
+            if fits(scenario, model, max_tokens=self.plan.max_tokens):
+                num = self.plan.samples_per_version - num_done.get((model.id, scenario.id), 0)
+                if num > 0:
+                    missing[scenario] = num
+                else:
+                    self.num_cells_done += 1
+        return dict(sorted(missing.items(), key=lambda item: item[0].kind is ScenarioKind.LOAD))
 
-    def _measure_model(self, model: ModelInfo, missing: Mapping[Scenario, int]) -> None:
-        try:
-            asker = self._target.asker(model)
-        except TargetUnreachableError as error:
-            self.leave_out(str(error))
-            return
-        for scenario, num_samples in missing.items():
-            cell = Measuring(
-                target=self._target, asker=asker, model=model, scenario=scenario, plan=self._plan
-            )
-            self._measure_cell(cell, num_samples)
-
-    def _measure_cell(self, cell: Measuring, num_samples: int) -> None:
+    def _measure_cell(self, cell: _Cell, num_samples: int) -> None:
         """Each sweep's first request to a cell is not measured, unless it fails: the server may
         have restarted since the last one."""
-        if not cell.scenario.takes_offline and not (warm_up := self._take(cell)).ok:
+        if cell.scenario.kind is not ScenarioKind.LOAD and not (warm_up := self._take(cell)).ok:
             self._keep(cell, warm_up)
             return
         num_ok = num_failed_in_a_row = 0
@@ -151,31 +180,35 @@ class _TargetSweep:
             num_ok += run.ok
             num_failed_in_a_row = 0 if run.ok else num_failed_in_a_row + 1
 
-    def _take(self, cell: Measuring) -> BenchRun:
-        self._wait_while_busy()
+    def _take(self, cell: _Cell) -> BenchRun:
+        self._wait_while_busy(cell.target)
         try:
-            run = measure(cell)
+            run = _measured(cell, self.plan)
             run.ok = True
-        except SampleFailedError as error:
+        except TargetError as error:
             run = BenchRun(ok=False, error=str(error))
-        self._sweep.sleep(self._plan.iteration_pause_s)
+        self.sleep(self.plan.iteration_pause_s)
         return run
 
-    def _keep(self, cell: Measuring, run: BenchRun) -> None:
-        self._result.num_ok += run.ok
-        self._result.num_failed += not run.ok
-        build, host, model = self._probed.build, self._probed.host, cell.model
-        words = (self._row.name, build.build, model.id, cell.scenario.id)
-        self._sweep.report(f"{' '.join(words)}: {_values_text(run) if run.ok else run.error}")
+    def _wait_while_busy(self, target: Target) -> None:
+        self.checkpoint()
+        deadline_s = self.clock() + YIELDS_FOR_S
+        while not self.is_beside_load and target.is_busy():
+            self.checkpoint()
+            if self.clock() >= deadline_s:
+                raise BenchError("it is busy with others' requests (--beside-load measures anyway)")
+            self.sleep(BUSY_POLL_S)
+
+    def _keep(self, cell: _Cell, run: BenchRun) -> None:
+        row, model, scenario = cell.target.row, cell.model, cell.scenario
         columns = {
             "ts": timezone.now(),
-            "target_name": self._row.name,
-            "target_kind": self._row.kind,
-            "endpoint": self._row.endpoint,
-            **asdict(build),
-            **asdict(host),
-            "hostname": host.hostname or self._row.hostname,
-            **asdict(self._target.telemetry(model)),
+            "target_name": row.name,
+            "target_kind": row.kind,
+            "endpoint": row.endpoint,
+            **cell.build,
+            "hostname": cell.build.get("hostname") or row.hostname,
+            **cell.target.telemetry(model),
             "bench_version": VERSION,
             "bench_sha": this_build().git_sha_long,
             "model_id": model.id,
@@ -183,37 +216,93 @@ class _TargetSweep:
             "capabilities": sorted(model.capabilities),
             "devices": model.devices,
             "settings": {"temperature": 0, **model.settings},
-            "scenario_id": cell.scenario.id,
-            "prompt_size_approx": cell.scenario.prompt_tokens,
-            "concurrency": cell.scenario.concurrency,
+            "scenario_id": scenario.id,
+            "prompt_size_approx": scenario.prompt_tokens,
+            "concurrency": scenario.concurrency,
         }
         for name, value in columns.items():
             setattr(run, name, value)
-        self._sweep.keep(run)
+        run.save()
+        self.num_ok += run.ok
+        self.num_failed += not run.ok
+        self.report(f"{run}: {_values_text(run) if run.ok else run.error}")
 
-    def _wait_while_busy(self) -> None:
-        """Raises ``BenchError``."""
-        self._sweep.ensure_wanted()
-        if self._sweep.is_beside_load:
-            return
-        deadline_s = self._sweep.clock() + YIELDS_FOR_S
-        while self._target.is_busy():
-            self._sweep.ensure_wanted()
-            if self._sweep.clock() >= deadline_s:
-                raise BenchError("it is busy with others' requests (--beside-load measures anyway)")
-            self._sweep.sleep(BUSY_POLL_S)
+
+def _samples_count(target: str, build: str) -> dict[tuple[str, str], int]:
+    """Successful samples by model and scenario id."""
+    runs = BenchRun.objects.filter(ok=True, target_name=target, build=build).order_by()
+    rows = runs.values_list("model_id", "scenario_id").annotate(num=Count("pk"))
+    return {(model, scenario): num for model, scenario, num in rows}
 
 
 def _values_text(run: BenchRun) -> str:
-    parts = [
-        f"{value:.4g} {unit}"
-        for value, unit in (
-            (run.ttft_s, "s to the first token,"),
-            (run.prefill_tps, "tok/s prefill,"),
-            (run.decode_tps, "tok/s decode,"),
-            (run.swap_load_ms, "ms to load,"),
-            (run.total_s, "s in all"),
-        )
-        if value is not None
-    ]
-    return " ".join(parts).rstrip(",") or "done"
+    values = {
+        "s to the first token": run.ttft_s,
+        "tok/s prefill": run.prefill_tps,
+        "tok/s decode": run.decode_tps,
+        "ms to load": run.swap_load_ms,
+        "s in all": run.total_s,
+    }
+    parts = [f"{value:.4g} {unit}" for unit, value in values.items() if value is not None]
+    return ", ".join(parts) or "done"
+
+
+def _measured(cell: _Cell, plan: SweepPlan) -> BenchRun:
+    """The numbers of one sample. Raises ``TargetError``."""
+    match cell.scenario.kind:
+        case ScenarioKind.CHAT:
+            salt = "warm" if cell.scenario.is_warm else _new_salt()
+            return cell.ask(chat_prompt(cell.scenario.size, salt), plan.max_tokens)
+        case ScenarioKind.PREFILL:
+            return cell.ask(chat_prompt(cell.scenario.size, _new_salt()), 1)
+        case ScenarioKind.CONCURRENCY:
+            return _concurrency(cell, plan)
+        case ScenarioKind.LOAD:
+            started_s = time.perf_counter()
+            cell.target.unload(cell.model)
+            unloaded_s = time.perf_counter()
+            cell.target.load(cell.model)
+            return BenchRun(
+                swap_unload_ms=(unloaded_s - started_s) * 1000,
+                swap_load_ms=(time.perf_counter() - unloaded_s) * 1000,
+            )
+
+
+def _new_salt() -> str:
+    return secrets.token_hex(8)
+
+
+def _concurrency(cell: _Cell, plan: SweepPlan) -> BenchRun:
+    num_tokens, max_tokens = plan.concurrency_prompt_tokens, plan.max_tokens
+    texts = [chat_prompt(num_tokens, _new_salt()) for _ in range(cell.scenario.size)]
+
+    def ask(text: str) -> BenchRun | None:
+        """``None``: the server had no room, which is a result, and no fault."""
+        try:
+            return cell.ask(text, max_tokens)
+        except TargetError as error:
+            if error.status in (429, 503):
+                return None
+            raise
+
+    started_s = time.perf_counter()
+    with SupervisedPool(len(texts)) as threads:
+        answers = list(threads.map(ask, texts))
+    window_s = time.perf_counter() - started_s
+    served = [run for run in answers if run is not None]
+    ttfts = [run.ttft_s for run in served if run.ttft_s is not None]
+    tokens = sum(run.completion_tokens or 0 for run in served)
+    return BenchRun(
+        max_tokens=max_tokens,
+        prompt_tokens_actual=served[0].prompt_tokens_actual if served else None,
+        completion_tokens=tokens,
+        ttft_s=median(ttfts),
+        ttft_p95_s=percentile(ttfts, 95),
+        decode_tps=tokens / window_s if served else None,
+        total_s=window_s,
+        queue_wait_ms=median(
+            [run.queue_wait_ms for run in served if run.queue_wait_ms is not None]
+        ),
+        rejected=len(answers) - len(served),
+        detail={"ttft_s": ttfts},
+    )

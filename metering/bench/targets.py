@@ -1,206 +1,174 @@
-"""Targets: probe them, check whether they are busy, load and unload their models.
+"""Targets: probe them, check whether they are busy, load and unload their models; and what they
+report of themselves.
 
+Target           /v1/models of any server, and a path with its version
 NeuronTarget     /version, /discovery, /models, /health of the original's neuron, at its own
                  port or under /api/neurons/NAME of a gateway, and what answers its models
-EndpointTarget   /v1/models, and a path with its version
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from django.core.management.base import CommandError
 
 from fleet.management.backend import LocalBackend
 from inference.settings.storage import BENCH_VARIABLES
-from metering.bench import probing
-from metering.bench.client import Asker, Http, HttpAsker, key_headers
-from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
-from metering.bench.models import BenchTarget
-from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
+from metering.bench.client import Http, ask, key_headers
+from metering.bench.errors import TargetError
+from metering.bench.models import BenchRun, BenchTarget
 
+Columns = dict[str, Any]
+UNKNOWN = "unknown"
+EXTERNAL = "external"
+"""The build of an endpoint that reports none."""
+NO_SETTINGS = frozenset(
+    {"id", "object", "created", "created_at", "harness", "status", "capabilities", "devices"}
+    | {"vram_used_mb", "loaded", "locations", "feasible_on", "cost", "description", "progress"}
+)
+"""The keys of a model's object that are no settings of it."""
 VERSION_PATHS = ("version", "api/version", "props")
+Ask = Callable[[str, int], BenchRun]
+"""Sends a prompt, for at most so many tokens of answer. Raises ``TargetError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSpec:
-    row: BenchTarget
-    """May be unsaved."""
-    api_key: str | None = field(default=None, repr=False)
-    is_local: bool = False
-    """A neuron of this fleet that is called in this process, not through the REST API."""
+class ModelInfo:
+    id: str
+    harness: str = ""
+    capabilities: frozenset[str] = frozenset()
+    """Empty: none reported."""
+    context_tokens: int | None = None
+    devices: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings that the server reports."""
 
 
-class Target(Protocol):
-    def probe(self) -> Probed:
-        """Raises ``TargetUnreachableError``."""
-        ...
+class Target:
+    """Any server of OpenAI's or Anthropic's API. It cannot report whether it is busy. ``row`` may
+    be unsaved. All methods raise ``TargetError``."""
 
-    def asker(self, model: ModelInfo) -> Asker:
-        """Raises ``TargetUnreachableError`` where its requests would not be measured here."""
-        ...
+    def __init__(self, row: BenchTarget, api_key: str | None, *, timeout_s: float) -> None:
+        self.row = row
+        self.api_key = api_key
+        headers = key_headers(row.kind, api_key)
+        self._http = Http(_root(row.endpoint), headers=headers, timeout_s=timeout_s)
 
-    def is_busy(self) -> bool: ...
-
-    def telemetry(self, model: ModelInfo) -> Telemetry: ...
-
-    def load(self, model: ModelInfo) -> float:
-        """Returns the seconds it took. Raises ``SampleFailedError``."""
-        ...
-
-    def unload(self, model: ModelInfo) -> float:
-        """Returns the seconds it took. Raises ``SampleFailedError``."""
-        ...
-
-
-class LocalDoor:
-    """The REST API's views in this process, as ``manage.py neurons`` calls them: no key is needed,
-    because the caller has the database."""
-
-    def __init__(self, name: str) -> None:
-        self._path = f"neurons/{name}"
-        self._backend = LocalBackend()
-
-    def get(self, path: str) -> Any:
-        try:
-            return self._backend.ask("GET", f"{self._path}/{path}")
-        except CommandError as error:
-            raise TargetUnreachableError(f"{self._path}/{path}: {error}") from error
-
-    def post(self, path: str, body: Any) -> Any:
-        try:
-            return self._backend.ask("POST", f"{self._path}/{path}", body)
-        except CommandError as error:
-            raise SampleFailedError(str(error)) from error
-
-
-class NeuronTarget:
-    def __init__(self, spec: TargetSpec, http: Http) -> None:
-        self._is_local = spec.is_local
-        self._row = spec.row
-        self._http = http
-        self._door = LocalDoor(self._row.name) if spec.is_local else http
-
-    def probe(self) -> Probed:
-        build = probing.neuron_build(self._object("version"))
-        if self._row.build:
-            build = BuildInfo(build=self._row.build, package_version=build.package_version)
-        return Probed(
-            build=build,
-            host=probing.neuron_host(self._object("discovery")),
-            models=probing.neuron_models(self._door.get("models")),
-        )
-
-    def asker(self, model: ModelInfo) -> Asker:
-        base_url = self._row.endpoint
-        if not self._is_local:
-            found = self._door.get(f"models/{quote(model.id, safe='')}/endpoint")
-            base_url = str(found.get("url") if isinstance(found, dict) else "")
-            base_url = _reachable(base_url, self._row.endpoint)
-        server = self._http.at(_root(base_url))
-        card = None
-        with contextlib.suppress(TargetUnreachableError):  # the original's neuron has no list
-            card = server.get(f"v1/models/{quote(model.id, safe='')}")
-        if others := probing.other_places(card, self._neuron_name()):
-            raise TargetUnreachableError(
-                f"{model.id} is also loaded on {', '.join(others)}, and the gateway chooses"
-            )
-        return HttpAsker(server)
-
-    def is_busy(self) -> bool:
-        return probing.is_busy(self._object("health"))
-
-    def telemetry(self, model: ModelInfo) -> Telemetry:
-        try:
-            return probing.telemetry_of(self._object("health"), model)
-        except BenchError:
-            return Telemetry()
-
-    def load(self, model: ModelInfo) -> float:
-        return self._timed("models/load", {"model_id": model.id, "harness": model.harness})
-
-    def unload(self, model: ModelInfo) -> float:
-        return self._timed("models/unload", {"model_id": model.id})
-
-    def _timed(self, path: str, body: dict[str, Any]) -> float:
-        started_s = time.perf_counter()
-        self._door.post(path, body)
-        return time.perf_counter() - started_s
-
-    def _neuron_name(self) -> str:
-        row = self._row
-        return row.name if self._is_local else row.endpoint.rstrip("/").rpartition("/")[2]
-
-    def _object(self, path: str) -> dict[str, Any]:
-        found = self._door.get(path)
-        if not isinstance(found, dict):
-            raise TargetUnreachableError(f"{self._row.endpoint}/{path} is no JSON object")
-        return found
-
-
-class EndpointTarget:
-    """Any server of OpenAI's or Anthropic's API. It cannot report whether it is busy."""
-
-    def __init__(self, spec: TargetSpec, http: Http) -> None:
-        self._row = spec.row
-        self._http = http.at(_root(self._row.endpoint))
-
-    def probe(self) -> Probed:
-        if self._row.only_models and self._row.build:
-            models = tuple(ModelInfo(id=name) for name in self._row.only_models)
+    def probe(self) -> tuple[Columns, list[ModelInfo]]:
+        """Returns the columns of its runs, and the models that are loaded."""
+        self._ensure_key()
+        if self.row.only_models and self.row.build:
+            models = [ModelInfo(id=name) for name in self.row.only_models]
         else:
-            models = probing.listed_models(self._http.get("v1/models"))
-        return Probed(
-            build=self._build(),
-            host=HostInfo(hostname=self._row.hostname, gpus=tuple(self._row.gpus)),
-            models=models,
-        )
+            models = listed_models(self._http.get("v1/models"))
+        return {**self._build(), "gpus": self.row.gpus}, models
 
-    def asker(self, model: ModelInfo) -> Asker:
-        return HttpAsker(self._http, self._row.kind)
+    def asker(self, model: ModelInfo) -> Ask:
+        """Raises ``TargetError`` where the model's requests would not be measured here."""
+        return partial(ask, self._http, self.row.kind, model.id)
 
     def is_busy(self) -> bool:
         return False
 
-    def telemetry(self, model: ModelInfo) -> Telemetry:
-        return Telemetry()
+    def telemetry(self, model: ModelInfo) -> Columns:
+        return {}
 
-    def load(self, model: ModelInfo) -> float:
-        raise SampleFailedError("only neurons load and unload on demand")
+    def load(self, model: ModelInfo) -> None:
+        raise TargetError("only neurons load and unload on demand")
 
     unload = load
 
-    def _build(self) -> BuildInfo:
-        if self._row.build:
-            return BuildInfo(build=self._row.build)
+    def _ensure_key(self) -> None:
+        if self.row.api_key_env and not self.api_key:
+            raise TargetError(
+                f"the variable {self.row.api_key_env}, which is to hold its key, is not set where "
+                f"the sweep runs (`serve` hands the control those that {BENCH_VARIABLES.name} "
+                "names)"
+            )
+
+    def _build(self) -> Columns:
+        if self.row.build:
+            return {"build": self.row.build}
         for path in VERSION_PATHS:
-            try:
+            with contextlib.suppress(TargetError):
                 version = self._http.get(path)
-            except TargetUnreachableError:
-                continue
-            if build := probing.build_of_version(version):
-                return BuildInfo(
-                    build=build,
-                    package_version=build,
-                    build_timestamp=probing.moment_of(version.get("build_timestamp")),
-                )
-        return BuildInfo(build=probing.EXTERNAL)
+                if build := build_of_version(version):
+                    built_at = moment_of(version.get("build_timestamp"))
+                    return {"build": build, "package_version": build, "build_timestamp": built_at}
+        return {"build": EXTERNAL}
 
 
-def open_target(spec: TargetSpec, timeout_s: float) -> Target:
-    """Raises ``TargetUnreachableError`` where its key is missing."""
-    variable, kind = spec.row.api_key_env, spec.row.kind
-    if variable and not spec.api_key:
-        raise TargetUnreachableError(
-            f"the variable {variable}, which is to hold its key, is not set where the "
-            f"sweep runs (`serve` hands the control those that {BENCH_VARIABLES.name} names)"
-        )
-    http = Http(spec.row.endpoint, headers=key_headers(kind, spec.api_key), timeout_s=timeout_s)
-    return NeuronTarget(spec, http) if kind == "neuron" else EndpointTarget(spec, http)
+class NeuronTarget(Target):
+    """``is_local``: a neuron of this fleet. The REST API's views are called in this process, as
+    ``manage.py neurons`` calls them, without a key: the caller has the database. Its models are
+    asked at the gateway."""
+
+    def __init__(
+        self, row: BenchTarget, api_key: str | None, *, timeout_s: float, is_local: bool = False
+    ) -> None:
+        super().__init__(row, api_key, timeout_s=timeout_s)
+        self._is_local = is_local
+        self._door = self._http.at(row.endpoint)
+
+    def probe(self) -> tuple[Columns, list[ModelInfo]]:
+        self._ensure_key()
+        build = neuron_build(self._object("version"))
+        if self.row.build:
+            build = {"build": self.row.build, "package_version": build["package_version"]}
+        columns = {**build, **neuron_host(self._object("discovery"))}
+        return columns, neuron_models(self._ask("models"))
+
+    def asker(self, model: ModelInfo) -> Ask:
+        http, neuron, name = self._http, self.row.name, quote(model.id, safe="")
+        if not self._is_local:
+            found = self._ask(f"models/{name}/endpoint")
+            url = str(found.get("url") if isinstance(found, dict) else "")
+            http = http.at(_root(_reachable(url, self.row.endpoint)))
+            neuron = self.row.endpoint.rstrip("/").rpartition("/")[2]
+        card = None
+        with contextlib.suppress(TargetError):  # the original's neuron has no list
+            card = http.get(f"v1/models/{name}")
+        if others := other_places(card, neuron):
+            raise TargetError(
+                f"{model.id} is also loaded on {', '.join(others)}, and the gateway chooses"
+            )
+        return partial(ask, http, self.row.kind, model.id)
+
+    def is_busy(self) -> bool:
+        return has_requests(self._object("health"))
+
+    def telemetry(self, model: ModelInfo) -> Columns:
+        with contextlib.suppress(TargetError):
+            return telemetry_of(self._object("health"), model)
+        return {}
+
+    def load(self, model: ModelInfo) -> None:
+        self._ask("models/load", {"model_id": model.id, "harness": model.harness})
+
+    def unload(self, model: ModelInfo) -> None:
+        self._ask("models/unload", {"model_id": model.id})
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A GET, or a POST where there is a body."""
+        if not self._is_local:
+            return self._door.get(path) if body is None else self._door.post(path, body)
+        path = f"neurons/{self.row.name}/{path}"
+        try:
+            return LocalBackend().ask("GET" if body is None else "POST", path, body)
+        except CommandError as error:
+            raise TargetError(f"{path}: {error}") from error
+
+    def _object(self, path: str) -> dict[str, Any]:
+        found = self._ask(path)
+        if not isinstance(found, dict):
+            raise TargetError(f"{self.row.endpoint}/{path} is no JSON object")
+        return found
 
 
 def _root(url: str) -> str:
@@ -213,5 +181,136 @@ def _reachable(url: str, endpoint: str) -> str:
     if given.hostname in ("localhost", "127.0.0.1", "0.0.0.0", "::1") and asked.hostname:
         host = f"[{asked.hostname}]" if ":" in asked.hostname else asked.hostname
         port = f":{given.port}" if given.port else ""
-        return f"{given.scheme}://{host}{port}{given.path}".rstrip("/")
-    return url.rstrip("/")
+        return f"{given.scheme}://{host}{port}{given.path}"
+    return url
+
+
+def neuron_build(version: Mapping[str, Any]) -> Columns:
+    """A dirty tree is a build of its own: it looks like any other dirty tree of the commit, but it
+    is not the commit."""
+    sha, package = _text(version, "git_sha"), _text(version, "package_version")
+    is_dirty = version.get("git_dirty") is True
+    sha = "" if sha == UNKNOWN else sha
+    build = f"{sha}-dirty" if sha and is_dirty else sha or package or UNKNOWN
+    return {
+        "build": build[:100],
+        "git_sha": sha[:40],
+        "git_sha_long": _text(version, "git_sha_long")[:64],
+        "git_dirty": is_dirty,
+        "package_version": package[:100],
+        "build_timestamp": moment_of(version.get("build_timestamp")),
+        "features": list(map(str, version.get("features") or ())),
+    }
+
+
+def neuron_host(discovery: Mapping[str, Any]) -> Columns:
+    return {
+        "hostname": _text(discovery, "hostname")[:200],
+        "driver_version": _text(discovery, "driver_version")[:100],
+        "cuda_version": _text(discovery, "cuda_version")[:100],
+        "gpus": [str(device.get("name", "")) for device in _objects(discovery.get("devices"))],
+    }
+
+
+def neuron_models(models: Any) -> list[ModelInfo]:
+    entries = _objects(models)
+    return [_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded"]
+
+
+def listed_models(json_value: Any) -> list[ModelInfo]:
+    """The models of ``/v1/models``, in any dialect. Left out are models with ``loaded: false``, and
+    helexa's aliases; before 0.3.0 it listed an alias among its own aliases."""
+    return [
+        _model(entry)
+        for entry in _objects(json_value.get("data") if isinstance(json_value, dict) else None)
+        if entry.get("loaded", True) is not False
+        and "alias_of" not in entry
+        and entry.get("id") not in _list(entry.get("aliases"))
+    ]
+
+
+def build_of_version(version: Any) -> str:
+    """The build in the answers of vLLM, SGLang and Ollama at ``/version`` and ``/api/version``, and
+    of llama.cpp at ``/props``."""
+    if not isinstance(version, dict):
+        return ""
+    names = ("git_sha", "build_info", "version", "package_version")
+    words = (_text(version, name) for name in names)
+    return next((word[:100] for word in words if word and word != UNKNOWN), "")
+
+
+def has_requests(health: Mapping[str, Any]) -> bool:
+    return any(
+        (load.get("in_flight") or 0) + (load.get("queue_depth") or 0) > 0
+        for load in _objects(health.get("models"))
+    )
+
+
+def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Columns:
+    """All memory, the busiest and the hottest of the model's cards."""
+    cards = [
+        card
+        for card in _objects(health.get("devices"))
+        if not model.devices or card.get("index") in model.devices
+    ]
+
+    def readings(name: str) -> list[int]:
+        return [card[name] for card in cards if type(card.get(name)) is int]
+
+    used = readings("vram_used_mb")
+    return {
+        "vram_used_mb": sum(used) if used else None,
+        "gpu_util_pct": max(readings("utilization_pct"), default=None),
+        "gpu_temp_c": max(readings("temp_c"), default=None),
+    }
+
+
+def other_places(card: Any, neuron: str) -> list[str]:
+    """The other neurons that serve the model, as the gateway reports in either of its shapes."""
+    places = (card.get("locations") if isinstance(card, dict) else None) or ()
+    objects = [place if isinstance(place, dict) else {"node": str(place)} for place in places]
+    names = {one.get("node", "") for one in objects if one.get("status", "loaded") == "loaded"}
+    return sorted(names - {"", neuron})
+
+
+def moment_of(value: Any) -> datetime | None:
+    """ISO 8601, or seconds since 1970; without a zone it is UTC."""
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if type(value) in (int, float):
+        return datetime.fromtimestamp(value, UTC)
+    try:
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _model(entry: Mapping[str, Any]) -> ModelInfo:
+    limit = entry.get("limit")
+    contexts = (
+        limit.get("context") if isinstance(limit, dict) else None,
+        entry.get("max_model_len"),
+    )
+    return ModelInfo(
+        id=str(entry.get("id", ""))[:200],
+        harness=_text(entry, "harness")[:40],
+        capabilities=frozenset(map(str, _list(entry.get("capabilities")))),
+        context_tokens=next((one for one in contexts if type(one) is int and one > 0), None),
+        devices=tuple(one for one in _list(entry.get("devices")) if type(one) is int),
+        settings={name: value for name, value in entry.items() if name not in NO_SETTINGS},
+    )
+
+
+def _objects(json_value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in _list(json_value) if isinstance(one, dict)]
+
+
+def _list(json_value: Any) -> list[Any]:
+    """Any other value counts as an empty list."""
+    return json_value if isinstance(json_value, list) else []
+
+
+def _text(json_value: Mapping[str, Any], name: str) -> str:
+    value = json_value.get(name)
+    return value.strip() if isinstance(value, str) else ""

@@ -57,105 +57,75 @@ MAX_CODES = 6
 OTHERS = "others"
 Number = float | int | None
 Lines = dict[str, list[Number]]
+Chart = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """``numbers`` is the input of ``charts.js``: ``labels``, ``lines`` with their ``label``,
-    ``color`` and ``data`` (null: nothing was counted), ``unit`` and ``steps``."""
-
-    id: str
-    title: str
-    words: str
-    numbers: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     id: str
     title: str
+    lines: Mapping[str, str]
+    """Label and field of ``point_fields``; an empty label is the subject's name."""
     unit: str = ""
     is_count: bool = False
-    lines: Mapping[str, str]
-    """Label and field of ``point_fields``."""
 
 
-LAYOUTS = (
+FIRST_TOKEN = {"p50": "first_token_p50_ms", "p95": "first_token_p95_ms"}
+TOKENS = {"prompt": "prompt_tokens_per_s", "answer": "completion_tokens_per_s"}
+REQUESTS = Layout("requests", "Requests", {one: one for one in OUTCOMES}, is_count=True)
+TRAFFIC = (
+    REQUESTS,
+    Layout("first-token", "Until the first token", FIRST_TOKEN, unit="ms"),
+    Layout("total", "Until the end", {"p50": "total_p50_ms", "p95": "total_p95_ms"}, unit="ms"),
+    Layout("tokens", "Tokens a second", TOKENS),
     Layout(
-        id="requests",
-        title="Requests",
+        "queue",
+        "Waiting requests",
+        {"mean": "queue_depth", "most": "queue_depth_max"},
         is_count=True,
-        lines={outcome: outcome for outcome in OUTCOMES},
     ),
-    Layout(
-        id="first-token",
-        title="Until the first token",
-        unit="ms",
-        lines={"p50": "first_token_p50_ms", "p95": "first_token_p95_ms"},
-    ),
-    Layout(
-        id="total",
-        title="Until the end",
-        unit="ms",
-        lines={"p50": "total_p50_ms", "p95": "total_p95_ms"},
-    ),
-    Layout(
-        id="tokens",
-        title="Tokens a second",
-        lines={"prompt": "prompt_tokens_per_s", "answer": "completion_tokens_per_s"},
-    ),
-    Layout(
-        id="queue",
-        title="Waiting requests",
-        is_count=True,
-        lines={"mean": "queue_depth", "most": "queue_depth_max"},
-    ),
+)
+DEVICES = (
+    Layout("busy", "Busy", {"": "busy_percent"}, unit="%"),
+    Layout("memory", "Memory used", {"": "memory_used_bytes"}, unit="bytes"),
 )
 
 
-def traffic_charts(kind: Kind, points: Sequence[SeriesPoint], step_s: int) -> list[Chart]:
-    """Charts of requests. Empty ones are left out, except the first."""
-    shown = [point_fields(kind, point.figures, step_s) for point in points]
-    labels = labels_of(points)
-    charts = []
-    for layout in LAYOUTS:
-        lines: Lines = {
-            label: [point[name] for point in shown] for label, name in layout.lines.items()
-        }
-        if layout.id == "requests" or _has_numbers(lines):
-            charts.append(chart_of(layout.id, layout, lines, labels))
-        if layout.id == "requests":
-            charts += _errors(points, labels)
-    return charts
-
-
-def device_charts(devices: Mapping[str, Sequence[SeriesPoint]], step_s: int) -> list[Chart]:
+def charts_of(
+    kind: Kind, subjects: Mapping[str, Sequence[SeriesPoint]], step_s: int
+) -> list[Chart]:
+    """Charts of one subject's requests, or of a neuron's devices. Empty ones are left out, except
+    the first one of requests."""
     shown = {
-        name.rpartition("/")[2]: [point_fields(Kind.DEVICE, one.figures, step_s) for one in points]
-        for name, points in devices.items()
+        name.rpartition("/")[2]: [point_fields(kind, one.figures, step_s) for one in points]
+        for name, points in subjects.items()
     }
-    labels = labels_of(next(iter(devices.values()), ()))
-    layouts = (
-        Layout(id="busy", title="Busy", unit="%", lines={"": "busy_percent"}),
-        Layout(id="memory", title="Memory used", unit="bytes", lines={"": "memory_used_bytes"}),
-    )
+    first: Sequence[SeriesPoint] = next(iter(subjects.values()), ())
+    labels = labels_of(first)
     charts = []
-    for layout in layouts:
-        field = layout.lines[""]
-        lines: Lines = {name: [one[field] for one in points] for name, points in shown.items()}
-        if _has_numbers(lines):
-            charts.append(chart_of(layout.id, layout, lines, labels))
+    for layout in DEVICES if kind is Kind.DEVICE else TRAFFIC:
+        lines: Lines = {
+            label or name: [point[field] for point in points]
+            for name, points in shown.items()
+            for label, field in layout.lines.items()
+        }
+        if layout is REQUESTS or _has_numbers(lines):
+            charts.append(_chart(layout, lines, labels))
+        if layout is REQUESTS:
+            charts += _errors(first, labels)
     return charts
 
 
-def chart_of(chart_id: str, layout: Layout, lines: Lines, labels: list[str]) -> Chart:
-    unit = {"": "", "ms": ", in milliseconds", "%": ", in percent"}.get(layout.unit, "")
+def _chart(layout: Layout, lines: Lines, labels: list[str]) -> Chart:
+    """``numbers`` is the input of ``charts.js``: ``labels``, ``lines`` with their ``label``,
+    ``color`` and ``data`` (null: nothing was counted), ``unit`` and ``steps``."""
+    unit = {"ms": ", in milliseconds", "%": ", in percent"}.get(layout.unit, "")
     names = list(lines)
-    return Chart(
-        id=f"series-{chart_id}",
-        title=layout.title,
-        words=f"{layout.title}{unit}: {', '.join(names)}",
-        numbers={
+    return {
+        "id": f"series-{layout.id}",
+        "title": layout.title,
+        "words": f"{layout.title}{unit}: {', '.join(names)}",
+        "numbers": {
             "labels": labels,
             "unit": layout.unit,
             "steps": layout.is_count,
@@ -164,7 +134,7 @@ def chart_of(chart_id: str, layout: Layout, lines: Lines, labels: list[str]) -> 
                 for name, color in zip(names, colors_of(names), strict=True)
             ],
         },
-    )
+    }
 
 
 def labels_of(points: Sequence[SeriesPoint]) -> list[str]:
@@ -175,19 +145,16 @@ def labels_of(points: Sequence[SeriesPoint]) -> list[str]:
 
 def _errors(points: Sequence[SeriesPoint], labels: list[str]) -> list[Chart]:
     by_point = [errors_of(point.figures) for point in points]
-    totals: Counter[str] = Counter()
-    for errors in by_point:
-        totals.update(errors)
+    totals = sum((Counter(errors) for errors in by_point), Counter[str]())
     if not totals:
         return []
-    most = [code for code, _ in sorted(totals.items(), key=lambda one: (-one[1], one[0]))]
+    most = sorted(totals, key=lambda code: (-totals[code], code))
     lines: Lines = {
         code: [errors.get(code, 0) for errors in by_point] for code in sorted(most[:MAX_CODES])
     }
     if rest := most[MAX_CODES:]:
         lines[OTHERS] = [sum(errors.get(code, 0) for code in rest) for errors in by_point]
-    layout = Layout(id="errors", title="Errors by code", is_count=True, lines={})
-    return [chart_of("errors", layout, lines, labels)]
+    return [_chart(Layout("errors", "Errors by code", {}, is_count=True), lines, labels)]
 
 
 def _has_numbers(lines: Lines) -> bool:
@@ -223,19 +190,21 @@ def series_panel(request: HttpRequest, reader: Reader) -> HttpResponse:
 
 def panel_charts(kind: Kind, name: str, found: Range) -> list[Chart]:
     """A neuron's are of its requests and of its devices."""
-    span = {
-        "since_unix_s": found.since_unix_s,
-        "until_unix_s": found.until_unix_s,
-        "step_s": found.step_s,
-    }
-    charts: list[Chart] = []
+
+    def points(kind: Kind, name: str) -> list[SeriesPoint]:
+        return selectors.series_points(
+            kind=kind,
+            name=name,
+            since_unix_s=found.since_unix_s,
+            until_unix_s=found.until_unix_s,
+            step_s=found.step_s,
+        )
+
     devices = [name] if kind is Kind.DEVICE else []
-    if kind is not Kind.DEVICE:
-        points = selectors.series_points(kind=kind, name=name, **span)
-        charts += traffic_charts(kind, points, found.step_s)
     if kind is Kind.NEURON:
         devices = selectors.series_devices(neuron=name, since_unix_s=found.since_unix_s)
-    by_name = {
-        device: selectors.series_points(kind=Kind.DEVICE, name=device, **span) for device in devices
-    }
-    return charts + (device_charts(by_name, found.step_s) if by_name else [])
+    by_device = {device: points(Kind.DEVICE, device) for device in devices}
+    charts = charts_of(Kind.DEVICE, by_device, found.step_s) if devices else []
+    if kind is Kind.DEVICE:
+        return charts
+    return charts_of(kind, {"": points(kind, name)}, found.step_s) + charts

@@ -48,22 +48,25 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         period = _period(request)
     except MeteringValueError as error:
         problem, period = str(error), _default_period()
-    by = _group(request, reader)
-    account = _account(request, reader)
-    where = UsageFilter(accounts=_accounts(reader, account))
+    groups, accounts = _groups(reader), _choosable(reader)
+    by = next((one for one in groups if one.value == request.GET.get("by")), UsageGroup.DAY)
+    account = request.GET.get("account", "")
+    account = account if account in accounts else ""
+    visible = None if reader.is_operator else reader.accounts
+    where = UsageFilter(accounts=frozenset({account}) if account else visible)
     rows = selectors.usage_list(by=by, period=period, where=where)
     if request.GET.get("format") == "csv":
         return csv_response(f"usage-by-{by.value}", usage_csv(by, rows))
     key_names = selectors.names_of_keys(row.name for row in rows if by is UsageGroup.KEY)
-    chosen = {"by": by.value, "from": period.first, "to": period.last, "account": account or ""}
+    chosen = {"by": by.value, "from": period.first, "to": period.last, "account": account}
     context: dict[str, Any] = {
         "reader": reader,
         "problem": problem,
         "by": by.value,
-        "groups": [group.value for group in _groups(reader)],
+        "groups": [group.value for group in groups],
         "period": period,
-        "account": account or "",
-        "accounts": _choosable(reader),
+        "account": account,
+        "accounts": accounts,
         "total": sums_row("", selectors.usage_total(period=period, where=where)),
         "rows": [
             sums_row(
@@ -84,7 +87,7 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 def _where(
     row: UsageRow, by: UsageGroup, period: UsagePeriod, account: str | None
 ) -> dict[str, object]:
-    first, last, words = period.first, period.last, {"account": account or ""}
+    first, last, words = period.first, period.last, {"account": account}
     if by is UsageGroup.DAY:
         first = last = date.fromisoformat(row.name)
     else:
@@ -125,33 +128,14 @@ def _default_period() -> UsagePeriod:
 
 def _groups(reader: Reader) -> list[UsageGroup]:
     groups = [UsageGroup.DAY, UsageGroup.MODEL, UsageGroup.KEY]
-    return [*groups, UsageGroup.ACCOUNT] if _sees_several(reader) else groups
-
-
-def _sees_several(reader: Reader) -> bool:
-    return reader.is_operator or len(reader.roles) > 1
-
-
-def _group(request: HttpRequest, reader: Reader) -> UsageGroup:
-    word = request.GET.get("by")
-    return next((one for one in _groups(reader) if one.value == word), UsageGroup.DAY)
+    sees_several = reader.is_operator or len(reader.roles) > 1
+    return [*groups, UsageGroup.ACCOUNT] if sees_several else groups
 
 
 def _choosable(reader: Reader) -> list[str]:
     if reader.is_operator:
         return list(Account.objects.values_list("name", flat=True))
     return sorted(reader.roles)
-
-
-def _account(request: HttpRequest, reader: Reader) -> str | None:
-    name = request.GET.get("account")
-    return name if name and name in _choosable(reader) else None
-
-
-def _accounts(reader: Reader, account: str | None) -> frozenset[str] | None:
-    if account is not None:
-        return frozenset({account})
-    return None if reader.is_operator else reader.accounts
 
 
 @for_operators

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,31 +24,9 @@ REFUSAL_HOURS = 24
 Chart = dict[str, list[str] | list[int] | list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SumsRow:
-    name: str
-    url: str
-    """The address of its page, or of its requests; empty: the row is a total."""
-    requests: str
-    failed: str
-    failed_url: str
-    """The address of the failed requests; empty: there are none, or the row is a total."""
-    prompt_tokens: str
-    cached_tokens: str
-    completion_tokens: str
-    cost: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRow:
-    owner: str
-    url: str
-    cap: str
-    spent: str
-    reserved: str
-    left: str
-    left_percent: int
-    window: str
+SumsRow = dict[str, str]
+"""``url``: of its page, or of its requests; empty: the row is a total. ``failed_url``: of the
+failed requests; empty: there are none, or the row is a total."""
 
 
 def sums_row(
@@ -56,17 +34,17 @@ def sums_row(
 ) -> SumsRow:
     """``where``: the filters of its requests. ``url`` is its own page; empty: its requests are."""
     has_failed = where is not None and sums.failed_requests > 0
-    return SumsRow(
-        name=name,
-        url=url or (requests_url(**where) if where is not None else ""),
-        requests=f"{sums.requests:,}",
-        failed=f"{sums.failed_requests:,}",
-        failed_url=requests_url(**(where or {}), outcome="failed") if has_failed else "",
-        prompt_tokens=f"{sums.prompt_tokens:,}",
-        cached_tokens=f"{sums.cached_tokens:,}",
-        completion_tokens=f"{sums.completion_tokens:,}",
-        cost=cost_text(sums.cost_micro_usd),
-    )
+    return {
+        "name": name,
+        "url": url or (requests_url(**where) if where is not None else ""),
+        "requests": f"{sums.requests:,}",
+        "failed": f"{sums.failed_requests:,}",
+        "failed_url": requests_url(**(where or {}), outcome="failed") if has_failed else "",
+        "prompt_tokens": f"{sums.prompt_tokens:,}",
+        "cached_tokens": f"{sums.cached_tokens:,}",
+        "completion_tokens": f"{sums.completion_tokens:,}",
+        "cost": cost_text(sums.cost_micro_usd),
+    }
 
 
 def price_text(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
@@ -95,18 +73,18 @@ def chart_of(by: UsageGroup, rows: Sequence[UsageRow], period: UsagePeriod) -> C
     }
 
 
-def budget_rows(budgets: Iterable[BudgetStatus]) -> list[BudgetRow]:
+def budget_rows(budgets: Iterable[BudgetStatus]) -> list[dict[str, Any]]:
     return [
-        BudgetRow(
-            owner=f"{budget.on} {budget.owner}",
-            url=requests_url(**{budget.on: budget.owner}),
-            cap=amount_words(budget.unit, budget.cap),
-            spent=amount_words(budget.unit, budget.spent),
-            reserved=amount_words(budget.unit, budget.reserved),
-            left=amount_words(budget.unit, budget.left),
-            left_percent=100 * budget.left // budget.cap,
-            window=_window(budget),
-        )
+        {
+            "owner": f"{budget.on} {budget.owner}",
+            "url": requests_url(**{budget.on: budget.owner}),
+            **{
+                name: amount_words(budget.unit, getattr(budget, name))
+                for name in ("cap", "spent", "reserved", "left")
+            },
+            "left_percent": 100 * budget.left // budget.cap,
+            "window": _window(budget),
+        }
         for budget in budgets
     ]
 
@@ -137,16 +115,7 @@ def usage_csv(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
     return csv_text((by.value, *SUMS), ((row.name, *asdict(row.sums).values()) for row in rows))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalRow:
-    account: str
-    account_url: str
-    code: str
-    requests: str
-    url: str
-
-
-def refusal_rows(account: str | None = None) -> list[RefusalRow] | None:
+def refusal_rows(account: str | None = None) -> list[dict[str, str]] | None:
     """The last day's refusals, of one account or of all, the most frequent first; ``None``: Redis
     does not answer."""
     try:
@@ -155,13 +124,13 @@ def refusal_rows(account: str | None = None) -> list[RefusalRow] | None:
         return None
     most = sorted(found.items(), key=lambda item: (-item[1], item[0].account, item[0].code))
     return [
-        RefusalRow(
-            account=one.account or "unknown callers",
-            account_url=account_url(one.account) if one.account else "",
-            code=one.code,
-            requests=f"{number:,}",
-            url=requests_url(account=one.account, code=one.code, since=f"{REFUSAL_HOURS}h"),
-        )
+        {
+            "account": one.account or "unknown callers",
+            "account_url": account_url(one.account) if one.account else "",
+            "code": one.code,
+            "requests": f"{number:,}",
+            "url": requests_url(account=one.account, code=one.code, since=f"{REFUSAL_HOURS}h"),
+        }
         for one, number in most
         if account in (None, one.account)
     ]

@@ -174,8 +174,8 @@ def _people(account: Account) -> None:
     Group.objects.create(name="watchers")
     services.key_create(actor=user_actor(MEMBER), account=account, name="mia's editor")
     peer = BenchTarget(name="peer", kind="openai", endpoint="http://peer.example.org:8080/v1")
-    store.target_save(actor=user_actor(OPERATOR), target=peer)
-    store.plan_save(actor=user_actor(OPERATOR), plan=SweepPlan())
+    store.row_save(actor=user_actor(OPERATOR), row=peer)
+    store.row_save(actor=user_actor(OPERATOR), row=SweepPlan())
 
 
 def _usage() -> None:

@@ -14,7 +14,7 @@ from fleet.management.chat_client import ChatClient
 from fleet.management.commands.deploy_gate import GatewayFleet
 from inference.proxies import UnsupportedProxyError, proxy_for
 from metering.bench.client import Http
-from metering.bench.errors import TargetUnreachableError
+from metering.bench.errors import TargetError
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 
@@ -87,7 +87,7 @@ def test_clients_name_the_variable_of_a_proxy_that_is_not_supported(
 ) -> None:
     set_proxies(monkeypatch, ALL_PROXY=SOCKS)
     with pytest.raises(
-        (CommandError, RefusedError, TargetUnreachableError), match="ALL_PROXY names a proxy"
+        (CommandError, RefusedError, TargetError), match="ALL_PROXY names a proxy"
     ) as raised:
         ask(BEAST)
     assert "\n" not in str(raised.value)

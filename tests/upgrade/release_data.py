@@ -32,8 +32,7 @@ from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
 from metering.actor import user_actor
-from metering.bench.bench_toml import read_bench_toml
-from metering.bench.importing import file_import, toml_apply
+from metering.bench.importing import file_import
 from metering.bench.jobs import bench_job_request
 from metering.bench.models import BenchJob
 from metering.ledger import store
@@ -235,7 +234,6 @@ def _batch() -> tuple[str, str, str]:
 
 
 def _bench() -> None:
-    toml_apply(actor=ALICE, toml=read_bench_toml(BENCH_TOML))
     point = {
         "target_name": "gpu-box",
         "build": "abc1234",
@@ -245,7 +243,9 @@ def _bench() -> None:
         "decode_tps": 91.5,
     }
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "points.json"
+        config, path = Path(folder) / "helexa-bench.toml", Path(folder) / "points.json"
+        config.write_text(BENCH_TOML)
+        file_import(actor=ALICE, path=config)
         path.write_text(json.dumps([point, point | {"decode_tps": 92.5}]))
         file_import(actor=ALICE, path=path)
     bench_job_request(actor=ALICE, job=BenchJob(target="gpu-box"))

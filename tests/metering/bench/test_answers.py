@@ -2,87 +2,110 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.bench import measuring, probing
-from metering.bench.answers import Answer, ServerTiming, feed_anthropic, feed_openai, timing_of
-from metering.bench.errors import SampleFailedError
+from metering.bench import sweep, targets
+from metering.bench.client import read_answer
+from metering.bench.errors import TargetError
+from metering.bench.models import BenchRun
 from tests.cases import each_case
 
 
+def usage(**fields: Any) -> dict[str, Any]:
+    return {"choices": [], "usage": fields}
+
+
+def answered(
+    *events: dict[str, Any], first_s: float = 1.0, last_s: float = 1.1, kind: str = "openai"
+) -> BenchRun:
+    """An answer of two pieces."""
+    piece: dict[str, Any] = {"choices": [{"delta": {"content": "yes"}}]}
+    return read_answer(
+        kind, [(piece, first_s), (piece, last_s), *((event, last_s) for event in events)]
+    )
+
+
 def test_answers_of_both_apis_are_timed_from_their_first_content() -> None:
-    answer = Answer()
-    for at_s, fields in (
-        (0.1, {"role": "assistant", "content": ""}),
-        (0.4, {"reasoning_content": "hm"}),
-        (0.9, {"content": "yes"}),
-    ):
-        feed_openai(answer, {"choices": [{"delta": fields}]}, at_s)
-    assert (answer.first_s, answer.last_s, answer.num_pieces) == (0.4, 0.9, 2)
-    answer = Answer()
-    for at_s, event in (
-        (0.1, {"type": "message_start", "message": {"usage": {"input_tokens": 5}}}),
-        (0.2, {"type": "content_block_start", "content_block": {"type": "text"}}),
-        (0.3, {"type": "content_block_delta", "delta": {"type": "thinking_delta"}}),
-        (0.35, {"type": "content_block_delta", "delta": {"type": "text_delta"}}),
-        (0.4, {"type": "content_block_delta", "delta": {"type": "signature_delta"}}),
-        (0.5, {"type": "message_delta", "usage": {"output_tokens": 7}}),
-    ):
-        feed_anthropic(answer, event, at_s)
-    assert (answer.num_pieces, answer.first_s, answer.last_s) == (2, 0.3, 0.35)
-    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 0, 7)
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "hm"},
+        {"content": "yes"},
+    ]
+    run = read_answer(
+        "openai",
+        [
+            ({"choices": [{"delta": delta}]}, at_s)
+            for delta, at_s in zip(deltas, (0.1, 0.4, 0.9), strict=True)
+        ],
+    )
+    assert (run.ttft_s, run.completion_tokens, run.decode_tps) == (0.4, 2, 1 / (0.9 - 0.4))
+    run = read_answer(
+        "anthropic",
+        [
+            ({"type": "message_start", "message": {"usage": {"input_tokens": 5}}}, 0.1),
+            ({"type": "content_block_start", "content_block": {"type": "text"}}, 0.2),
+            ({"type": "content_block_delta", "delta": {"type": "thinking_delta"}}, 0.3),
+            ({"type": "content_block_delta", "delta": {"type": "text_delta"}}, 0.8),
+            ({"type": "content_block_delta", "delta": {"type": "signature_delta"}}, 0.9),
+            ({"type": "message_delta", "usage": {"output_tokens": 7}}, 1.0),
+        ],
+    )
+    assert (run.ttft_s, run.decode_tps) == (0.3, 6 / (0.8 - 0.3))
+    assert (run.prompt_tokens_actual, run.cached_tokens, run.completion_tokens) == (5, 0, 7)
 
 
 @each_case(
-    ("feed", "event"),
+    ("kind", "event"),
     [
-        (feed_openai, {"error": {"message": "out of memory"}}),
-        (feed_anthropic, {"type": "error", "error": {"message": "out of memory"}}),
+        ("openai", {"error": {"message": "out of memory"}}),
+        ("anthropic", {"type": "error", "error": {"message": "out of memory"}}),
     ],
 )
-def test_an_error_within_the_stream_fails_the_sample(feed: Any, event: dict[str, Any]) -> None:
-    with pytest.raises(SampleFailedError, match="out of memory"):
-        feed(Answer(), event, 0.1)
+def test_an_error_within_the_stream_fails_the_sample(kind: str, event: dict[str, Any]) -> None:
+    with pytest.raises(TargetError, match="out of memory"):
+        read_answer(kind, [(event, 0.1)])
+    with pytest.raises(TargetError, match="empty"):
+        read_answer(kind, [])
 
 
 def test_the_server_may_report_its_timing_in_two_ways() -> None:
     ours = {"prefill_ms": 2, "decode_ms": 3.5, "prefill_tokens": 4}
-    timing = ServerTiming(prefill_ms=2, decode_ms=3.5, prefill_tokens=4)
-    assert timing_of({"helexa_timing": ours}) == timing
-    assert timing_of({"usage": {"helexa_timing": ours}}) == timing
     theirs = {"prompt_n": 4, "prompt_ms": 2, "predicted_ms": 3.5}
-    assert timing_of({"timings": theirs}) == timing
-    assert timing_of({"usage": None}) is None
-    assert timing_of({"timings": {"prompt_ms": "soon"}}) == ServerTiming()
+    timings: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
+        ({"helexa_timing": ours}, ("server", 2, 3.5, 4)),
+        ({"usage": {"helexa_timing": ours}}, ("server", 2, 3.5, 4)),
+        ({"timings": theirs}, ("server", 2, 3.5, 4)),
+        ({"usage": None}, ("client", None, None, None)),
+        ({"timings": {"prompt_ms": "soon"}}, ("server", None, None, None)),
+    ]
+    for event, timing in timings:
+        run = answered(event)
+        assert (run.timing, run.prefill_ms, run.decode_ms, run.prefill_tokens) == timing, event
 
 
 def test_too_short_decoding_and_prompts_from_the_cache_have_no_speed() -> None:
-    answer = Answer(completion_tokens=11, first_s=1.0, last_s=1.1)
-    assert answer.decode_tps is None
-    assert replace(answer, last_s=3.0).decode_tps == 5.0
-    assert replace(answer, last_s=3.0, timing=ServerTiming(decode_ms=100.0)).decode_tps == 5.0
-    assert replace(answer, timing=ServerTiming(decode_ms=1000.0)).decode_tps == 11.0
-    answer = Answer(prompt_tokens=100, cached_tokens=100, first_s=0.1)
-    assert answer.prefill_tps is None
-    assert replace(answer, cached_tokens=None).prefill_tps == pytest.approx(1000)
+    eleven = usage(completion_tokens=11)
+    assert answered(eleven).decode_tps is None
+    assert answered(eleven, last_s=3.0).decode_tps == 5.0
+    for decode_ms, speed in ((100.0, 5.0), (1000.0, 11.0)):
+        timing = {"helexa_timing": {"decode_ms": decode_ms}}
+        assert answered(eleven, timing, last_s=3.0).decode_tps == speed
+    cached = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 100}}
+    assert answered(usage(**cached), first_s=0.1).prefill_tps is None
+    assert answered(usage(prompt_tokens=100), first_s=0.1).prefill_tps == pytest.approx(1000)
 
 
 @given(st.integers(1, 300), st.text(max_size=8))
 def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> None:
-    text = measuring.chat_prompt(num_tokens, salt)
+    text = sweep.chat_prompt(num_tokens, salt)
     words, _, ask = text.partition("\n\n")
-    assert len(words.split(" ")) == max(8, num_tokens - measuring.ASK_TOKENS)
-    assert ask == f"{measuring.ASK} {measuring.NO_THINKING}"
-    assert (
-        text
-        == measuring.chat_prompt(num_tokens, salt)
-        != measuring.chat_prompt(num_tokens, f"{salt}!")
-    )
+    assert len(words.split(" ")) == max(8, num_tokens - sweep.ASK_TOKENS)
+    assert ask == f"{sweep.ASK} {sweep.NO_THINKING}"
+    assert text == sweep.chat_prompt(num_tokens, salt) != sweep.chat_prompt(num_tokens, f"{salt}!")
 
 
 @each_case(
@@ -95,7 +118,7 @@ def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> No
     ],
 )
 def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: str) -> None:
-    assert probing.neuron_build(version).build == build
+    assert targets.neuron_build(version)["build"] == build
 
 
 @each_case(
@@ -108,13 +131,13 @@ def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: st
     ],
 )
 def test_places_are_reported_in_two_shapes(body: Any, others: list[str]) -> None:
-    assert probing.other_places(body, "beast") == others
+    assert targets.other_places(body, "beast") == others
 
 
 @each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
 def test_what_an_unknown_server_reports_is_nothing_rather_than_an_error(body: Any) -> None:
-    assert probing.neuron_models(body) == probing.listed_models(body) == ()
-    assert probing.build_of_version(body) == ""
+    assert targets.neuron_models(body) == targets.listed_models(body) == []
+    assert targets.build_of_version(body) == ""
     if isinstance(body, dict):
-        assert not probing.is_busy(body)
-        assert probing.neuron_host({"devices": body}).gpus == ()
+        assert not targets.has_requests(body)
+        assert targets.neuron_host({"devices": body})["gpus"] == []

@@ -96,16 +96,19 @@ def test_cells_are_compared_with_their_like() -> None:
         ("m", "prefill:9"): {"prefill_tps": BEFORE},
     }
     found = compare(before, after)
-    assert [(cell.scenario, cell.has(Verdict.REGRESSED)) for cell in found.cells] == [
-        ("chat:128", True),
-        ("load", False),
-    ]
-    assert (found.num_regressed, found.num_improved, found.num_undecided) == (1, 0, 0)
-    assert found.only_before == (("gone", "load"),)
-    assert found.only_after == (("m", "prefill:9"),)
-    (alone,) = compare(before, before, only_metrics=frozenset({"ttft_s"})).cells
-    assert [difference.metric for difference in alone.differences] == [TTFT]
-    assert compare(before, before, only_metrics=frozenset({"total_s"})).cells == ()
+    assert {
+        key: [difference.verdict for difference in cell] for key, cell in found.cells.items()
+    } == {
+        ("m", "chat:128"): [Verdict.REGRESSED, Verdict.SAME],
+        ("m", "load"): [Verdict.SAME],
+    }
+    assert [found.num_with(one) for one in (Verdict.REGRESSED, Verdict.IMPROVED)] == [1, 0]
+    assert found.num_undecided == 0
+    assert found.only_before == [("gone", "load")]
+    assert found.only_after == [("m", "prefill:9")]
+    (alone,) = compare(before, before, only_metrics={"ttft_s"}).cells.values()
+    assert [difference.metric for difference in alone] == [TTFT]
+    assert compare(before, before, only_metrics={"total_s"}).cells == {}
     assert set(JUDGED) == set(ScenarioKind) and judged_metrics("image:1024")
 
 

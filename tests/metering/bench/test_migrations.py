@@ -8,7 +8,7 @@ import pytest
 from django.apps import apps
 
 from metering.bench.models import BenchTarget, SweepPlan
-from metering.bench.store import plan_check, plan_find, target_check
+from metering.bench.store import plan_find, row_check
 
 
 @pytest.mark.django_db
@@ -22,12 +22,12 @@ def test_scenarios_that_are_gone_leave_the_plan_and_the_targets() -> None:
     module = import_module("metering.bench.migrations.0003_four_scenarios")
     module.keep_measured_scenarios(apps, None)
     plan = plan_find()
-    plan_check(plan)
+    row_check(plan)
     assert plan.scenarios == ["chat:9", "chat:512:warm"]
     assert plan.max_tokens == 7
     targets = list(BenchTarget.objects.all())
     for target in targets:
-        target_check(target)
+        row_check(target)
     found = {target.name: (target.scenarios, target.enabled) for target in targets}
     assert found == {
         "a": (["chat:9", "chat:512:warm", "load"], True),

@@ -197,7 +197,7 @@ def test_addresses_of_earlier_pages_lead_to_the_results(measured: Client) -> Non
         response = measured.get(f"/bench/{path}/{COMPARED}")
         assert (response.status_code, response["Location"]) == (
             302,
-            "/bench/?before=beast%40b2&after=beast%40b3",
+            "/bench/?before=beast@b2&after=beast@b3",
         )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,25 @@ from django.db import close_old_connections
 
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
-from metering.bench import report, results, summaries
-from metering.bench.choosing import add_sweep_arguments, choice_of, plan_chosen, sweep_run
-from metering.bench.comparison import METRICS, MIN_CHANGE
+from metering.bench import results
+from metering.bench.choosing import add_sweep_arguments, choice_of, sweep_of
+from metering.bench.comparison import METRICS, MIN_CHANGE, Verdict
 from metering.bench.errors import BenchValueError
 from metering.bench.importing import file_import
+from metering.bench.tables import (
+    comparison_markdown,
+    comparison_rows,
+    view_markdown,
+    view_rows,
+)
 from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
 """Exit code of ``compare`` where a build got worse."""
 ERROR_CODE = 2
 """Its exit code where the samples do not decide, and every subcommand's for errors."""
-REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
-    "summary": (report.SUMMARY, summaries.summary_rows),
-    "scaling": (report.SCALING, summaries.scaling_rows),
-    "swap": (report.SWAP, summaries.swap_rows),
-    "concurrency": (report.CONCURRENCY, summaries.concurrency_rows),
-}
+RESULTS = ("num_ok", "num_failed", "num_cells_done", "left_out")
+REPORTS = ("scaling", "swap", "concurrency")
 
 
 class Command(QuickCommand):
@@ -55,60 +55,59 @@ class Command(QuickCommand):
             raise
 
     def _once(self, options: dict[str, Any]) -> None:
-        report = self.stderr.write if options["json"] else self.stdout.write
-        result = sweep_run(choice_of(options), report)
+        sweep = sweep_of(
+            choice_of(options), self.stderr.write if options["json"] else self.stdout.write
+        )
+        sweep.run()
         if options["json"]:
-            self.stdout.write(json_text(asdict(result)))
-        if result.has_nothing:
+            self.stdout.write(json_text({name: getattr(sweep, name) for name in RESULTS}))
+        if sweep.has_nothing:
             raise CommandError("nothing was measured", returncode=ERROR_CODE)
 
     def _run(self, options: dict[str, Any]) -> None:
         choice = choice_of(options)
         while True:
             close_old_connections()
-            sweep_run(choice, self.stdout.write)
-            time.sleep(plan_chosen(choice).sweep_interval_s)
+            sweep = sweep_of(choice, self.stdout.write)
+            sweep.run()
+            time.sleep(sweep.plan.sweep_interval_s)
 
     def _report(self, options: dict[str, Any]) -> None:
         filters = results.cell_filters({"target": options["target"]})
         cells = results.latest_of_each(results.cells_list(**filters))
-        chosen = next((name for name in REPORTS if options.get(name)), "summary")
-        columns, make = REPORTS[chosen]
-        rows = make(cells)
-        if options["format"] == "json":
-            self.stdout.write(json_text(rows))
-            return
-        points = report.flat(rows) if chosen in ("scaling", "concurrency") else rows
-        self.stdout.write(report.markdown(columns, points))
+        view = next((name for name in REPORTS if options[name]), "summary")
+        rows = view_rows(view, cells)
+        is_json = options["format"] == "json"
+        self.stdout.write(json_text(rows) if is_json else view_markdown(view, rows))
 
     def _compare(self, options: dict[str, Any]) -> None:
-        before, after = results.sides_of(options["before"], options["after"] or "")
-        comparison = results.compared(
-            before,
-            after,
+        before, after, comparison = results.compared(
+            options["before"],
+            options["after"] or "",
             {name: options[name] for name in ("model", "scenario")},
-            only_metrics=frozenset(options["metric"] or METRICS),
+            only_metrics=options["metric"] or METRICS,
             min_change=options["min_change"],
         )
         if not comparison.cells:
             raise BenchValueError("cells", f"{before} and {after} have no cell in common")
+        num_regressed = comparison.num_with(Verdict.REGRESSED)
         if options["format"] == "json":
             self.stdout.write(
                 json_text(
                     {
                         "before": {"target": before.target, "build": before.build},
                         "after": {"target": after.target, "build": after.build},
-                        "regressed": comparison.num_regressed,
-                        "cells": summaries.comparison_rows(comparison),
+                        "regressed": num_regressed,
+                        "cells": comparison_rows(comparison),
                     }
                 )
             )
         else:
-            self.stdout.write(report.comparison_markdown(comparison, str(before), str(after)))
+            self.stdout.write(comparison_markdown(comparison, str(before), str(after)))
         # A verdict is no error, and so no ``CommandError``.
         num_cells = len(comparison.cells)
-        if comparison.num_regressed:
-            self.stderr.write(f"{comparison.num_regressed} of {num_cells} cells regressed")
+        if num_regressed:
+            self.stderr.write(f"{num_regressed} of {num_cells} cells regressed")
             raise SystemExit(REGRESSED_CODE)
         if comparison.num_undecided:
             self.stderr.write(
