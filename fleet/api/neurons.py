@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from fleet import selectors, services
 from fleet.api.access import Call, FleetListView, FleetView, body_of, seconds_in
 from fleet.api.rows import RowsView, change_schema, changed_row, new_row, removed
-from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
+from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape, RowShape
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import Device, FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from fleet.nouns import INVITATIONS, NEURONS, POLICY
@@ -98,12 +98,12 @@ class ReplicasView(FleetListView):
 SHOWN_ONCE = {"Cache-Control": "no-store"}
 
 
-class InvitationShape(serializers.ModelSerializer[Invitation]):
+class InvitationShape(RowShape):
     neuron = serializers.CharField(source="neuron_name")
 
     class Meta:
         model = Invitation
-        fields = ("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason")
+        exclude = ("id", "neuron_name", "secret_sha256")
 
 
 class NewInvitationShape(InvitationShape):
@@ -115,14 +115,11 @@ class NewInvitationShape(InvitationShape):
         read_only=True, help_text="An earlier line of that neuron is void from now on."
     )
 
-    class Meta(InvitationShape.Meta):
-        fields = (*InvitationShape.Meta.fields, "join", "voids_earlier")  # type: ignore[assignment]
 
-
-class PolicyShape(serializers.ModelSerializer[FleetPolicy]):
+class PolicyShape(RowShape):
     class Meta:
         model = FleetPolicy
-        fields = ("admission", "share_address", "share_is_tls")
+        exclude = ("id", "share_certificate")
 
 
 class Invitations(RowsView):

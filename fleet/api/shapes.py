@@ -7,15 +7,21 @@ from typing import Any
 from rest_framework import serializers
 
 from fleet import selectors
-from fleet.catalogue import SETTINGS
 from fleet.catalogue.outdated import is_outdated
 from fleet.lifecycles import RecordedReplicaStatus
 from fleet.live.reading import held_request_ids
 from fleet.models import Alias, CatalogueModel, Device, Download, LoadJob, Neuron, Replica
 from metering.models import AuditEntry
 
-RowShape = serializers.ModelSerializer[Any]
 UNDER_WAY = (RecordedReplicaStatus.LOADING, RecordedReplicaStatus.RECOVERING)
+
+
+# A comment, since OpenAPI would show a docstring for every shape.
+# A row has its table's columns, but for those that ``Meta`` excludes, then the declared fields.
+class RowShape(serializers.ModelSerializer[Any]):
+    def get_default_field_names(self, declared_fields: Any, model_info: Any) -> list[str]:
+        columns = [model_info.pk.name, *model_info.fields, *model_info.forward_relations]
+        return list(dict.fromkeys([*columns, *declared_fields]))
 
 
 class DeviceShape(RowShape):
@@ -24,18 +30,7 @@ class DeviceShape(RowShape):
 
     class Meta:
         model = Device
-        fields = (
-            "id",
-            "neuron",
-            "kind",
-            "index",
-            "name",
-            "total_memory_bytes",
-            "installed_memory_bytes",
-            "free_memory_bytes",
-            "compute_capability",
-            "driver",
-        )
+        fields = "__all__"
 
     def get_id(self, device: Device) -> str:
         return f"{device.kind}:{device.index}"
@@ -65,28 +60,7 @@ class NeuronShape(RowShape):
 
     class Meta:
         model = Neuron
-        fields = (
-            "name",
-            "status",
-            "status_since",
-            "is_leaving",
-            "drained_at",
-            "version",
-            "epoch",
-            "started_at",
-            "last_seen_at",
-            "hostname",
-            "operating_system",
-            "num_cores",
-            "total_memory_bytes",
-            "free_memory_bytes",
-            "problems",
-            "devices",
-            "replicas",
-            "held_stages",
-            "at_work",
-            "requests",
-        )
+        exclude = ("id",)
 
     def get_replicas(self, neuron: Neuron) -> list[str]:
         return [replica.model_name for replica in neuron.replicas.all()]
@@ -114,16 +88,7 @@ class CatalogueShape(RowShape):
 
     class Meta:
         model = CatalogueModel
-        fields = (
-            "name",
-            *SETTINGS,
-            "aliases",
-            "spec_digest",
-            "loaded_on",
-            "weight_bytes",
-            "created_at",
-            "updated_at",
-        )
+        exclude = ("id", "layer_costs", "unloaded_from")
 
     def get_aliases(self, model: CatalogueModel) -> list[str]:
         return sorted(alias.name for alias in model.aliases.all())
@@ -141,7 +106,7 @@ class AliasShape(RowShape):
 
     class Meta:
         model = Alias
-        fields = ("name", "model")
+        exclude = ("id",)
 
 
 class ReplicaShape(RowShape):
@@ -153,31 +118,7 @@ class ReplicaShape(RowShape):
 
     class Meta:
         model = Replica
-        fields = (
-            "model",
-            "neuron",
-            "status",
-            "status_since",
-            "is_outdated",
-            "spec_digest",
-            "devices",
-            "memory_bytes",
-            "host_memory_bytes",
-            "adapters",
-            "job_id",
-            "last_used_at",
-            "in_flight",
-            "queue_depth",
-            "kv_blocks_used",
-            "kv_blocks_total",
-            "decode_tokens_per_s",
-            "num_drafted_tokens",
-            "num_accepted_drafts",
-            "num_restarts",
-            "failure_code",
-            "failure_message",
-            "report",
-        )
+        exclude = ("id", "model_name")
 
     def get_is_outdated(self, replica: Replica) -> bool | None:
         entry = selectors.catalogue_find(replica.model_name)
@@ -197,34 +138,9 @@ class LoadJobShape(RowShape):
 
     class Meta:
         model = LoadJob
-        fields = (
-            "id",
-            "kind",
-            "model",
-            "neuron",
-            "status",
-            "note",
-            "devices",
-            "stages",
-            "predicted_tokens_per_s",
-            "evict",
-            "spec_digest",
-            "replacement",
-            "requested_by",
-            "stage",
-            "progress_done",
-            "progress_total",
-            "progress_unit",
-            "progress_detail",
-            "progress_fraction",
-            "share",
-            "eta_s",
-            "failure_code",
-            "failure_message",
-            "created_at",
-            "started_at",
-            "reported_at",
-            "finished_at",
+        exclude = (
+            *("model_name", "stage_links", "may_divide", "stage_started_at"),
+            *("engine_started_at", "expected_load_s"),
         )
 
 
@@ -235,29 +151,7 @@ class DownloadShape(RowShape):
 
     class Meta:
         model = Download
-        fields = (
-            "id",
-            "kind",
-            "neuron",
-            "source",
-            "file",
-            "revision",
-            "files",
-            "status",
-            "requested_by",
-            "bytes_done",
-            "bytes_total",
-            "detail",
-            "progress_fraction",
-            "eta_s",
-            "failure_code",
-            "failure_message",
-            "created_at",
-            "started_at",
-            "reported_at",
-            "cancel_wanted_at",
-            "finished_at",
-        )
+        exclude = ("sha256",)
 
 
 class CachedFileShape(serializers.Serializer[Any]):
@@ -292,7 +186,7 @@ class CachedShape(serializers.Serializer[Any]):
 class AuditShape(RowShape):
     class Meta:
         model = AuditEntry
-        fields = ("id", "at", "actor", "action", "object_id", "detail")
+        fields = "__all__"
 
 
 class AssignmentShape(serializers.Serializer[Any]):

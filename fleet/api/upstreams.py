@@ -12,12 +12,12 @@ from rest_framework.response import Response
 from fleet import selectors, services
 from fleet.api.access import Call, body_of, flag_in, text_in
 from fleet.api.rows import RowsView, assigned
+from fleet.api.shapes import RowShape
 from fleet.models import Upstream
 from fleet.nouns import UPSTREAMS
-from fleet.services.offers.upstreams import CHANGEABLE
 
 
-class UpstreamShape(serializers.ModelSerializer[Upstream]):
+class UpstreamShape(RowShape):
     """Without its key."""
 
     has_key = serializers.BooleanField(read_only=True)
@@ -27,15 +27,7 @@ class UpstreamShape(serializers.ModelSerializer[Upstream]):
 
     class Meta:
         model = Upstream
-        fields = (
-            "name",
-            *CHANGEABLE,
-            "has_key",
-            "models",
-            "discovered_at",
-            "created_at",
-            "updated_at",
-        )
+        exclude = ("id", "sealed_secret", "known_models")
 
 
 class ProbeShape(serializers.Serializer[Any]):

@@ -8,12 +8,10 @@ from typing import Any
 
 from rest_framework import serializers
 
+from fleet.api.shapes import RowShape
 from metering.keys.store import key_status
 from metering.models import Account, ApiKey, Budget, Membership
-from metering.principal import LIMIT_FIELDS
 from metering.selectors import budget_status
-
-RowShape = serializers.ModelSerializer[Any]
 
 AMOUNT = "In the unit."
 
@@ -51,7 +49,7 @@ class MemberShape(RowShape):
 
     class Meta:
         model = Membership
-        fields = ("id", "account", "user", "role")
+        fields = "__all__"
 
     def get_id(self, member: Membership) -> str:
         return f"{member.account_id}/{member.user.get_username()}"
@@ -65,19 +63,7 @@ class AccountShape(RowShape):
 
     class Meta:
         model = Account
-        fields = (
-            "name",
-            "description",
-            "enabled",
-            "weight",
-            *LIMIT_FIELDS,
-            "capture_until",
-            "keys",
-            "people",
-            "created_at",
-            "members",
-            "budgets",
-        )
+        fields = "__all__"
 
     def get_keys(self, account: Account) -> int:
         return account.keys.count()
@@ -97,24 +83,7 @@ class KeyShape(RowShape):
 
     class Meta:
         model = ApiKey
-        fields = (
-            "prefix",
-            "account",
-            "name",
-            "status",
-            "scopes",
-            "models",
-            "names_end_user",
-            "may_leave_network",
-            "expires_at",
-            "capture_until",
-            "revoked_at",
-            "last_used_at",
-            "created_at",
-            "created_by",
-            *LIMIT_FIELDS,
-            "budgets",
-        )
+        exclude = ("digest", "model_names")
 
     def get_status(self, key: ApiKey) -> str:
         return key_status(key)
@@ -124,6 +93,3 @@ class NewKeyShape(KeyShape):
     """``key`` is shown in this answer alone."""
 
     key = serializers.CharField(read_only=True)
-
-    class Meta(KeyShape.Meta):
-        fields = ("key", *KeyShape.Meta.fields)
