@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from io import BytesIO
+from typing import Any, cast
 
+import orjson
 from django.contrib.auth.models import AnonymousUser
 from django.db import Error as DjangoDatabaseError
 from django.db.models import BooleanField
-from django.http import QueryDict
+from django.http import HttpRequest, QueryDict
 from django.urls import resolve
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.generics import GenericAPIView
 from rest_framework.mixins import ListModelMixin
 from rest_framework.pagination import LimitOffsetPagination
-from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
@@ -45,24 +45,6 @@ API_URLS = "helexa_site.api_urls"
 COMMAND_CALLER = Caller(principal=None, is_command=True)
 
 
-class Call(Protocol):
-    """The caller's side of an operation: REST framework's request, or a command."""
-
-    @property
-    def method(self) -> str | None: ...
-    @property
-    def query_params(self) -> QueryDict: ...
-    @property
-    def data(self) -> Any:
-        """The JSON of the body. Raises ``rest_framework.exceptions.APIException``."""
-
-    @property
-    def user(self) -> Any: ...
-    @property
-    def auth(self) -> Any:
-        """A ``Caller``."""
-
-
 class Page(LimitOffsetPagination):
     """``?limit=&offset=``: ``{"data": […], "num_rows": 3, "next": null}``."""
 
@@ -75,10 +57,6 @@ class Page(LimitOffsetPagination):
 
     def get_offset(self, request: Request) -> int:
         return number_in(request, "offset", 0, 0, MAX_OFFSET)
-
-    def get_next_link(self) -> str | None:
-        """``None`` also for a command, which has no URL and counts the rows."""
-        return super().get_next_link() if isinstance(self.request, Request) else None
 
     def get_paginated_response(self, data: Any) -> Response:
         return Response({"data": data, "num_rows": self.count, "next": self.get_next_link()})
@@ -165,32 +143,18 @@ class FleetView(GenericAPIView[Any]):
             raise MethodNotAllowed(request.method or "")
         self.ensure_known_parameters(request)
 
-    def answer(self, call: Call, actions: Mapping[str, str], **ids: Any) -> Response:
-        """Answers a command, refusals included. ``actions``: the view's methods by HTTP method,
-        where they have other names. Raises ``django.db.Error``: an operator at this machine may
-        read the reason."""
-        self.request = cast(Request, call)  # for REST framework's mixins
-        self.args, self.kwargs, self.format_kwarg = (), ids, None
-        method = str(call.method).lower()
-        self.action = actions.get(method, method)
-        try:
-            self.ensure_known_parameters(call)
-            answered: Response = getattr(self, self.action)(call, **ids)
-        except DjangoDatabaseError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- as REST framework does for requests
-            return self.handle_exception(error)
-        return answered
-
     def handle_exception(self, exc: Exception) -> Response:
+        """Raises ``django.db.Error`` to a command: an operator at this machine may read it."""
+        if isinstance(exc, DjangoDatabaseError) and hasattr(self.request, "_force_auth_user"):
+            raise exc
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
-    def ensure_may(self, call: Call) -> None:
-        caller: Caller = call.auth
-        scope = self.read_scope if call.method in READING else self.write_scope
+    def ensure_may(self, request: Request) -> None:
+        caller = self.caller
+        scope = self.read_scope if request.method in READING else self.write_scope
         if caller.username is not None:
-            permission = self.permission(call.method or "")
-            user = call.user
+            permission = self.permission(request.method or "")
+            user = request.user
             may = user.is_staff and (permission is None or user.has_perm(permission))
         else:
             may = caller.has(scope)
@@ -209,8 +173,12 @@ class FleetView(GenericAPIView[Any]):
         return f"{app}.{VERBS.get(method, 'view')}_{model}"
 
     @property
+    def caller(self) -> Caller:
+        return cast(Caller, self.request.auth)
+
+    @property
     def actor(self) -> Actor:
-        caller = cast(Caller, self.request.auth)
+        caller = self.caller
         if caller.is_command:
             return COMMAND
         if caller.username is not None:
@@ -218,15 +186,15 @@ class FleetView(GenericAPIView[Any]):
         assert caller.principal is not None, "nobody was let in"
         return key_actor(caller.principal.key or caller.principal.account)
 
-    def ensure_known_parameters(self, call: Call) -> None:
+    def ensure_known_parameters(self, request: Request) -> None:
         known = {*self.filters, "account", "format", *self.page_parameters}
-        if call.method == "DELETE" or (call.method == "POST" and self.post_removes):
+        if request.method == "DELETE" or (request.method == "POST" and self.post_removes):
             known.add(DRY_RUN)
-        for name in call.query_params:
+        for name in request.query_params:
             if name not in known:
                 detail = f"There is no parameter {name!r} here."
                 raise ProblemError(400, "unknown_parameter", detail, param=name)
-        ensure_no_nul(call.query_params)
+        ensure_no_nul(request.query_params)
         if any("\0" in str(part) for part in self.kwargs.values()):
             raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
@@ -241,7 +209,7 @@ class ObjectView(FleetView):
 class FleetListView(ListModelMixin, FleetView):
     """``GET`` is a page of rows."""
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return self.list(self.request)
 
 
@@ -254,9 +222,9 @@ def problem_of(error: FleetError) -> ProblemError:
     )
 
 
-def body_of(call: Call, *known: str) -> dict[str, Any]:
+def body_of(request: Request, *known: str) -> dict[str, Any]:
     """The JSON object of a request, with these fields and no others. Raises ``ProblemError``."""
-    body = call.data
+    body = request.data
     if not isinstance(body, dict):
         raise ProblemError(400, "invalid_json", "The body is to be a JSON object.")
     for name in body:
@@ -302,9 +270,9 @@ def texts_in(body: dict[str, Any], name: str) -> list[str]:
     return value
 
 
-def number_in(call: Call, name: str, default: int, least: int, most: int) -> int:
+def number_in(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A query parameter. Raises ``ProblemError``."""
-    word = call.query_params.get(name, str(default))
+    word = request.query_params.get(name, str(default))
     is_number = word.isascii() and word.isdigit() and len(word) <= len(str(most))
     if not is_number or not least <= int(word) <= most:
         detail = f"{name!r} is to be a number from {least} to {most}."
@@ -312,28 +280,22 @@ def number_in(call: Call, name: str, default: int, least: int, most: int) -> int
     return int(word)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandCall:
-    """A ``Call`` within this process."""
-
-    method: str
-    query_params: QueryDict
-    data: dict[str, Any]
-    user: AnonymousUser
-    auth: Caller = COMMAND_CALLER
-
-
 def command_answer(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-    """Calls an operation in this process: no HTTP, no authentication. Returns status and JSON as a
-    server would at ``/api/{path}``, refusals included. Raises ``django.db.Error``.
-
-    Commands find operations by URL, which they need for a server (``--url``) too.
-    """
+    """Calls an operation in this process, as ``manage.py``, whose user may do everything. Returns
+    status and JSON as a server would at ``/api/{path}``. Raises ``django.db.Error``."""
     quoted, _, query = path.partition("?")
+    content = b"" if body is None else orjson.dumps(body)
+    request: Any = HttpRequest()
+    request.method, request.path = method, f"/api/{quoted}"
+    request.GET = QueryDict(query)
+    request.META = {
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": str(len(content)),
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+    }
+    request._stream, request._read_started = BytesIO(content), False
+    request._force_auth_user, request._force_auth_token = AnonymousUser(), COMMAND_CALLER
     found: Any = resolve(f"/api/{urllib.parse.unquote(quoted)}", API_URLS)
-    call = CommandCall(
-        method=method, query_params=QueryDict(query), data=body or {}, user=AnonymousUser()
-    )
-    view, actions = found.func.cls(**found.func.initkwargs), getattr(found.func, "actions", {})
-    answer = view.answer(call, actions, **found.kwargs)
-    return answer.status_code, b"" if answer.data is None else JSONRenderer().render(answer.data)
+    answer: Response = found.func(request, **found.kwargs)
+    return answer.status_code, answer.render().content

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, ObjectView, body_of, flag_in, text_in
+from fleet.api.access import ObjectView, body_of, flag_in, text_in
 from fleet.api.rows import RowsView, assigned
 from fleet.api.shapes import AliasShape, CatalogueShape
 from fleet.catalogue import SETTINGS
@@ -38,15 +38,15 @@ class Catalogue(RowsView):
     def find(self, name: str) -> CatalogueModel:
         return selectors.model_known(name)
 
-    def new_values(self, call: Call) -> dict[str, Any]:
-        body = body_of(call, "name", *SETTINGS)
+    def new_values(self, request: Request) -> dict[str, Any]:
+        body = body_of(request, "name", *SETTINGS)
         values = {"name": text_in(body, "name"), **_settings(body)}
         if values.get("source") is None:
             raise ProblemError(400, "invalid_value", "A source is needed.", param="source")
         return values
 
-    def changed_values(self, call: Call) -> dict[str, Any]:
-        return _settings(body_of(call, *SETTINGS))
+    def changed_values(self, request: Request) -> dict[str, Any]:
+        return _settings(body_of(request, *SETTINGS))
 
     def add(self, values: dict[str, Any]) -> CatalogueModel:
         return services.catalogue_model_create(actor=self.actor, **values)
@@ -100,15 +100,15 @@ def _settings(body: dict[str, Any]) -> dict[str, Any]:
 
 class ModelsTomlView(ObjectView):
     @extend_schema(responses=OpenApiTypes.OBJECT)
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response({"toml": write_document(selectors.catalogue_state())})
 
     @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
-    def post(self, call: Call) -> Response:
+    def post(self, request: Request) -> Response:
         """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it
         returns the plan and the entries' ``problems``; while there are any, ``apply`` is refused.
         ``seen`` is the digest of that plan, and another one is refused."""
-        body = body_of(call, "toml", "apply", "prune", "seen")
+        body = body_of(request, "toml", "apply", "prune", "seen")
         document = read_document(text_in(body, "toml"))
         apply, prune = flag_in(body, "apply"), flag_in(body, "prune")
         seen = text_in(body, "seen") if body.get("seen") is not None else None

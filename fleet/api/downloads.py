@@ -9,10 +9,11 @@ from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import DRY_RUN, Call, FleetListView, body_of, text_in, texts_in
+from fleet.api.access import DRY_RUN, FleetListView, body_of, text_in, texts_in
 from fleet.api.jobs import JobRows
 from fleet.api.rows import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
 from fleet.api.shapes import CachedShape, DownloadShape
@@ -60,14 +61,14 @@ class Downloads(JobRows):
         request=STARTED,
         responses={202: DownloadShape, 200: DryRunShape},
     )
-    def create(self, call: Call) -> Response:
+    def create(self, request: Request) -> Response:
         """A pull that is already running is answered with itself. One that was cancelled or broken
         off is resumed by the next."""
         known = ("kind", "source", "model", "file", "revision", "neuron", "files")
-        body = body_of(call, *known)
+        body = body_of(request, *known)
         kind = body.get("kind", DownloadKind.PULL.value)
         if kind == DownloadKind.PULL.value:
-            if DRY_RUN in call.query_params:
+            if DRY_RUN in request.query_params:
                 detail = "Only a deletion has a dry run."
                 raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
             _refuse(body, "files", "Only a deletion is of some files.")
@@ -85,7 +86,7 @@ class Downloads(JobRows):
             revision=_optional(body, "revision") or "",
             files=texts_in(body, "files"),
         )
-        return would_response(self.actor, delete) if is_dry(call) else self.accepted(delete())
+        return would_response(self.actor, delete) if is_dry(request) else self.accepted(delete())
 
     def _pull(self, body: dict[str, Any]) -> Download:
         neuron = _optional(body, "neuron")
@@ -105,9 +106,9 @@ class Downloads(JobRows):
 
     @extend_schema(request=None, responses={202: DownloadShape})
     @action(detail=True, methods=["post"])
-    def cancel(self, call: Call, pk: Any) -> Response:
+    def cancel(self, request: Request, pk: Any) -> Response:
         """The download ends when its neuron has ended it. The bytes that came so far stay."""
-        body_of(call)
+        body_of(request)
         return self.accepted(services.download_cancel(actor=self.actor, download=self.find(pk)))
 
 
@@ -125,7 +126,7 @@ class NeuronCachedView(CachedView):
     """The same of one neuron."""
 
     @extend_schema(operation_id="neurons_cached_list")
-    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
+    def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
         selectors.neuron_known(name)
         return self.list(self.request)
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import Call, ObjectView
+from fleet.api.access import ObjectView
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
 from metering.api.problems import ProblemError
@@ -78,12 +79,12 @@ class HubSearchView(ObjectView):
         parameters=[OpenApiParameter("search", str, required=True), SOURCE],
         responses={200: MatchShape(many=True)},
     )
-    def get(self, call: Call) -> Response:
-        words = call.query_params.get("search", "").strip()
+    def get(self, request: Request) -> Response:
+        words = request.query_params.get("search", "").strip()
         if not 0 < len(words) <= MAX_WORDS:
             detail = f"'search' is to be 1 to {MAX_WORDS} characters of a name."
             raise ProblemError(400, "invalid_value", detail, param="search")
-        return Response(MatchShape(_client(call).search(words), many=True).data)
+        return Response(MatchShape(_client(request).search(words), many=True).data)
 
 
 class HubRepositoryView(ObjectView):
@@ -95,9 +96,9 @@ class HubRepositoryView(ObjectView):
     @extend_schema(
         parameters=[OpenApiParameter("revision", str), SOURCE], responses=RepositoryShape
     )
-    def get(self, call: Call, owner: str, name: str) -> Response:
-        revision = call.query_params.get("revision") or None
-        repository = _client(call).repository(f"{owner}/{name}", revision)
+    def get(self, request: Request, owner: str, name: str) -> Response:
+        revision = request.query_params.get("revision") or None
+        repository = _client(request).repository(f"{owner}/{name}", revision)
         snapshot = live.read_snapshot_sync(live.redis_client())
         choices = choices_of(repository, snapshot, selectors.catalogue_by_name())
         found = {
@@ -127,7 +128,7 @@ def _choice_shapes(
         }
 
 
-def _client(call: Call) -> HubClient:
+def _client(request: Request) -> HubClient:
     from fleet.hub.client import HubClient  # takes a second, and few processes need it
 
-    return HubClient(call.query_params.get("source") or None)
+    return HubClient(request.query_params.get("source") or None)

@@ -16,11 +16,12 @@ from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.encoders import JSONEncoder
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetView, body_of, text_in, texts_in
+from fleet.api.access import FleetView, body_of, text_in, texts_in
 from fleet.api.rows import RowsView
 from fleet.api.shapes import LoadJobShape
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
@@ -72,7 +73,7 @@ class JobRows(RowsView):
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
     @action(detail=True, renderer_classes=(JSONRenderer, EventStreamRenderer))
-    def events(self, call: Call, pk: Any) -> Any:
+    def events(self, request: Request, pk: Any) -> Any:
         """Server-sent events, each with the row as it is then; the last one is of its end."""
         stream = job_events(partial(self._look, self.find(pk).pk))
         response = StreamingHttpResponse(stream, content_type="text/event-stream")
@@ -93,8 +94,8 @@ class Jobs(JobRows):
     queryset = LoadJob.objects.select_related("neuron", "model", "replacement__neuron")
 
     @extend_schema(request=STARTED, responses={202: LoadJobShape})
-    def create(self, call: Call) -> Response:
-        body = body_of(call, "kind", "model", "neuron", "devices")
+    def create(self, request: Request) -> Response:
+        body = body_of(request, "kind", "model", "neuron", "devices")
         kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
         if kind not in LoadJobKind.values:
             detail = f"{kind!r} is none of {', '.join(LoadJobKind.values)}."
@@ -111,9 +112,9 @@ class Jobs(JobRows):
 
     @extend_schema(request=None, responses={202: LoadJobShape})
     @action(detail=True, methods=["post"])
-    def cancel(self, call: Call, pk: Any) -> Response:
+    def cancel(self, request: Request, pk: Any) -> Response:
         """The answer is the unload that ends it."""
-        body_of(call)
+        body_of(request)
         return self.accepted(services.load_job_cancel(actor=self.actor, job=self.find(pk)))
 
 
@@ -129,8 +130,8 @@ class ModelJobsView(FleetView):
         request=inline_serializer("ModelJob", {"neuron": serializers.CharField(required=False)}),
         responses={202: inline_serializer("ModelJobs", {"data": LoadJobShape(many=True)})},
     )
-    def post(self, call: Call, name: str) -> Response:
-        body = body_of(call, "neuron")
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "neuron")
         neuron = text_in(body, "neuron") if "neuron" in body else None
         jobs = self._start(name, neuron)
         if jobs and all(job.status == LoadJobStatus.FAILED for job in jobs):

@@ -11,10 +11,11 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView, body_of, seconds_in
+from fleet.api.access import FleetListView, FleetView, body_of, seconds_in
 from fleet.api.rows import RowsView, change_schema, changed_row, new_row, removed
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape, RowShape
 from fleet.live.desired_state import AdmissionPolicy
@@ -41,39 +42,39 @@ class Neurons(RowsView):
         found: Neuron = self.queryset.filter(name=name).first() or selectors.neuron_known(name)
         return found
 
-    def destroy(self, call: Call, name: str) -> Response:  # type: ignore[override]
+    def destroy(self, request: Request, name: str) -> Response:  # type: ignore[override]
         """Forgets a neuron that is offline, with its load jobs."""
         remove = partial(services.neuron_remove, actor=self.actor, neuron_name=name)
-        return removed(call, self.actor, remove)
+        return removed(request, self.actor, remove)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def drain(self, call: Call, name: str) -> Response:
+    def drain(self, request: Request, name: str) -> Response:
         """No new requests or loads. Running ones finish, or end after ``within_s`` seconds where it
         is given."""
-        within_s = seconds_in(body_of(call, "within_s"), "within_s")
+        within_s = seconds_in(body_of(request, "within_s"), "within_s")
         values = {} if within_s is None else {"within_s": within_s}
         return self._set(services.neuron_drain, name, **values)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def resume(self, call: Call, name: str) -> Response:
+    def resume(self, request: Request, name: str) -> Response:
         """Ends a drain."""
-        body_of(call)
+        body_of(request)
         return self._set(services.neuron_resume, name)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def admit(self, call: Call, name: str) -> Response:
+    def admit(self, request: Request, name: str) -> Response:
         """The neuron belongs to the fleet from now on."""
-        body_of(call)
+        body_of(request)
         return self._set(services.neuron_admit, name)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def refuse(self, call: Call, name: str) -> Response:
+    def refuse(self, request: Request, name: str) -> Response:
         """The neuron does not belong to the fleet: it gets no loads and requests."""
-        body_of(call)
+        body_of(request)
         return self._set(services.neuron_refuse, name)
 
     def _set(self, service: Callable[..., NeuronWish], name: str, **values: int) -> Response:
@@ -138,8 +139,8 @@ class Invitations(RowsView):
             raise ProblemError(404, "invitation_not_found", f"{name!r} has no invitation.")
         return found
 
-    def create(self, call: Call) -> Response:
-        body = new_row(call, INVITATIONS)
+    def create(self, request: Request) -> Response:
+        body = new_row(request, INVITATIONS)
         voids_earlier = selectors.is_invited(body["neuron"])
         line = services.neuron_invite(
             actor=self.actor,
@@ -163,12 +164,12 @@ class PolicyView(FleetView):
     permission_of = "fleet.fleetpolicy"
     queryset = FleetPolicy.objects.none()
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(self._shown())
 
     @extend_schema(request=change_schema(POLICY))
-    def patch(self, call: Call) -> Response:
-        policy = AdmissionPolicy(changed_row(call, POLICY)["admission"])
+    def patch(self, request: Request) -> Response:
+        policy = AdmissionPolicy(changed_row(request, POLICY)["admission"])
         services.admission_policy_set(actor=self.actor, policy=policy)
         return Response(self._shown())
 

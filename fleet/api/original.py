@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, ObjectView, body_of, problem_of, text_in
+from fleet.api.access import ObjectView, body_of, problem_of, text_in
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.kinds import QUANTIZATION_OF_NAME
 from fleet.catalogue.outdated import is_outdated
@@ -91,21 +92,21 @@ class ReportView(OriginalView):
 
     shape: Callable[[NeuronHeartbeat], Any] | None = None
 
-    def get(self, call: Call, name: str) -> Response:
+    def get(self, request: Request, name: str) -> Response:
         assert self.shape is not None, "PATHS has one for each"
         return Response(self.shape(self.heartbeat(name)))
 
 
 class ModelsView(ReportView):
     @extend_schema(responses={200: ROWS})
-    def get(self, call: Call, name: str) -> Response:
-        return super().get(call, name)
+    def get(self, request: Request, name: str) -> Response:
+        return super().get(request, name)
 
 
 class EndpointView(OriginalView):
     """Requests go through the gateway, whichever neuron has the model."""
 
-    def get(self, call: Call, name: str, model: str) -> Response:
+    def get(self, request: Request, name: str, model: str) -> Response:
         entry = selectors.catalogue_find(model)
         model_name = model if entry is None else entry.name
         for state in self.heartbeat(name).replicas:
@@ -116,8 +117,8 @@ class EndpointView(OriginalView):
 
 class LoadView(OriginalView):
     @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, call: Call, name: str) -> Response:
-        body = body_of(call, "model_id", "harness", "quant", "tensor_parallel", "devices")
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "model_id", "harness", "quant", "tensor_parallel", "devices")
         entry = selectors.catalogue_find(text_in(body, "model_id"))
         if entry is None:
             raise UnknownModelError(f"{body['model_id']!r} is not in the catalogue: add it first")
@@ -152,8 +153,8 @@ class UnloadView(OriginalView):
     neuron restarts, as in the original."""
 
     @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, call: Call, name: str) -> Response:
-        body = body_of(call, "model_id")
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "model_id")
         model = text_in(body, "model_id")
         entry = selectors.catalogue_find(model)
         model_name = model if entry is None else entry.name

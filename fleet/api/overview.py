@@ -9,12 +9,12 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
 from fleet.api.access import (
     BOOLEANS,
-    Call,
     FleetListView,
     FleetView,
     ObjectView,
@@ -36,7 +36,7 @@ from metering.principal import Scope
 
 class OverviewView(ObjectView):
     @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(asdict(fleet_overview()))
 
 
@@ -66,8 +66,8 @@ class EngineLogView(ObjectView):
         parameters=[OpenApiParameter("lines", int, default=DEFAULT_LINES)],
         responses={200: OpenApiTypes.OBJECT},
     )
-    def get(self, call: Call, name: str, model: str) -> Response:
-        num_lines = number_in(call, "lines", DEFAULT_LINES, 1, MAX_LINES)
+    def get(self, request: Request, name: str, model: str) -> Response:
+        num_lines = number_in(request, "lines", DEFAULT_LINES, 1, MAX_LINES)
         return Response(asdict(engine_log(name, model, num_lines)))
 
 
@@ -87,10 +87,10 @@ class SettingsView(FleetView):
     filters = SETTINGS.filters
     serializer_class = SettingShape
 
-    def ensure_may(self, call: Call) -> None:
-        if call.auth.username is not None and not call.user.is_superuser:
+    def ensure_may(self, request: Request) -> None:
+        if self.caller.username is not None and not request.user.is_superuser:
             raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
-        super().ensure_may(call)
+        super().ensure_may(request)
 
     @extend_schema(
         parameters=[
@@ -99,8 +99,8 @@ class SettingsView(FleetView):
         ],
         responses={200: SettingShape(many=True)},
     )
-    def get(self, call: Call) -> Response:
-        shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, call.query_params)]
+    def get(self, request: Request) -> Response:
+        shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, request.query_params)]
         return self.get_paginated_response(self.paginate_queryset(shown))
 
 
@@ -109,7 +109,7 @@ class SettingView(SettingsView):
     filters = {}
 
     @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
-    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
+    def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
         for row in rows_of(ENVIRONMENT):
             if row.setting.name == name:
                 return Response(_shown(row))
@@ -140,5 +140,5 @@ class VersionView(ObjectView):
     """The gateway's version, for callers who may read the fleet: versions help an attacker."""
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(version_object(this_build()))

@@ -20,11 +20,12 @@ from drf_spectacular.plumbing import get_doc
 from drf_spectacular.utils import OpenApiParameter, inline_serializer
 from rest_framework import serializers
 from rest_framework.mixins import ListModelMixin
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSetMixin
 
 from fleet import selectors
-from fleet.api.access import BOOLEANS, DRY_RUN, Call, FleetView, body_of
+from fleet.api.access import BOOLEANS, DRY_RUN, FleetView, body_of
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.noun import Field, Kind, Moment, Names, Noun, moment_of
 from metering.actor import Actor
@@ -105,25 +106,25 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
         for extra in cast(list[Any], cls.get_extra_actions()):
             yield path(f"{one}/{extra.url_path}", cls.as_view(dict(extra.mapping), **extra.kwargs))
 
-    def new_values(self, call: Call) -> dict[str, Any]:
-        return new_row(call, self.noun)
+    def new_values(self, request: Request) -> dict[str, Any]:
+        return new_row(request, self.noun)
 
-    def changed_values(self, call: Call) -> dict[str, Any]:
-        return changed_row(call, self.noun)
+    def changed_values(self, request: Request) -> dict[str, Any]:
+        return changed_row(request, self.noun)
 
-    def retrieve(self, call: Call, **ids: Any) -> Response:
+    def retrieve(self, request: Request, **ids: Any) -> Response:
         return Response(self.shown(self.find(**ids)))
 
-    def create(self, call: Call) -> Response:
-        return Response(self.shown(self.add(self.new_values(call))), status=201)
+    def create(self, request: Request) -> Response:
+        return Response(self.shown(self.add(self.new_values(request))), status=201)
 
-    def partial_update(self, call: Call, **ids: Any) -> Response:
+    def partial_update(self, request: Request, **ids: Any) -> Response:
         row = self.find(**ids)
-        changed = self.change(row, self.changed_values(call))
+        changed = self.change(row, self.changed_values(request))
         return Response(self.shown(row if changed is None else changed))
 
-    def destroy(self, call: Call, **ids: Any) -> Response:
-        return removed(call, self.actor, partial(self.remove, self.find(**ids)))
+    def destroy(self, request: Request, **ids: Any) -> Response:
+        return removed(request, self.actor, partial(self.remove, self.find(**ids)))
 
     def shown(self, row: Any) -> Any:
         return self.get_serializer(row).data
@@ -147,9 +148,9 @@ class DryRunShape(serializers.Serializer[Any]):
 DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only reports what would be done.")
 
 
-def removed(call: Call, actor: Actor, remove: Callable[[], object]) -> Response:
+def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:
     """204 once ``remove`` is done, or 200 with its effects. Raises ``ProblemError``."""
-    if not is_dry(call):
+    if not is_dry(request):
         remove()
         return Response(status=204)
     return would_response(actor, remove)
@@ -172,8 +173,8 @@ def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
     return found
 
 
-def is_dry(call: Call) -> bool:
-    word = call.query_params.get(DRY_RUN, "false")
+def is_dry(request: Request) -> bool:
+    word = request.query_params.get(DRY_RUN, "false")
     if word not in BOOLEANS:
         detail = f"{word!r} is neither true nor false."
         raise ProblemError(400, "invalid_value", detail, param=DRY_RUN)
@@ -186,17 +187,17 @@ def assigned(row: Model, values: dict[str, Any]) -> list[str]:
     return list(values)
 
 
-def new_row(call: Call, noun: Noun, *others: str) -> dict[str, Any]:
+def new_row(request: Request, noun: Noun, *others: str) -> dict[str, Any]:
     """The values of a POST. ``others`` are fields that the view reads itself. Raises
     ``ProblemError``."""
-    body = body_of(call, *(field.name for field in noun.fields), *others)
+    body = body_of(request, *(field.name for field in noun.fields), *others)
     return values_of_body(body, noun.fields)
 
 
-def changed_row(call: Call, noun: Noun) -> dict[str, Any]:
+def changed_row(request: Request, noun: Noun) -> dict[str, Any]:
     """The values of a PATCH, which changes something. Raises ``ProblemError``."""
     names = [field.name for field in noun.changeable]
-    body = body_of(call, *names)
+    body = body_of(request, *names)
     if not body:
         detail = f"Give at least one of {', '.join(names)}."
         raise ProblemError(400, "missing_required_parameter", detail)

@@ -7,10 +7,11 @@ from typing import Any
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, body_of, flag_in, text_in
+from fleet.api.access import body_of, flag_in, text_in
 from fleet.api.rows import RowsView, assigned
 from fleet.api.shapes import RowShape
 from fleet.models import Upstream
@@ -77,12 +78,12 @@ class Upstreams(RowsView):
         responses={200: ProbedShape},
     )
     @action(detail=True, methods=["post"], serializer_class=ProbedShape)
-    def test(self, call: Call, name: str) -> Response:
+    def test(self, request: Request, name: str) -> Response:
         """Sends it a few small requests, within a minute, and records the models that it lists.
         ``model``: the model to test; by default the first one that chats, by its name. ``paid``:
         also tries moderation, speech, transcription and image generation, which may cost money."""
         upstream = selectors.upstream_known(name)
-        body = body_of(call, "model", "paid")
+        body = body_of(request, "model", "paid")
         model = text_in(body, "model") if "model" in body else ""
         probed = services.upstream_test(
             actor=self.actor, upstream=upstream, model=model, tries_paid=flag_in(body, "paid")

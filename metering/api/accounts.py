@@ -5,12 +5,11 @@ Keys need ``accounts:read`` and ``accounts:write``, people the admin's permissio
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from fleet.api.access import FleetView
 from fleet.api.rows import RowsView, assigned
 from metering import selectors, services
-from metering.api.authentication import Caller
 from metering.api.shapes import AccountShape, BudgetShape, MemberShape
 from metering.errors import ScopeNotHeldError
 from metering.models import Account, Budget, Membership
@@ -28,7 +27,7 @@ class AccountingView(FleetView):
 
     def ensure_may_grant(self, scopes: list[str]) -> None:
         """A key grants only what it may do itself. Raises ``ScopeNotHeldError``."""
-        caller = cast(Caller, self.request.auth)
+        caller = self.caller
         if caller.is_command or caller.username is not None:
             return
         held = {str(scope) for scope in caller.principal.scopes} if caller.principal else set()

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import Call, text_in
+from fleet.api.access import text_in
 from fleet.api.rows import RowsView, assigned, new_row, values_of_body
 from metering import selectors, services
 from metering.api.accounts import SHOWN_ONCE, AccountingView
@@ -60,8 +60,8 @@ class Keys(RowsView, AccountingView):
             OpenApiParameter("status", str, description=", ".join(STATUSES)),
         ]
     )
-    def list(self, call: Request) -> Response:
-        return super().list(call)
+    def list(self, request: Request) -> Response:
+        return super().list(request)
 
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         wanted = self.request.query_params.get("status")
@@ -73,9 +73,9 @@ class Keys(RowsView, AccountingView):
     def find(self, prefix: str) -> ApiKey:
         return selectors.key_find(prefix)
 
-    def create(self, call: Call) -> Response:
+    def create(self, request: Request) -> Response:
         """Makes a key, or imports the ``key`` that is given. The answer shows it once."""
-        body = new_row(call, KEYS, *self.new_fields)
+        body = new_row(request, KEYS, *self.new_fields)
         imported = text_in(body, "key") if "key" in body else None
         scopes = body.get("scopes", [str(scope) for scope in DEFAULT_SCOPES])
         self.ensure_may_grant(scopes)

@@ -3,8 +3,9 @@ key its own."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from django.contrib.auth.models import AbstractUser
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -13,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
-from fleet.api.access import Call, ObjectView, number_in
+from fleet.api.access import ObjectView, number_in
 from metering import selectors, services
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
@@ -85,13 +86,13 @@ class RequestView(ObjectView):
     queryset = RequestRecord.objects.none()
     filter_backends = ()
 
-    def ensure_may(self, call: Call) -> None:
-        if not call.auth.sees_all:
-            call.auth.ensure_scope(Scope.USAGE_READ)
+    def ensure_may(self, request: Request) -> None:
+        if not self.caller.sees_all:
+            self.caller.ensure_scope(Scope.USAGE_READ)
 
-    def get(self, call: Call, pk: str) -> Response:
+    def get(self, request: Request, pk: str) -> Response:
         """One request by its id; another caller's is not found."""
-        record = selectors.request_find(pk, where=_visible(call.auth))
+        record = selectors.request_find(pk, where=_visible(self.caller))
         return Response(all_fields([record])[0])
 
 
@@ -100,10 +101,9 @@ class CaptureView(RequestView):
 
     serializer_class = CaptureShape
 
-    def get(self, call: Call, pk: str) -> Response:
-        caller = call.auth
-        record = selectors.request_find(pk, where=_visible(caller))
-        if not _may_read_bodies(call, caller, record):
+    def get(self, request: Request, pk: str) -> Response:
+        record = selectors.request_find(pk, where=_visible(self.caller))
+        if not _may_read_bodies(request, self.caller, record):
             raise ProblemError(
                 403,
                 "insufficient_scope",
@@ -133,17 +133,16 @@ class RequestsView(RequestView):
         responses=RequestPageShape,
         operation_id="requests_list",
     )
-    def get(self, call: Call) -> Response:  # type: ignore[override]
-        visible = _visible(call.auth)
-        words = {name: str(value) for name, value in call.query_params.items()}
+    def get(self, request: Request) -> Response:  # type: ignore[override]
+        visible = _visible(self.caller)
+        words = {name: str(value) for name, value in request.query_params.items()}
         where = filter_of(words, visible=visible, now=timezone.now())
         before = selectors.request_before(words.get("before", ""), where=visible)
-        renderer = getattr(call, "accepted_renderer", None)
-        if isinstance(renderer, CsvRenderer):
-            limit = number_in(call, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
+        if isinstance(request.accepted_renderer, CsvRenderer):
+            limit = number_in(request, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
             found = selectors.requests_list(where=where, limit=limit, before=before)
             return Response(requests_csv(found), headers=csv_headers("requests"))
-        limit = number_in(call, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        limit = number_in(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         found = selectors.requests_list(where=where, limit=limit + 1, before=before)
         shown = found[:limit]
         has_more = len(found) > limit
@@ -151,7 +150,7 @@ class RequestsView(RequestView):
             {
                 "data": all_fields(shown),
                 "has_more": has_more,
-                "next": _next_url(call, shown[-1]) if has_more else None,
+                "next": _next_url(request, shown[-1]) if has_more else None,
             }
         )
 
@@ -166,14 +165,11 @@ def _visible(caller: Caller) -> RequestFilter:
     return RequestFilter(accounts=frozenset({principal.account}), own_key=principal.key)
 
 
-def _may_read_bodies(call: Call, caller: Caller, record: RequestRecord) -> bool:
+def _may_read_bodies(request: Request, caller: Caller, record: RequestRecord) -> bool:
     if caller.username is not None:
-        return reader_of_user(call.user).may_read_bodies(record)
+        return reader_of_user(cast(AbstractUser, request.user)).may_read_bodies(record)
     return caller.has(Scope.ACCOUNTS_WRITE)
 
 
-def _next_url(call: Call, last: RequestRecord) -> str | None:
-    """``None`` for a command, which has no URL."""
-    if not isinstance(call, Request):
-        return None
-    return str(replace_query_param(call.build_absolute_uri(), "before", last.request_id.hex))
+def _next_url(request: Request, last: RequestRecord) -> str:
+    return str(replace_query_param(request.build_absolute_uri(), "before", last.request_id.hex))

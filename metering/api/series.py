@@ -7,9 +7,10 @@ from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import Call, ObjectView
+from fleet.api.access import ObjectView
 from metering import selectors
 from metering.api.problems import ProblemError
 from metering.errors import MeteringValueError
@@ -50,14 +51,14 @@ class SeriesView(ObjectView):
     filters = SERIES.filters
     page_parameters = ()
 
-    def ensure_may(self, call: Call) -> None:
+    def ensure_may(self, request: Request) -> None:
         """An account's are for its people, operators and keys with ``accounts:read``. Raises
         ``ProblemError``."""
-        if call.query_params.get("kind") != Kind.ACCOUNT:
-            super().ensure_may(call)
+        if request.query_params.get("kind") != Kind.ACCOUNT:
+            super().ensure_may(request)
             return
-        caller = call.auth
-        name = call.query_params.get("name", "")
+        caller = self.caller
+        name = request.query_params.get("name", "")
         if caller.username is not None:
             may = caller.accounts is None or name in caller.accounts
         else:
@@ -73,8 +74,8 @@ class SeriesView(ObjectView):
         ],
         responses=SeriesShape,
     )
-    def get(self, call: Call) -> Response:
-        given = call.query_params
+    def get(self, request: Request) -> Response:
+        given = request.query_params
         kind, name = kind_of(given.get("kind", Kind.FLEET)), given.get("name", FLEET_NAME)
         if bool(name) is (kind is Kind.FLEET):
             needed = "the fleet has no name" if name else f"give the name of the {kind}"

@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
-from fleet.api.access import MAX_OFFSET, Call, ObjectView, number_in
+from fleet.api.access import MAX_OFFSET, ObjectView, number_in
 from metering import selectors
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul
@@ -48,13 +48,13 @@ class UnknownUrlView(ObjectView):
 
     filter_backends = ()
 
-    def ensure_may(self, call: Call) -> None:
+    def ensure_may(self, request: Request) -> None:
         """Every identified caller may."""
 
-    def ensure_known_parameters(self, call: Call) -> None:
+    def ensure_known_parameters(self, request: Request) -> None:
         """Any query gets the 404."""
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
     post = put = patch = delete = get

@@ -17,7 +17,7 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import READING, Call, ObjectView, number_in
+from fleet.api.access import READING, ObjectView, number_in
 from fleet.api.documents import AnonymousScheme
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
@@ -57,9 +57,9 @@ class BenchView(ObjectView):
             return [PublicAuthentication()]
         return super().get_authenticators()
 
-    def ensure_may(self, call: Call) -> None:
-        if not (settings.CONFIG.has_public_bench and call.method in READING):
-            super().ensure_may(call)
+    def ensure_may(self, request: Request) -> None:
+        if not (settings.CONFIG.has_public_bench and request.method in READING):
+            super().ensure_may(request)
 
     def word(self, name: str, *, is_needed: bool = False) -> str:
         word: str = self.request.query_params.get(name, "")
@@ -72,14 +72,14 @@ class BenchView(ObjectView):
 
 
 class HealthView(BenchView):
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response({"status": "ok", "run_count": BenchRun.objects.count()})
 
 
 class DimensionsView(BenchView):
     """The targets, builds, models and scenarios with results."""
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         runs = BenchRun.objects.order_by()
         rows = runs.values_list("hostname", "model_id", "scenario_id", "gpus").distinct()
         host_gpus: dict[str, set[str]] = {}
@@ -108,7 +108,7 @@ class CellsView(BenchView):
     page_parameters = tuple(CELL_FILTERS)
 
     @extend_schema(parameters=_parameters(CELL_FILTERS), responses={200: ROWS})
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(self.rows(results.cells_list(**self.cell_filters())))
 
     def rows(self, cells: list[Cell]) -> list[Row]:
@@ -155,8 +155,8 @@ class RunsView(BenchView):
     page_parameters = (*RUN_FILTERS, "limit")
 
     @extend_schema(parameters=_parameters(page_parameters), responses={200: ROWS})
-    def get(self, call: Call) -> Response:
-        limit = number_in(call, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
+    def get(self, request: Request) -> Response:
+        limit = number_in(request, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
         runs = results.runs_filtered({name: self.word(name) for name in RUN_FILTERS})
         return Response([results.run_row(run) for run in runs[:limit]])
 
@@ -167,7 +167,7 @@ class CompareView(BenchView):
     page_parameters = ("before", "after", "model", "scenario")
 
     @extend_schema(parameters=_parameters(page_parameters))
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         before, after = results.sides_of(self.word("before", is_needed=True), self.word("after"))
         filters = {name: self.word(name) for name in ("model", "scenario")}
         comparison = results.compared(before, after, filters)
