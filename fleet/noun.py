@@ -2,7 +2,7 @@
 command's text. Pure.
 
 Noun ─▶ rows, bodies and schemas of REST            fleet.api.rows
-     └─▶ flags of add and change                   fleet.management.rows
+     └─▶ flags of add and change                   fleet.management.verbs
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from django.core.management.base import CommandError
@@ -12,13 +11,12 @@ from django.core.management.base import CommandError
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.hub.offers import expected_vram_mb
-from fleet.management.rows import Run, Subcommand
+from fleet.management import verbs
 from fleet.management.sizes import size_text
-from inference.loading.sources.files import JOINED_BY, WantedFiles, wanted_files
+from inference.loading.sources.files import JOINED_BY, wanted_files
 from inference.protocol.load import NO_PROJECTOR
 from inference.protocol.load_errors import BadSourceError
 from inference.settings.storage import HUGGINGFACE
-from metering.management.output import table_text
 
 
 def add_file_arguments(parser: ArgumentParser) -> None:
@@ -27,26 +25,28 @@ def add_file_arguments(parser: ArgumentParser) -> None:
         parser.add_argument(f"--{name}", help=text[0].lower() + text[1:])
 
 
-FOUND = ("repository", "downloads", "likes", "gated")
-OFFERED = ("", "file", "size", "where it fits")
+FOUND: verbs.Columns = {
+    "repository": lambda one: one["name"],
+    "downloads": lambda one: one["num_downloads"],
+    "likes": lambda one: one["num_likes"],
+    "gated": lambda one: "yes" if one["is_gated"] else "",
+}
 
 
-class Search(Subcommand):
-    def add_arguments(self, parser: ArgumentParser) -> None:
+class Search(verbs.Verb):
+    has_id = False
+
+    def add_flags(self, parser: ArgumentParser) -> None:
         parser.add_argument("words", nargs="+", metavar="WORD")
         parser.add_argument(
             "--source", help="huggingface, or a named source; without it the default one"
         )
 
-    def run(self, run: Run) -> None:
+    def run(self, run: verbs.Run) -> None:
         words = " ".join(run.options["words"])
-        query = {"search": words} | _given("source", run.options["source"])
-        found = run.backend.ask("GET", f"hub?{urlencode(query)}")
-        rows = [
-            [one["name"], one["num_downloads"], one["num_likes"], "yes" if one["is_gated"] else ""]
-            for one in found
-        ]
-        run.show(found, table_text(FOUND, rows) if rows else f"Nothing is called {words}.")
+        query = {"search": words} | run.given("source")
+        found = run.ask("GET", f"hub?{urlencode(query)}")
+        run.show(found, verbs.rows_text(FOUND, found) if found else f"Nothing is called {words}.")
 
 
 def names_a_repository(given: str) -> bool:
@@ -55,16 +55,15 @@ def names_a_repository(given: str) -> bool:
     return scheme not in ("path", "pypi", UPSTREAM_PREFIX[:-1]) and (bool(scheme) or "/" in given)
 
 
-def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
+def chosen_of_repository(run: verbs.Run, source: str) -> tuple[str, verbs.Row]:
     """The name and the settings of the model that ``--file`` names, or that the user chooses at the
     terminal. Raises ``CommandError`` with the choices."""
     scheme, _, repository = source.rpartition(":")
     owner, _, name = repository.partition("/")
     if not owner or not name or "/" in name:
         raise CommandError(f"{source!r} is not like {scheme or HUGGINGFACE}:org/name")
-    query = urlencode(_given("revision", run.options["revision"]) | _given("source", scheme))
-    found = run.backend.ask("GET", f"hub/{quote(repository)}{'?' if query else ''}{query}")
-    choices = found["choices"]
+    query = urlencode(run.given("revision") | ({"source": scheme} if scheme else {}))
+    choices = run.ask("GET", f"hub/{quote(repository)}{'?' if query else ''}{query}")["choices"]
     if not choices:
         raise CommandError(f"{repository} holds neither safetensors nor GGUF files")
     if run.options["file"]:
@@ -81,13 +80,12 @@ def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
     return choice["model_name"], settings
 
 
-def _given(name: str, value: str | None) -> dict[str, str]:
-    return {name: value} if value else {}
-
-
-def _named(file: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _named(file: str, choices: list[verbs.Row]) -> verbs.Row:
     """``file`` may name an mmproj file beside the weights, as in a model's settings."""
-    wanted = _wanted(file)
+    try:
+        wanted = wanted_files(file)
+    except BadSourceError as error:
+        raise CommandError(str(error)) from None
     weights = wanted.weights or (choices[0]["label"] if len(choices) == 1 else "")
     for choice in choices:
         if weights.lower() == choice["label"].lower() or weights in _names(choice):
@@ -96,14 +94,7 @@ def _named(file: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
     raise CommandError(f"{file} is not there: choose one of {labels}")
 
 
-def _wanted(file: str) -> WantedFiles:
-    try:
-        return wanted_files(file)
-    except BadSourceError as error:
-        raise CommandError(str(error)) from None
-
-
-def _with(choice: dict[str, Any], projector: str) -> dict[str, Any]:
+def _with(choice: verbs.Row, projector: str) -> verbs.Row:
     """``projector``: an mmproj file, or ``NO_PROJECTOR``."""
     settings = dict(choice["settings"])
     settings["file"] = JOINED_BY.join(filter(None, (settings["file"], projector)))
@@ -113,13 +104,13 @@ def _with(choice: dict[str, Any], projector: str) -> dict[str, Any]:
     return choice | {"settings": settings}
 
 
-def _names(choice: dict[str, Any]) -> list[str]:
+def _names(choice: verbs.Row) -> list[str]:
     return [file["name"] for file in choice["files"] if file["name"] != choice["projector"]]
 
 
-def _asked(run: Run, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    rows = [[number, *_row(choice)] for number, choice in enumerate(choices, 1)]
-    table = table_text(OFFERED, rows)
+def _asked(run: verbs.Run, choices: list[verbs.Row]) -> verbs.Row:
+    numbered = [choice | {"": number} for number, choice in enumerate(choices, 1)]
+    table = verbs.rows_text(OFFERED, numbered)
     if not sys.stdin.isatty():
         raise CommandError(f"Choose one with --file:\n{table}")
     run.stderr.write(table)
@@ -129,9 +120,15 @@ def _asked(run: Run, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return choices[int(word) - 1]
 
 
-def _row(choice: dict[str, Any]) -> list[object]:
+def _where(choice: verbs.Row) -> str:
     where = "; ".join(f"{fit['neuron']}: {fit['words']}" for fit in choice["fits"])
     words = choice["access_problem"] or choice["problem"] or where or "no neuron is there"
-    if choice["projector"]:
-        words += f"; reads images by {choice['projector']}"
-    return [choice["label"], size_text(choice["num_bytes"]), words]
+    return words + (f"; reads images by {choice['projector']}" if choice["projector"] else "")
+
+
+OFFERED: verbs.Columns = {
+    **verbs.cells(""),
+    "file": lambda choice: choice["label"],
+    "size": lambda choice: size_text(choice["num_bytes"]),
+    "where it fits": _where,
+}
