@@ -24,7 +24,7 @@ from fleet.api.shapes import AssignmentShape, AuditShape
 from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
 from fleet.nouns import AUDIT, SETTINGS
-from fleet.overview import fleet_overview
+from fleet.overview.selector import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object

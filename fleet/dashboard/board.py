@@ -23,14 +23,15 @@ from fleet.dashboard.rows import (
     Tile,
 )
 from fleet.dashboard.words import count_words, job_progress, left_words
-from fleet.overview import (
+from fleet.overview.lines import (
+    AuditLine,
     DownloadLine,
     FleetOverview,
     JobLine,
     ModelLine,
     NeuronLine,
+    RefusalLine,
 )
-from fleet.overview.lines import AuditLine, RefusalLine
 from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM
 from metering.ledger.entries import Outcome
 from metering.links import requests_url

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from django.urls import reverse
 
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.overview import Attention
+from fleet.overview.lines import Attention
 
 MAX_ALONE = 2
 """The most findings of one kind that have a line each."""

@@ -10,13 +10,8 @@ from fleet.dashboard.neuron_rows import AWAY, neuron_rows
 from fleet.dashboard.query import BoardQuery
 from fleet.dashboard.rows import ModelRow, NeuronRow
 from fleet.models import CatalogueModel, Neuron
-from fleet.overview import (
-    FleetOverview,
-    ModelLine,
-    NeuronLine,
-    ReplicaLine,
-    fleet_overview,
-)
+from fleet.overview.lines import FleetOverview, ModelLine, NeuronLine, ReplicaLine
+from fleet.overview.selector import fleet_overview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from fleet.dashboard.query import BoardQuery
 from fleet.dashboard.rows import DeviceRow, NeuronRow, ReplicaRow, SegmentRow
 from fleet.dashboard.words import job_progress
 from fleet.management.sizes import size_text, total_text
-from fleet.overview import DeviceLine, FleetOverview, JobLine, NeuronLine, ReplicaLine
+from fleet.overview.lines import DeviceLine, FleetOverview, JobLine, NeuronLine, ReplicaLine
 
 NUM_COLORS = 6
 NUM_UNFOLDED = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.overview import ModelLine, NeuronLine, ReplicaLine
+from fleet.overview.lines import ModelLine, NeuronLine, ReplicaLine
 from fleet.overview.selector import UPSTREAM
 
 

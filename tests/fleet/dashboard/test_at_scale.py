@@ -17,7 +17,8 @@ from fleet.dashboard.board import board_of
 from fleet.dashboard.finding_links import grouped
 from fleet.dashboard.query import BoardQuery, Shown, page_of
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, Replica
-from fleet.overview import Attention, Level, ModelLine, fleet_overview
+from fleet.overview.lines import Attention, Level, ModelLine
+from fleet.overview.selector import fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION

@@ -16,7 +16,8 @@ from fleet.dashboard.neuron_rows import neuron_rows
 from fleet.dashboard.query import BoardQuery
 from fleet.live import reading as live
 from fleet.models import Device, Download, Neuron, Replica
-from fleet.overview import HeldMemory, fleet_overview
+from fleet.overview.lines import HeldMemory
+from fleet.overview.selector import fleet_overview
 from inference.protocol import keys
 from inference.protocol.downloads import CacheReport, encode_cache_report
 from inference.version import VERSION
