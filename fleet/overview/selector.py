@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import redis
 from django.db.models import Q
@@ -181,11 +182,9 @@ def _device_line(
 ) -> DeviceLine:
     device_id = f"{device.kind}:{device.index}"
     known = readings.devices.get((neuron.name, device_id), device)
-    return DeviceLine(
-        id=device_id,
-        held=tuple(held.get("cpu" if device.kind == "cpu" else device_id, ())),
-        **{name: getattr(known, name, None) for name in MEASURED},
-    )
+    measured: dict[str, Any] = {name: getattr(known, name, None) for name in MEASURED}
+    memory = tuple(held.get("cpu" if device.kind == "cpu" else device_id, ()))
+    return DeviceLine(id=device_id, held=memory, **measured)
 
 
 def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]:

@@ -14,7 +14,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from fleet import neuron_client
-from fleet.dashboard.board import board_of, progress_of_model
+from fleet.dashboard.board import board_of
+from fleet.dashboard.rows import progress_of_model
 from fleet.models import LoadJob, Replica
 from fleet.overview.lines import JobLine
 from fleet.overview.selector import fleet_overview
