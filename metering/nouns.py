@@ -146,7 +146,6 @@ SERIES = Noun(
     path="series",
     word="series",
     id_field="name",
-    fields=(),
     filters=dict.fromkeys(("kind", "name", "range", "step"), ""),
     filter_help={
         "kind": f"{', '.join(Kind)}; without it the fleet",

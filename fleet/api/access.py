@@ -30,7 +30,7 @@ from rest_framework.serializers import Serializer
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
 from metering.actor import COMMAND, Actor, key_actor, user_actor
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError, ensure_no_nul
+from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of, invalid
 from metering.principal import Scope
 
 MAX_OFFSET = 10**9
@@ -83,7 +83,8 @@ class EqualFilters(BaseFilterBackend):
             if name in request.query_params:
                 values = request.query_params[name].split(",")
                 words = _words_of(queryset, field)
-                _ensure_words(name, values, words)
+                for value in values if words else ():
+                    ensure_one_of(words, name, value)
                 is_flag = words == [*BOOLEANS]
                 wanted = [BOOLEANS[value] for value in values] if is_flag else values
                 queryset = queryset.filter(**{f"{field}__in": wanted})
@@ -111,13 +112,6 @@ def _words_of(queryset: Any, field: str) -> list[str]:
         return [*BOOLEANS]
     choices = getattr(columns.get(field), "choices", None) or ()
     return [str(word) for word, _ in choices]
-
-
-def _ensure_words(name: str, values: list[str], words: list[str]) -> None:
-    for value in values:
-        if words and value not in words:
-            detail = f"{value!r} is none of {', '.join(words)}."
-            raise ProblemError(400, "invalid_value", detail, param=name)
 
 
 class FleetView(GenericAPIView[Any]):
@@ -239,7 +233,7 @@ def body_of(request: Request, *known: str) -> dict[str, Any]:
 def text_in(body: dict[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not value or "\x00" in value:
-        raise ProblemError(400, "invalid_value", f"{name!r} is to be text.", param=name)
+        raise invalid(name, f"{name!r} is to be text.")
     return value
 
 
@@ -247,7 +241,7 @@ def flag_in(body: dict[str, Any], name: str) -> bool:
     """False where it is missing. Raises ``ProblemError``."""
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise ProblemError(400, "invalid_value", f"{name!r} is to be true or false.", param=name)
+        raise invalid(name, f"{name!r} is to be true or false.")
     return value
 
 
@@ -257,8 +251,9 @@ MAX_SECONDS = 86_400
 def seconds_in(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
     if value is not None and (type(value) is not int or not 0 <= value <= MAX_SECONDS):
-        message = f"{name!r} is to be a whole number of seconds, from 0 to {MAX_SECONDS}."
-        raise ProblemError(400, "invalid_value", message, param=name)
+        raise invalid(
+            name, f"{name!r} is to be a whole number of seconds, from 0 to {MAX_SECONDS}."
+        )
     return value
 
 
@@ -266,7 +261,7 @@ def texts_in(body: dict[str, Any], name: str) -> list[str]:
     """Empty where it is missing. Raises ``ProblemError``."""
     value = body.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ProblemError(400, "invalid_value", f"{name!r} is to be a list of texts.", param=name)
+        raise invalid(name, f"{name!r} is to be a list of texts.")
     return value
 
 
@@ -275,8 +270,7 @@ def number_in(request: Request, name: str, default: int, least: int, most: int) 
     word = request.query_params.get(name, str(default))
     is_number = word.isascii() and word.isdigit() and len(word) <= len(str(most))
     if not is_number or not least <= int(word) <= most:
-        detail = f"{name!r} is to be a number from {least} to {most}."
-        raise ProblemError(400, "invalid_value", detail, param=name)
+        raise invalid(name, f"{name!r} is to be a number from {least} to {most}.")
     return int(word)
 
 

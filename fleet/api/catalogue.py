@@ -21,7 +21,7 @@ from fleet.models import Alias, CatalogueModel
 from fleet.models_toml import plan_import, read_document, write_document
 from fleet.nouns import ALIASES, MODELS
 from fleet.overview.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
-from metering.api.problems import CONTENT_TYPE, ProblemError
+from metering.api.problems import CONTENT_TYPE, ProblemError, invalid
 from metering.api.schema import Problem
 
 
@@ -42,7 +42,7 @@ class Catalogue(RowsView):
         body = body_of(request, "name", *SETTINGS)
         values = {"name": text_in(body, "name"), **_settings(body)}
         if values.get("source") is None:
-            raise ProblemError(400, "invalid_value", "A source is needed.", param="source")
+            raise invalid("source", "A source is needed.")
         return values
 
     def changed_values(self, request: Request) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fleet.lifecycles import DownloadKind
 from fleet.live.cached_models import cached_list
 from fleet.models import Download
 from fleet.nouns import DOWNLOADS
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_one_of, invalid
 
 STARTED = inline_serializer(
     "DownloadStart",
@@ -73,9 +73,7 @@ class Downloads(JobRows):
                 raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
             _refuse(body, "files", "Only a deletion is of some files.")
             return self.accepted(self._pull(body))
-        if kind != DownloadKind.DELETE.value:
-            detail = f"{kind!r} is none of {', '.join(DownloadKind.values)}."
-            raise ProblemError(400, "invalid_value", detail, param="kind")
+        ensure_one_of(DownloadKind.values, "kind", kind)
         for name in ("model", "file"):
             _refuse(body, name, "A deletion names its source, its revision and its files.")
         delete = partial(
@@ -137,4 +135,4 @@ def _optional(body: dict[str, Any], name: str) -> str | None:
 
 def _refuse(body: dict[str, Any], name: str, detail: str) -> None:
     if name in body:
-        raise ProblemError(400, "invalid_value", detail, param=name)
+        raise invalid(name, detail)

@@ -15,7 +15,7 @@ from fleet import selectors
 from fleet.api.access import ObjectView
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
-from metering.api.problems import ProblemError
+from metering.api.problems import invalid
 
 if TYPE_CHECKING:
     from fleet.hub.client import HubClient
@@ -82,8 +82,7 @@ class HubSearchView(ObjectView):
     def get(self, request: Request) -> Response:
         words = request.query_params.get("search", "").strip()
         if not 0 < len(words) <= MAX_WORDS:
-            detail = f"'search' is to be 1 to {MAX_WORDS} characters of a name."
-            raise ProblemError(400, "invalid_value", detail, param="search")
+            raise invalid("search", f"'search' is to be 1 to {MAX_WORDS} characters of a name.")
         return Response(MatchShape(_client(request).search(words), many=True).data)
 
 

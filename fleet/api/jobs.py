@@ -28,7 +28,7 @@ from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
 from fleet.nouns import JOBS
 from fleet.services.jobs.model_loads import EVERYWHERE, ON_NEURON
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_one_of, invalid
 
 STARTED = inline_serializer(
     "LoadJobStart",
@@ -97,17 +97,14 @@ class Jobs(JobRows):
     def create(self, request: Request) -> Response:
         body = body_of(request, "kind", "model", "neuron", "devices")
         kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
-        if kind not in LoadJobKind.values:
-            detail = f"{kind!r} is none of {', '.join(LoadJobKind.values)}."
-            raise ProblemError(400, "invalid_value", detail, param="kind")
+        ensure_one_of(LoadJobKind.values, "kind", kind)
         values: dict[str, Any] = {"model_name": model}
         if kind != LoadJobKind.LOAD or "neuron" in body or "devices" in body:
             values["neuron_name"] = text_in(body, "neuron")
         if kind == LoadJobKind.LOAD:
             values["devices"] = texts_in(body, "devices")
         elif "devices" in body:
-            detail = "Only a load has devices."
-            raise ProblemError(400, "invalid_value", detail, param="devices")
+            raise invalid("devices", "Only a load has devices.")
         return self.accepted(ON_NEURON[kind](actor=self.actor, **values))
 
     @extend_schema(request=None, responses={202: LoadJobShape})

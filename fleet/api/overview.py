@@ -29,7 +29,7 @@ from fleet.placement.decisions import assignment_of
 from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object
 from inference.protocol.engine_logs import MAX_LINES
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_one_of
 from metering.models import AuditEntry
 from metering.principal import Scope
 
@@ -119,10 +119,8 @@ class SettingView(SettingsView):
 def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
     parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
     word = wanted.get("set")
-    if word is not None and word not in BOOLEANS:
-        raise ProblemError(
-            400, "invalid_value", f"{word!r} is none of {', '.join(BOOLEANS)}.", param="set"
-        )
+    if word is not None:
+        ensure_one_of(BOOLEANS, "set", word)
     is_wanted = word is None or BOOLEANS[word] == bool(row.value)
     return is_wanted and any(part in row.setting.name for part in parts)
 

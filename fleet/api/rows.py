@@ -29,7 +29,7 @@ from fleet.api.access import BOOLEANS, DRY_RUN, FleetView, body_of
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.noun import Field, Kind, Moment, Names, Noun, moment_of
 from metering.actor import Actor
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, invalid
 from metering.api.schema import ApiSchema
 from metering.models import AuditEntry
 
@@ -176,8 +176,7 @@ def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
 def is_dry(request: Request) -> bool:
     word = request.query_params.get(DRY_RUN, "false")
     if word not in BOOLEANS:
-        detail = f"{word!r} is neither true nor false."
-        raise ProblemError(400, "invalid_value", detail, param=DRY_RUN)
+        raise invalid(DRY_RUN, f"{word!r} is neither true nor false.")
     return BOOLEANS[word]
 
 
@@ -208,7 +207,7 @@ def values_of_body(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, A
     """The values of a new row. Raises ``ProblemError``."""
     for field in fields:
         if field.is_required and body.get(field.name) in (None, ""):
-            raise ProblemError(400, "invalid_value", f"{field.name} is needed.", param=field.name)
+            raise invalid(field.name, f"{field.name} is needed.")
     return _checked(body, fields)
 
 
@@ -218,7 +217,7 @@ def _checked(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
     for name, value in body.items():
         kind = kinds.get(name)
         if kind is not None and (problem := kind.problem(value)):
-            raise ProblemError(400, "invalid_value", problem, param=name)
+            raise invalid(name, problem)
         values[name] = moment_of(value) if isinstance(kind, Moment) else value
     return values
 

@@ -15,7 +15,7 @@ from fleet.api.access import text_in
 from fleet.api.rows import RowsView, assigned, new_row, values_of_body
 from metering import selectors, services
 from metering.api.accounts import SHOWN_ONCE, AccountingView
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_one_of, invalid
 from metering.api.shapes import BudgetShape, KeyShape, NewKeyShape
 from metering.errors import MeteringValueError
 from metering.models import ApiKey
@@ -120,16 +120,14 @@ def _has_status(words: str) -> Q:
     }
     found = Q(pk__in=())
     for word in words.split(","):
-        if word not in by_status:
-            detail = f"{word!r} is none of {', '.join(STATUSES)}."
-            raise ProblemError(400, "invalid_value", detail, param="status")
+        ensure_one_of(STATUSES, "status", word)
         found |= by_status[word]
     return found
 
 
 def _caps(given: object) -> list[Cap]:
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-        raise ProblemError(400, "invalid_value", "A list of budgets is wanted.", param="budgets")
+        raise invalid("budgets", "A list of budgets is wanted.")
     fields = tuple(field for field in BUDGETS.fields if field.name in CAP_FIELDS)
     for name in {name for one in given for name in one} - set(CAP_FIELDS):
         detail = f"There is no field {name!r} here: {', '.join(CAP_FIELDS)}."

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from fleet.api.access import MAX_OFFSET, ObjectView, number_in
 from metering import selectors
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError, ensure_no_nul
+from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of
 from metering.csv_files import csv_headers
 from metering.models import Account
 from metering.principal import Principal, Scope
@@ -87,7 +87,9 @@ class UsageView(APIView):
         caller = _caller(request)
         caller.ensure_scope(Scope.USAGE_READ)
         given = request.query_params
-        by = _group(given.get("by", UsageGroup.DAY.value))
+        word = given.get("by", UsageGroup.DAY.value)
+        ensure_one_of([group.value for group in UsageGroup], "by", word)
+        by = UsageGroup(word)
         today = timezone.now().date()
         period = selectors.period_of(given.get("from"), given.get("to"), today=today)
         where = _filter(caller, given.get("account"), given.get("key"))
@@ -169,16 +171,6 @@ def _filter(caller: Caller, account: str | None, key: str | None) -> UsageFilter
             raise ProblemError(403, "key_not_allowed", "A key sees its own usage.", param="key")
         key = own_key
     return UsageFilter(accounts=accounts, key=key)
-
-
-def _group(word: str) -> UsageGroup:
-    try:
-        return UsageGroup(word)
-    except ValueError:
-        known = ", ".join(group.value for group in UsageGroup)
-        raise ProblemError(
-            400, "invalid_value", f"{word!r} is none of {known}.", param="by"
-        ) from None
 
 
 def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str]) -> None:
