@@ -17,14 +17,7 @@ from metering.errors import MeteringValueError
 from metering.nouns import SERIES
 from metering.principal import Scope
 from metering.series.figures import point_fields
-from metering.series.steps import FLEET_NAME, RANGES, Kind, kind_of, moment, range_of
-
-PARAMETERS = {
-    "kind": f"{', '.join(Kind)}; without it the fleet.",
-    "name": "Whose; a device's is NEURON/cuda:0. The fleet has none.",
-    "range": f"How far back: {', '.join(RANGES)}, or another time from 5m to 30d.",
-    "step": "In seconds. Without it, one that gives at most 200 points.",
-}
+from metering.series.steps import FLEET_NAME, Kind, kind_of, moment, range_of
 
 
 class SeriesShape(serializers.Serializer[Any]):
@@ -70,7 +63,8 @@ class SeriesView(ObjectView):
 
     @extend_schema(
         parameters=[
-            OpenApiParameter(name, description=words) for name, words in PARAMETERS.items()
+            OpenApiParameter(name, description=f"{words}.")
+            for name, words in SERIES.filter_help.items()
         ],
         responses=SeriesShape,
     )

@@ -13,13 +13,11 @@ from django.contrib.auth.models import AnonymousUser
 from django.urls import path, re_path
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import READING, ObjectView, number_in
-from fleet.api.documents import AnonymousScheme
-from metering.api.authentication import Caller
+from metering.api.authentication import Authentication, Caller
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
@@ -32,15 +30,11 @@ DEFAULT_RUNS = 500
 MAX_RUNS = 5000
 
 
-class PublicAuthentication(BaseAuthentication):
+class PublicAuthentication(Authentication):
     """No caller is authenticated: a key that is sent is ignored."""
 
     def authenticate(self, _request: Request) -> tuple[AnonymousUser, Caller]:
         return AnonymousUser(), Caller(principal=None)
-
-
-class PublicScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
-    target_class = "metering.bench.api.PublicAuthentication"
 
 
 def _parameters(names: Iterable[str]) -> list[OpenApiParameter]:
