@@ -136,7 +136,10 @@ SETTINGS = Noun(
     word="setting",
     id_field="name",
     filters={"name": "", "set": ""},
-    filter_help={"name": "only those with this in their names", "set": "true or false"},
+    filter_help={
+        "name": "only those with this in their names; several by commas",
+        "set": "true or false: whether the environment has it",
+    },
 )
 AUDIT = Noun(
     path="audit",

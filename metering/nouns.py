@@ -110,6 +110,7 @@ KEYS = Noun(
         CAPTURE,
     ),
     filters={"account": "account", "status": ""},
+    filter_help={"status": "only active, expired, disabled or revoked ones; several by commas"},
     id_help="as in hx-0a1b2c3d4e",
     id_of_word=prefix_of_word,
 )

@@ -75,12 +75,12 @@ class Page(LimitOffsetPagination):
 
 class EqualFilters(BaseFilterBackend):
     """A view's ``filters``: query parameter → field of the rows that must equal one of its values,
-    separated by commas."""
+    separated by commas; empty: the view reads it. ``filter_help`` describes those."""
 
     def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
         """Raises ``ProblemError`` for a value that no row can have."""
         for name, field in view.filters.items():
-            if name in request.query_params:
+            if field and name in request.query_params:
                 values = request.query_params[name].split(",")
                 words = _words_of(queryset, field)
                 for value in values if words else ():
@@ -97,7 +97,8 @@ class EqualFilters(BaseFilterBackend):
                 "in": "query",
                 "required": False,
                 "schema": {"type": "string"},
-                "description": ", ".join(_words_of(view.queryset, field)),
+                "description": view.filter_help.get(name)
+                or ", ".join(_words_of(view.queryset, field)),
             }
             for name, field in view.filters.items()
         ]
@@ -126,6 +127,7 @@ class FleetView(GenericAPIView[Any]):
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: Mapping[str, str] = {}
+    filter_help: Mapping[str, str] = {}
     page_parameters: tuple[str, ...] = ("limit", "offset")
     post_removes = False
     """Whether a POST may remove something, and so has ``DRY_RUN``."""

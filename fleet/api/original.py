@@ -3,7 +3,7 @@ answer when they have ended. The live ones read the neuron's last report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -58,7 +58,7 @@ PREFLIGHT_KINDS = {
     "missing_file": "empty_repo",
     "quantization_not_found": "quant_not_found",
 }
-CUDA_CODES = frozenset({"cuda_unavailable"})
+CUDA_UNAVAILABLE = "cuda_unavailable"
 
 
 @extend_schema(responses={200: OpenApiTypes.OBJECT})
@@ -70,7 +70,7 @@ class OriginalView(ObjectView):
             exc = problem_of(exc)
         if isinstance(exc, ProblemError):
             note_refusal(self.request, exc, exc)
-            code = {"code": exc.code} if exc.code in CUDA_CODES else {}
+            code = {"code": exc.code} if exc.code == CUDA_UNAVAILABLE else {}
             return Response({"error": exc.detail, **code}, status=exc.status)
         return super().handle_exception(exc)
 
@@ -122,8 +122,7 @@ class LoadView(OriginalView):
         entry = selectors.catalogue_find(text_in(body, "model_id"))
         if entry is None:
             raise UnknownModelError(f"{body['model_id']!r} is not in the catalogue: add it first")
-        ensure_as_catalogued(body, entry, HARNESSES)
-        selectors.neuron_known(name)
+        ensure_as_catalogued(body, entry)
         for state in self.heartbeat(name).replicas:
             is_ready = (state.model, state.status) == (entry.name, ReplicaStatus.READY)
             if is_ready and not is_outdated(state.spec_digest, entry):
@@ -144,7 +143,7 @@ class LoadView(OriginalView):
                 actor=self.actor, model_name=model, neuron_name=neuron, devices=devices
             )
         except PlacementRefusedError as error:
-            status = 503 if error.code in CUDA_CODES else 400
+            status = 503 if error.code == CUDA_UNAVAILABLE else 400
             raise ProblemError(status, error.code, str(error)) from error
 
 
@@ -248,13 +247,11 @@ def models(heartbeat: NeuronHeartbeat) -> list[dict[str, Any]]:
     return [_model(heartbeat, state) for state in heartbeat.replicas if state.status in STATUSES]
 
 
-def ensure_as_catalogued(
-    body: dict[str, Any], entry: CatalogueEntry, harnesses: Sequence[str]
-) -> None:
+def ensure_as_catalogued(body: dict[str, Any], entry: CatalogueEntry) -> None:
     """The catalogue decides how a model is loaded. Raises ``ProblemError`` for a field with another
     value."""
     harness, quant = body.get("harness"), body.get("quant")
-    if harness is not None and harness not in harnesses:
+    if harness is not None and harness not in HARNESSES:
         raise ProblemError(400, "wrong_harness", f"There is no harness {harness!r} here")
     if quant is not None and not _is_loaded_as(entry, str(quant)):
         detail = f"The catalogue loads {entry.name} otherwise than as {quant!r}: change it there"
@@ -276,8 +273,8 @@ def load_failure(
     job: LoadJob, entry: CatalogueEntry, failure: LoadFailure | None = None
 ) -> tuple[int, dict[str, Any]]:
     """The status and the body. ``failure``: the neuron's own words, where it still has them."""
-    if job.failure_code in CUDA_CODES:
-        return 503, {"error": job.failure_message, "code": "cuda_unavailable"}
+    if job.failure_code == CUDA_UNAVAILABLE:
+        return 503, {"error": job.failure_message, "code": CUDA_UNAVAILABLE}
     kind = PREFLIGHT_KINDS.get(job.failure_code)
     if kind is None:
         return 400, {"error": job.failure_message or f"loading {job} {job.status}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,10 +15,10 @@ from fleet import selectors
 from fleet.api.access import (
     BOOLEANS,
     FleetListView,
-    FleetView,
     ObjectView,
     number_in,
 )
+from fleet.api.rows import RowsView
 from fleet.api.shapes import AssignmentShape, AuditShape
 from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
@@ -72,66 +71,45 @@ class EngineLogView(ObjectView):
 
 
 class SettingShape(serializers.Serializer[Any]):
-    name = serializers.CharField()
+    name = serializers.CharField(source="setting.name")
     value = serializers.CharField(help_text="As it is set; empty: it is not.")
-    default = serializers.CharField(help_text="In words.")
-    meaning = serializers.CharField()
+    default = serializers.CharField(source="setting.plain_default", help_text="In words.")
+    meaning = serializers.CharField(source="setting.plain_doc")
 
 
-class SettingsView(FleetView):
+class Settings(RowsView):
     """The settings, for superusers and keys with ``fleet:write``: addresses and paths of the host
     are among the values. Secrets are not shown."""
 
+    noun = SETTINGS
+    can = ()
     read_scope = Scope.FLEET_WRITE
-    filter_backends = ()
-    filters = SETTINGS.filters
     serializer_class = SettingShape
+    queryset = AuditEntry.objects.none()
 
     def ensure_may(self, request: Request) -> None:
         if self.caller.username is not None and not request.user.is_superuser:
             raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
         super().ensure_may(request)
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("name", description="Parts of names, separated by commas."),
-            OpenApiParameter("set", bool, description="Whether the environment has it."),
-        ],
-        responses={200: SettingShape(many=True)},
-    )
-    def get(self, request: Request) -> Response:
-        shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, request.query_params)]
-        return self.get_paginated_response(self.paginate_queryset(shown))
+    def filter_queryset(self, queryset: Any) -> Any:
+        wanted = self.request.query_params
+        parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
+        is_set = wanted.get("set")
+        if is_set is not None:
+            ensure_one_of(BOOLEANS, "set", is_set)
+        return [
+            row
+            for row in rows_of(ENVIRONMENT)
+            if is_set is None or BOOLEANS[is_set] == bool(row.value)
+            if any(part in row.setting.name for part in parts)
+        ]
 
-
-class SettingView(SettingsView):
-    pagination_class = None
-    filters = {}
-
-    @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
-    def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
+    def find(self, name: str) -> Row:
         for row in rows_of(ENVIRONMENT):
             if row.setting.name == name:
-                return Response(_shown(row))
+                return row
         raise ProblemError(404, "setting_not_found", f"There is no setting named {name!r}.")
-
-
-def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
-    parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
-    word = wanted.get("set")
-    if word is not None:
-        ensure_one_of(BOOLEANS, "set", word)
-    is_wanted = word is None or BOOLEANS[word] == bool(row.value)
-    return is_wanted and any(part in row.setting.name for part in parts)
-
-
-def _shown(row: Row) -> dict[str, str]:
-    return {
-        "name": row.setting.name,
-        "value": row.value,
-        "default": row.setting.plain_default,
-        "meaning": row.setting.plain_doc,
-    }
 
 
 class VersionView(ObjectView):

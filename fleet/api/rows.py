@@ -95,6 +95,10 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
     def filters(self) -> Mapping[str, str]:  # type: ignore[override]
         return self.noun.filters if self.action in ("list", "create") else {}
 
+    @property
+    def filter_help(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self.noun.filter_help
+
     @classmethod
     def urls(cls) -> Iterable[URLPattern]:
         of_all: dict[str, Any] = {"get": "list"} | ({"post": "create"} if "add" in cls.can else {})

@@ -16,12 +16,11 @@ from fleet.api.overview import (
     AuditView,
     EngineLogView,
     OverviewView,
-    SettingsView,
-    SettingView,
+    Settings,
 )
 from fleet.api.upstreams import Upstreams
 
-NOUNS = (Neurons, Invitations, Catalogue, Aliases, Upstreams, Jobs, Downloads)
+NOUNS = (Neurons, Invitations, Catalogue, Aliases, Upstreams, Jobs, Downloads, Settings)
 urlpatterns = [
     *(one for noun in NOUNS for one in noun.urls()),
     path("overview", OverviewView.as_view()),
@@ -29,8 +28,6 @@ urlpatterns = [
     path("neurons/<str:name>/models/<path:model>/logs", EngineLogView.as_view()),
     *(path(f"neurons/<str:name>/{tail}", view) for tail, view in original.PATHS.items()),
     path("policy", PolicyView.as_view()),
-    path("settings", SettingsView.as_view()),
-    path("settings/<str:name>", SettingView.as_view()),
     path("devices", DevicesView.as_view()),
     path("replicas", ReplicasView.as_view()),
     path("assignments", AssignmentsView.as_view()),

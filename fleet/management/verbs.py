@@ -190,6 +190,7 @@ class Add(Verb):
     """``positional``: fields given by their position."""
 
     positional: tuple[str, ...] = ()
+    done: str = "Made the {word} {id}."
     name: str = "add"
     has_id = False
 
@@ -205,7 +206,7 @@ class Add(Verb):
         self.show(run, run.ask("POST", self.noun.path, body))
 
     def show(self, run: Run, row: Row) -> None:
-        run.show(row, f"Made the {self.noun.word} {row[self.noun.id_field]}.")
+        run.show(row, self.done.format(word=self.noun.word, id=row[self.noun.id_field]))
 
 
 @dataclass(frozen=True, kw_only=True)

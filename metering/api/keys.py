@@ -6,7 +6,6 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -36,7 +35,6 @@ class Keys(RowsView, AccountingView):
     serializer_class = KeyShape
     permission_of = "metering.apikey"
     queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
-    filter_backends = ()
     id_part = "<str:prefix>"
     new_shape = NewKeyShape
     new_fields = {
@@ -54,21 +52,10 @@ class Keys(RowsView, AccountingView):
         """Revoking changes a key: keys are never deleted."""
         return super().permission("PATCH" if method == "DELETE" else method)
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("account", str),
-            OpenApiParameter("status", str, description=", ".join(STATUSES)),
-        ]
-    )
-    def list(self, request: Request) -> Response:
-        return super().list(request)
-
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        wanted = self.request.query_params.get("status")
-        accounts = self.request.query_params.get("account")
-        if accounts is not None:
-            queryset = queryset.filter(account__in=accounts.split(","))
-        return queryset if wanted is None else queryset.filter(_has_status(wanted))
+        found = super().filter_queryset(queryset)
+        words = self.request.query_params.get("status")
+        return found if words is None else found.filter(_has_status(words))
 
     def find(self, prefix: str) -> ApiKey:
         return selectors.key_find(prefix)

@@ -66,12 +66,6 @@ def key_of(run: verbs.Run) -> verbs.Row:
     return {KEY: key}
 
 
-class AddUpstream(verbs.Add):
-    def show(self, run: verbs.Run, row: verbs.Row) -> None:
-        name = row["name"]
-        run.show(row, f"Made the upstream {name}. upstreams test {name} shows what works of it.")
-
-
 def add_test_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="which of its models; else the first that chats, by its name"
@@ -98,10 +92,11 @@ class Command(verbs.Command):
             "one upstream and the models that it listed when it was last tested",
             tables={"models": verbs.cells("id", "context_tokens", "max_output_tokens", *PRICES)},
         ),
-        AddUpstream(
+        verbs.Add(
             without(KEY, FLAG),
             "name an endpoint of others",
             positional=("name", "url"),
+            done="Made the upstream {id}. upstreams test {id} shows what works of it.",
             arguments=add_new_arguments,
             body=lambda run: {FLAG: run.options[FLAG]} | key_of(run),
         ),

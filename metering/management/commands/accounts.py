@@ -28,12 +28,6 @@ class ShowAccount(verbs.Show):
         return row | {"key_budgets": budgets, "api_keys": keys}
 
 
-class AddAccount(verbs.Add):
-    def show(self, run: verbs.Run, row: verbs.Row) -> None:
-        made = f"Made the account {row['name']}."
-        run.show(row, f"{made}\nA key for it: {program()} keys create {row['name']}")
-
-
 class Command(verbs.Command):
     help = f"Accounts: who pays. Their keys: {program()} keys; their caps: {program()} budgets."
     subcommands = (
@@ -48,7 +42,13 @@ class Command(verbs.Command):
             },
             hidden=("key_budgets",),
         ),
-        AddAccount(ACCOUNTS, "make an account", positional=("name",), aliases=("create",)),
+        verbs.Add(
+            ACCOUNTS,
+            "make an account",
+            positional=("name",),
+            aliases=("create",),
+            done=f"Made the account {{id}}.\nA key for it: {program()} keys create {{id}}",
+        ),
         verbs.Change(ACCOUNTS, "change an account; a disabled one's keys are refused"),
         verbs.Remove(ACCOUNTS, "remove an account that never had a key"),
     )
