@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -99,11 +98,9 @@ def _settings(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelsTomlView(ObjectView):
-    @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, request: Request) -> Response:
         return Response({"toml": write_document(selectors.catalogue_state())})
 
-    @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
     def post(self, request: Request) -> Response:
         """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it
         returns the plan and the entries' ``problems``; while there are any, ``apply`` is refused.

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from fleet.hub.client import HubClient
 
 MAX_WORDS = 200
-SOURCE = OpenApiParameter(
-    "source",
-    str,
-    description="huggingface, or a named source. Without it: the default one.",
-)
+SOURCE = {"source": "huggingface, or a named source. Without it: the default one."}
 
 
 class MatchShape(serializers.Serializer[Any]):
@@ -74,9 +70,10 @@ class HubSearchView(ObjectView):
 
     serializer_class = MatchShape
     filters = {"search": "", "source": ""}
+    filter_help = SOURCE
 
     @extend_schema(
-        parameters=[OpenApiParameter("search", str, required=True), SOURCE],
+        parameters=[OpenApiParameter("search", str, required=True)],
         responses={200: MatchShape(many=True)},
     )
     def get(self, request: Request) -> Response:
@@ -91,10 +88,8 @@ class HubRepositoryView(ObjectView):
 
     serializer_class = RepositoryShape
     filters = {"revision": "", "source": ""}
+    filter_help = SOURCE
 
-    @extend_schema(
-        parameters=[OpenApiParameter("revision", str), SOURCE], responses=RepositoryShape
-    )
     def get(self, request: Request, owner: str, name: str) -> Response:
         revision = request.query_params.get("revision") or None
         repository = _client(request).repository(f"{owner}/{name}", revision)

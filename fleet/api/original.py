@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -61,7 +60,6 @@ PREFLIGHT_KINDS = {
 CUDA_UNAVAILABLE = "cuda_unavailable"
 
 
-@extend_schema(responses={200: OpenApiTypes.OBJECT})
 class OriginalView(ObjectView):
     flat_refusals = FLAT_REFUSALS
 
@@ -116,7 +114,6 @@ class EndpointView(OriginalView):
 
 
 class LoadView(OriginalView):
-    @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, request: Request, name: str) -> Response:
         body = body_of(request, "model_id", "harness", "quant", "tensor_parallel", "devices")
         entry = selectors.catalogue_find(text_in(body, "model_id"))
@@ -151,7 +148,6 @@ class UnloadView(OriginalView):
     """Unloads a model, also a pinned one. It stays unloaded until it is loaded or requested, or its
     neuron restarts, as in the original."""
 
-    @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, request: Request, name: str) -> Response:
         body = body_of(request, "model_id")
         model = text_in(body, "model_id")

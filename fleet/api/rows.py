@@ -53,7 +53,8 @@ class RowsSchema(ApiSchema):
         return hook if hook and hook.__doc__ else super().operation()
 
     def get_override_parameters(self) -> list[Any]:
-        return [DRY_RUN_PARAMETER] if self.view.action == "destroy" else []
+        is_removal = self.view.action == "destroy"
+        return [DRY_RUN_PARAMETER] if is_removal else super().get_override_parameters()
 
     def get_request_serializer(self) -> Any:
         noun: Noun = self.view.noun

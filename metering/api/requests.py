@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from django.contrib.auth.models import AbstractUser
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -23,7 +23,6 @@ from metering.api.views import CsvRenderer
 from metering.csv_files import csv_headers
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
-from metering.nouns import REQUESTS
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
 from metering.requests.shown import COLUMNS, MAX_CSV_ROWS, all_fields, requests_csv
@@ -84,7 +83,6 @@ class RequestPageShape(serializers.Serializer[Any]):
 class RequestView(ObjectView):
     serializer_class: type[serializers.Serializer[Any]] = RequestShape
     queryset = RequestRecord.objects.none()
-    filter_backends = ()
 
     def ensure_may(self, request: Request) -> None:
         if not self.caller.sees_all:
@@ -123,16 +121,11 @@ class RequestsView(RequestView):
     """Newest first."""
 
     renderer_classes = (JSONRenderer, CsvRenderer)
-    filters = REQUESTS.filters
-    page_parameters = ("limit", "before")
+    filters = dict.fromkeys(PARAMETERS, "")
+    filter_help = PARAMETERS
+    page_parameters = ()
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter(name, description=words) for name, words in PARAMETERS.items()
-        ],
-        responses=RequestPageShape,
-        operation_id="requests_list",
-    )
+    @extend_schema(responses=RequestPageShape, operation_id="requests_list")
     def get(self, request: Request) -> Response:  # type: ignore[override]
         visible = _visible(self.caller)
         words = {name: str(value) for name, value in request.query_params.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -40,8 +39,8 @@ class SeriesShape(serializers.Serializer[Any]):
 
 class SeriesView(ObjectView):
     serializer_class = SeriesShape
-    filter_backends = ()
     filters = SERIES.filters
+    filter_help = SERIES.filter_help
     page_parameters = ()
 
     def ensure_may(self, request: Request) -> None:
@@ -61,13 +60,6 @@ class SeriesView(ObjectView):
                 403, "account_not_allowed", f"You may not see {name[:64]!r}.", param="name"
             )
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter(name, description=f"{words}.")
-            for name, words in SERIES.filter_help.items()
-        ],
-        responses=SeriesShape,
-    )
     def get(self, request: Request) -> Response:
         given = request.query_params
         kind, name = kind_of(given.get("kind", Kind.FLEET)), given.get("name", FLEET_NAME)
