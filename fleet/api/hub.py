@@ -13,6 +13,7 @@ from rest_framework.response import Response
 
 from fleet import selectors
 from fleet.api.access import ObjectView
+from fleet.api.shapes import FileShape
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
 from metering.api.problems import invalid
@@ -29,11 +30,6 @@ class MatchShape(serializers.Serializer[Any]):
     num_downloads = serializers.IntegerField()
     num_likes = serializers.IntegerField()
     is_gated = serializers.BooleanField()
-
-
-class FileShape(serializers.Serializer[Any]):
-    name = serializers.CharField()
-    num_bytes = serializers.IntegerField()
 
 
 class FitShape(serializers.Serializer[Any]):

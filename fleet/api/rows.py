@@ -162,20 +162,15 @@ def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Res
 
 
 def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
-    """200 with the effects of ``remove``."""
-    return Response({"would": WouldShape(would(actor, remove), many=True).data})
-
-
-def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
-    """Makes the change, reads its audit entries and rolls everything back."""
+    """200 with the effects of ``remove``: makes it, reads its audit entries, rolls it back."""
     with transaction.atomic():
         newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
-        change()
+        remove()
         entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)[:200]).order_by("id")
-        found = list(entries)
+        found = WouldShape(entries, many=True).data
         transaction.set_rollback(True)
     selectors.catalogue_cache_clear()
-    return found
+    return Response({"would": found})
 
 
 def is_dry(request: Request) -> bool:

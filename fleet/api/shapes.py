@@ -154,7 +154,7 @@ class DownloadShape(RowShape):
         exclude = ("sha256",)
 
 
-class CachedFileShape(serializers.Serializer[Any]):
+class FileShape(serializers.Serializer[Any]):
     name = serializers.CharField()
     num_bytes = serializers.IntegerField()
 
@@ -166,7 +166,7 @@ class CachedShape(serializers.Serializer[Any]):
     source = serializers.CharField()  # type: ignore[assignment]
     revision = serializers.CharField()
     num_bytes = serializers.IntegerField()
-    files = CachedFileShape(many=True)
+    files = FileShape(many=True)
     used_by = serializers.ListField(child=serializers.CharField(), help_text="Models loaded of it.")
     models = serializers.ListField(
         child=serializers.CharField(),

@@ -20,8 +20,7 @@ from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.admin.unfold_types import ask
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
-from fleet.dashboard.board import board_of, outdated_rows
-from fleet.dashboard.homes import model_context, neuron_context
+from fleet.dashboard.board import board_of, model_context, neuron_context, outdated_rows
 from fleet.dashboard.query import BoardQuery, Shown
 from fleet.dashboard.words import ASK_FIRST, CHANGE_SETTINGS
 from fleet.errors import FleetError, InvitationError

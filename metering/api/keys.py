@@ -25,6 +25,11 @@ from metering.services import DEFAULT_SCOPES, Cap
 STATUSES = ("active", "expired", "disabled", "revoked")
 COLUMNS = {"models": "model_names"}
 """Fields with another name in the table."""
+AS_GIVEN = (
+    *("name", "scopes", "models", "names_end_user", "may_leave_network"),
+    *("expires_at", "capture_until"),
+)
+"""Fields of a new key that its service has defaults for."""
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
 
 
@@ -64,21 +69,15 @@ class Keys(RowsView, AccountingView):
         """Makes a key, or imports the ``key`` that is given. The answer shows it once."""
         body = new_row(request, KEYS, *self.new_fields)
         imported = text_in(body, "key") if "key" in body else None
-        scopes = body.get("scopes", [str(scope) for scope in DEFAULT_SCOPES])
-        self.ensure_may_grant(scopes)
+        self.ensure_may_grant(body.get("scopes", list(DEFAULT_SCOPES)))
+        given = {COLUMNS.get(name, name): body[name] for name in AS_GIVEN if name in body}
         created = services.key_create(
             actor=self.actor,
             account=selectors.account_find(body["account"]),
-            name=body.get("name", ""),
-            scopes=scopes,
-            model_names=body.get("models", []),
-            names_end_user=body.get("names_end_user", False),
-            may_leave_network=body.get("may_leave_network", True),
-            expires_at=body.get("expires_at"),
-            capture_until=body.get("capture_until"),
             limits=RateLimits.of(body),
             caps=_caps(body.get("budgets", [])),
             imported=imported,
+            **given,
         )
         shown = {"key": created.key, **self.shown(created.row)}
         return Response(shown, status=201, headers=SHOWN_ONCE)
