@@ -7,9 +7,8 @@ from django.urls import path
 from fleet.api import original
 from fleet.api.catalogue import Aliases, Catalogue, ModelPlanView, ModelsTomlView
 from fleet.api.documents import DocumentsView, SchemaView
-from fleet.api.downloads import CachedView, Downloads, NeuronCachedView
 from fleet.api.hub import HubRepositoryView, HubSearchView
-from fleet.api.jobs import Jobs, ModelJobsView
+from fleet.api.jobs import CachedView, Downloads, Jobs, ModelJobsView, NeuronCachedView
 from fleet.api.neurons import DevicesView, Invitations, Neurons, PolicyView, ReplicasView
 from fleet.api.overview import (
     AssignmentsView,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from metering.api.accounts import Accounts, Budgets, Members
-from metering.api.keys import Keys
+from metering.api.accounts import Accounts, Budgets, Keys, Members
 from metering.api.requests import CaptureView, RequestsView, RequestView
 from metering.api.series import SeriesView
 from metering.api.views import MeView, UnknownUrlView, UsageView
