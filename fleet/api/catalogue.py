@@ -12,8 +12,7 @@ from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import ObjectView, body_of, flag_in, text_in
-from fleet.api.rows import RowsView, assigned
-from fleet.api.shapes import AliasShape, CatalogueShape
+from fleet.api.rows import RowShape, RowsView, assigned
 from fleet.catalogue import SETTINGS
 from fleet.live import reading as live
 from fleet.models import Alias, CatalogueModel
@@ -22,6 +21,34 @@ from fleet.nouns import ALIASES, MODELS
 from fleet.overview.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
 from metering.api.problems import CONTENT_TYPE, ProblemError, invalid
 from metering.api.schema import Problem
+
+
+class CatalogueShape(RowShape):
+    aliases = serializers.SerializerMethodField()
+    spec_digest = serializers.SerializerMethodField()
+    loaded_on = serializers.SerializerMethodField()
+
+    class Meta:
+        model = CatalogueModel
+        exclude = ("id", "layer_costs", "unloaded_from")
+
+    def get_aliases(self, model: CatalogueModel) -> list[str]:
+        return sorted(alias.name for alias in model.aliases.all())
+
+    def get_spec_digest(self, model: CatalogueModel) -> str:
+        return model.entry().spec_digest()
+
+    def get_loaded_on(self, model: CatalogueModel) -> list[str]:
+        ready = [replica for replica in model.replicas.all() if replica.status == "ready"]
+        return sorted(replica.neuron.name for replica in ready)
+
+
+class AliasShape(RowShape):
+    model = serializers.CharField(source="model.name")
+
+    class Meta:
+        model = Alias
+        exclude = ("id",)
 
 
 class Catalogue(RowsView):

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from fleet import selectors
 from fleet.api.access import ObjectView
-from fleet.api.shapes import FileShape
+from fleet.api.jobs import FileShape
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
 from metering.api.problems import invalid

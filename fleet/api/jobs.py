@@ -24,8 +24,14 @@ from rest_framework.utils.encoders import JSONEncoder
 
 from fleet import selectors, services
 from fleet.api.access import DRY_RUN, FleetListView, FleetView, body_of, text_in, texts_in
-from fleet.api.rows import DRY_RUN_PARAMETER, DryRunShape, RowsView, is_dry, would_response
-from fleet.api.shapes import CachedShape, DownloadShape, LoadJobShape
+from fleet.api.rows import (
+    DRY_RUN_PARAMETER,
+    DryRunShape,
+    RowShape,
+    RowsView,
+    is_dry,
+    would_response,
+)
 from fleet.catalogue import SETTINGS
 from fleet.lifecycles import DownloadKind, LoadJobKind, LoadJobStatus
 from fleet.live.cached_models import cached_list
@@ -45,6 +51,64 @@ STARTED = inline_serializer(
         "devices": serializers.ListField(child=serializers.CharField(), required=False),
     },
 )
+
+
+class LoadJobShape(RowShape):
+    model = serializers.CharField(source="model_name")
+    neuron = serializers.CharField(source="neuron.name")
+    progress_fraction = serializers.FloatField(allow_null=True, help_text="0 to 1.")
+    share = serializers.FloatField(
+        allow_null=True, help_text="Of the whole load, by the last one there. 0 to 1."
+    )
+    eta_s = serializers.FloatField(
+        allow_null=True, help_text="Seconds left, by the last load there, else by its rate."
+    )
+
+    class Meta:
+        model = LoadJob
+        exclude = (
+            *("model_name", "stage_links", "may_divide", "stage_started_at"),
+            *("engine_started_at", "expected_load_s"),
+        )
+
+
+class DownloadShape(RowShape):
+    neuron = serializers.CharField(source="neuron.name")
+    progress_fraction = serializers.FloatField(allow_null=True, help_text="0 to 1.")
+    eta_s = serializers.FloatField(allow_null=True)
+
+    class Meta:
+        model = Download
+        exclude = ("sha256",)
+
+
+class FileShape(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    num_bytes = serializers.IntegerField()
+
+
+class CachedShape(serializers.Serializer[Any]):
+    """One revision of one source on one neuron's disk."""
+
+    neuron = serializers.CharField()
+    source = serializers.CharField()  # type: ignore[assignment]
+    revision = serializers.CharField()
+    num_bytes = serializers.IntegerField()
+    files = FileShape(many=True)
+    used_by = serializers.ListField(child=serializers.CharField(), help_text="Models loaded of it.")
+    models = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Of the catalogue, those that this is the source of.",
+    )
+    is_partial = serializers.BooleanField(help_text="Broken off; the next pull continues it.")
+    missing = serializers.ListField(
+        child=serializers.CharField(), help_text="Files that were wanted and are not whole."
+    )
+    wanted_bytes = serializers.IntegerField(help_text="Once nothing is missing; 0: nothing is.")
+    partial_bytes = serializers.IntegerField(help_text="Of the missing files; not in num_bytes.")
+    last_used_unix_s = serializers.FloatField(allow_null=True)
+    disk_free_bytes = serializers.IntegerField()
+    disk_total_bytes = serializers.IntegerField()
 
 
 class EventStreamRenderer(JSONRenderer):

@@ -16,12 +16,90 @@ from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of, seconds_in
-from fleet.api.rows import RowsView, change_schema, changed_row, new_row, removed
-from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape, RowShape
+from fleet.api.rows import RowShape, RowsView, change_schema, changed_row, new_row, removed
+from fleet.catalogue.outdated import is_outdated
+from fleet.lifecycles import RecordedReplicaStatus
 from fleet.live.desired_state import AdmissionPolicy
+from fleet.live.reading import held_request_ids
 from fleet.models import Device, FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from fleet.nouns import INVITATIONS, NEURONS, POLICY
 from metering.api.problems import ProblemError
+
+UNDER_WAY = (RecordedReplicaStatus.LOADING, RecordedReplicaStatus.RECOVERING)
+
+
+class DeviceShape(RowShape):
+    neuron = serializers.CharField(source="neuron.name")
+    id = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Device
+        fields = "__all__"
+
+    def get_id(self, device: Device) -> str:
+        return f"{device.kind}:{device.index}"
+
+
+class HeldStageShape(serializers.Serializer[Any]):
+    model = serializers.CharField()
+    engine_neuron = serializers.CharField(help_text="The neuron that serves the model.")
+    device = serializers.CharField()
+    first_layer = serializers.IntegerField()
+    last_layer = serializers.IntegerField(help_text="The one after its last layer.")
+    status = serializers.CharField(help_text="loading, listening, ready or failed.")
+    memory_bytes = serializers.IntegerField(allow_null=True)
+    failure = serializers.CharField(help_text="Why it failed; else empty.")
+
+
+class NeuronShape(RowShape):
+    devices = DeviceShape(many=True)
+    held_stages = HeldStageShape(
+        many=True, help_text="Of models whose engines are on other neurons: no replicas."
+    )
+    replicas = serializers.SerializerMethodField()
+    at_work = serializers.SerializerMethodField(
+        help_text="The replicas with requests, or on their way."
+    )
+    requests = serializers.SerializerMethodField(help_text="The ids of the requests at work there.")
+
+    class Meta:
+        model = Neuron
+        exclude = ("id",)
+
+    def get_replicas(self, neuron: Neuron) -> list[str]:
+        return [replica.model_name for replica in neuron.replicas.all()]
+
+    def get_at_work(self, neuron: Neuron) -> list[dict[str, Any]]:
+        return [
+            {
+                "model": replica.model_name,
+                "status": replica.status,
+                "num_requests": replica.in_flight + replica.queue_depth,
+            }
+            for replica in neuron.replicas.all()
+            if replica.in_flight + replica.queue_depth or replica.status in UNDER_WAY
+        ]
+
+    def get_requests(self, neuron: Neuron) -> list[str]:
+        has_some = any(one.in_flight + one.queue_depth for one in neuron.replicas.all())
+        return held_request_ids(neuron.name) if has_some else []
+
+
+class ReplicaShape(RowShape):
+    model = serializers.CharField(source="model_name")
+    neuron = serializers.CharField(source="neuron.name")
+    is_outdated = serializers.SerializerMethodField(
+        help_text="Loaded by another spec than the catalogue has now; null: it has none."
+    )
+
+    class Meta:
+        model = Replica
+        exclude = ("id", "model_name")
+
+    def get_is_outdated(self, replica: Replica) -> bool | None:
+        entry = selectors.catalogue_find(replica.model_name)
+        return None if entry is None else is_outdated(replica.spec_digest, entry)
+
 
 state_schema = extend_schema(request=OpenApiTypes.OBJECT, responses=NeuronShape)
 

@@ -17,8 +17,7 @@ from fleet.api.access import (
     ObjectView,
     number_in,
 )
-from fleet.api.rows import RowsView
-from fleet.api.shapes import AssignmentShape, AuditShape
+from fleet.api.rows import RowShape, RowsView
 from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
 from fleet.nouns import AUDIT, SETTINGS
@@ -30,6 +29,25 @@ from inference.protocol.engine_logs import MAX_LINES
 from metering.api.problems import ProblemError, ensure_one_of
 from metering.models import AuditEntry
 from metering.principal import Scope
+
+
+class AuditShape(RowShape):
+    class Meta:
+        model = AuditEntry
+        fields = "__all__"
+
+
+class AssignmentShape(serializers.Serializer[Any]):
+    """The models that should be loaded, by the catalogue."""
+
+    model = serializers.CharField()
+    neurons = serializers.ListField(
+        child=serializers.CharField(), help_text="The neurons that it may run on; empty: any."
+    )
+    min_replicas = serializers.IntegerField()
+    max_replicas = serializers.IntegerField()
+    priority = serializers.IntegerField()
+    idle_ttl_s = serializers.IntegerField(allow_null=True)
 
 
 class OverviewView(ObjectView):

@@ -38,6 +38,14 @@ HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
 """The hook that each of REST framework's actions calls."""
 
 
+# A comment, since OpenAPI would show a docstring for every shape.
+# A row has its table's columns, but for those that ``Meta`` excludes, then the declared fields.
+class RowShape(serializers.ModelSerializer[Any]):
+    def get_default_field_names(self, declared_fields: Any, model_info: Any) -> list[str]:
+        columns = [model_info.pk.name, *model_info.fields, *model_info.forward_relations]
+        return list(dict.fromkeys([*columns, *declared_fields]))
+
+
 class RowsSchema(ApiSchema):
     """The schema of a ``RowsView``'s operations, by its noun and its hooks' docstrings."""
 

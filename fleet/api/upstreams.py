@@ -12,8 +12,7 @@ from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import body_of, flag_in, text_in
-from fleet.api.rows import RowsView, assigned
-from fleet.api.shapes import RowShape
+from fleet.api.rows import RowShape, RowsView, assigned
 from fleet.models import Upstream
 from fleet.nouns import UPSTREAMS
 

@@ -17,8 +17,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import FleetView, text_in
-from fleet.api.rows import RowsView, assigned, new_row, values_of_body
-from fleet.api.shapes import RowShape
+from fleet.api.rows import RowShape, RowsView, assigned, new_row, values_of_body
 from metering import selectors, services
 from metering.api.problems import ProblemError, ensure_one_of, invalid
 from metering.errors import MeteringValueError, ScopeNotHeldError
