@@ -64,7 +64,10 @@ class OriginalView(ObjectView):
     flat_refusals = FLAT_REFUSALS
 
     def handle_exception(self, exc: Exception) -> Response:
-        if isinstance(exc, FleetError):
+        if isinstance(exc, PlacementRefusedError):
+            status = 503 if exc.code == CUDA_UNAVAILABLE else 400
+            exc = ProblemError(status, exc.code, str(exc))
+        elif isinstance(exc, FleetError):
             exc = problem_of(exc)
         if isinstance(exc, ProblemError):
             note_refusal(self.request, exc, exc)
@@ -124,7 +127,13 @@ class LoadView(OriginalView):
             is_ready = (state.model, state.status) == (entry.name, ReplicaStatus.READY)
             if is_ready and not is_outdated(state.spec_digest, entry):
                 raise ProblemError(400, "already_loaded", f"{entry.name} is already loaded")
-        job = self._start(entry.name, name, device_names(body))
+        # Idle models may be evicted for it unless the caller named devices.
+        job = services.model_load_start(
+            actor=self.actor,
+            model_name=entry.name,
+            neuron_name=name,
+            devices=device_names(body),
+        )
         wait_for_job(job, timeout_s=LOAD_TIMEOUT_S)
         if job.status == LoadJobStatus.SUCCEEDED:
             return Response({"status": "loaded"})
@@ -132,16 +141,6 @@ class LoadView(OriginalView):
         failures = [state.failure for state in states if state.job_id == str(job.pk)]
         status, error = load_failure(job, entry, next(iter(failures), None))
         return Response(error, status=status)
-
-    def _start(self, model: str, neuron: str, devices: list[str]) -> LoadJob:
-        """Starts the load. Idle models may be evicted for it unless the caller named devices."""
-        try:
-            return services.model_load_start(
-                actor=self.actor, model_name=model, neuron_name=neuron, devices=devices
-            )
-        except PlacementRefusedError as error:
-            status = 503 if error.code == CUDA_UNAVAILABLE else 400
-            raise ProblemError(status, error.code, str(error)) from error
 
 
 class UnloadView(OriginalView):

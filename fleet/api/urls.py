@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from fleet.api import original
-from fleet.api.catalogue import Aliases, Catalogue, ModelPlanView, ModelsTomlView
+from fleet.api.catalogue import Aliases, Catalogue, ModelPlanView, ModelsTomlView, Upstreams
 from fleet.api.documents import DocumentsView, SchemaView
 from fleet.api.hub import HubRepositoryView, HubSearchView
 from fleet.api.jobs import CachedView, Downloads, Jobs, ModelJobsView, NeuronCachedView
@@ -17,7 +17,6 @@ from fleet.api.overview import (
     OverviewView,
     Settings,
 )
-from fleet.api.upstreams import Upstreams
 
 NOUNS = (Neurons, Invitations, Catalogue, Aliases, Upstreams, Jobs, Downloads, Settings)
 urlpatterns = [

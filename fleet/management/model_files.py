@@ -1,18 +1,143 @@
-"""``models pull`` and ``models cached``."""
+"""``models search``, ``pull`` and ``cached``, and the choices that ``models add`` shows of a
+repository.
+"""
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser
 from datetime import UTC, datetime
+from urllib.parse import quote, urlencode
 
 from django.core.management.base import CommandError
 
+from fleet.catalogue import SETTINGS
 from fleet.catalogue.rules import EXAMPLE_SOURCE
+from fleet.catalogue.targets import UPSTREAM_PREFIX
+from fleet.hub.offers import expected_vram_mb
 from fleet.management import verbs
 from fleet.management.following import download_line, follow_download
-from fleet.management.hub import add_file_arguments
 from fleet.management.sizes import size_text
 from helexa_site.exit_codes import ExitCode
+from inference.loading.sources.files import JOINED_BY, wanted_files
+from inference.protocol.load import NO_PROJECTOR
+from inference.protocol.load_errors import BadSourceError
+from inference.settings.storage import HUGGINGFACE
+
+
+def add_file_arguments(parser: ArgumentParser) -> None:
+    for name in ("file", "revision"):
+        text = SETTINGS[name].help_text.removesuffix(".")
+        parser.add_argument(f"--{name}", help=text[0].lower() + text[1:])
+
+
+FOUND: verbs.Columns = {
+    "repository": lambda one: one["name"],
+    "downloads": lambda one: one["num_downloads"],
+    "likes": lambda one: one["num_likes"],
+    "gated": lambda one: "yes" if one["is_gated"] else "",
+}
+
+
+class Search(verbs.Verb):
+    has_id = False
+
+    def add_flags(self, parser: ArgumentParser) -> None:
+        parser.add_argument("words", nargs="+", metavar="WORD")
+        parser.add_argument(
+            "--source", help="huggingface, or a named source; without it the default one"
+        )
+
+    def run(self, run: verbs.Run) -> None:
+        words = " ".join(run.options["words"])
+        query = {"search": words} | run.given("source")
+        found = run.ask("GET", f"hub?{urlencode(query)}")
+        run.show(found, verbs.rows_text(FOUND, found) if found else f"Nothing is called {words}.")
+
+
+def names_a_repository(given: str) -> bool:
+    """``helexa:org/name``, or a bare ``org/name`` of the default source."""
+    scheme = given.partition(":")[0] if ":" in given else ""
+    return scheme not in ("path", "pypi", UPSTREAM_PREFIX[:-1]) and (bool(scheme) or "/" in given)
+
+
+def chosen_of_repository(run: verbs.Run, source: str) -> tuple[str, verbs.Row]:
+    """The name and the settings of the model that ``--file`` names, or that the user chooses at the
+    terminal. Raises ``CommandError`` with the choices."""
+    scheme, _, repository = source.rpartition(":")
+    owner, _, name = repository.partition("/")
+    if not owner or not name or "/" in name:
+        raise CommandError(f"{source!r} is not like {scheme or HUGGINGFACE}:org/name")
+    query = urlencode(run.given("revision") | ({"source": scheme} if scheme else {}))
+    choices = run.ask("GET", f"hub/{quote(repository)}{'?' if query else ''}{query}")["choices"]
+    if not choices:
+        raise CommandError(f"{repository} holds neither safetensors nor GGUF files")
+    if run.options["file"]:
+        choice = _named(run.options["file"], choices)
+    elif len(choices) == 1:
+        choice = choices[0]
+    else:
+        choice = _asked(run, choices)
+    if choice["access_problem"]:
+        raise CommandError(choice["access_problem"])
+    if choice["problem"]:
+        raise CommandError(f"This build does not run {choice['label']}: {choice['problem']}")
+    settings = {name: value for name, value in choice["settings"].items() if value is not None}
+    return choice["model_name"], settings
+
+
+def _named(file: str, choices: list[verbs.Row]) -> verbs.Row:
+    """``file`` may name an mmproj file beside the weights, as in a model's settings."""
+    try:
+        wanted = wanted_files(file)
+    except BadSourceError as error:
+        raise CommandError(str(error)) from None
+    weights = wanted.weights or (choices[0]["label"] if len(choices) == 1 else "")
+    for choice in choices:
+        if weights.lower() == choice["label"].lower() or weights in _names(choice):
+            return choice if wanted.projector is None else _with(choice, wanted.projector)
+    labels = ", ".join(choice["label"] for choice in choices)
+    raise CommandError(f"{file} is not there: choose one of {labels}")
+
+
+def _with(choice: verbs.Row, projector: str) -> verbs.Row:
+    """``projector``: an mmproj file, or ``NO_PROJECTOR``."""
+    settings = dict(choice["settings"])
+    settings["file"] = JOINED_BY.join(filter(None, (settings["file"], projector)))
+    if projector == NO_PROJECTOR:
+        weights = [file for file in choice["files"] if file["name"] in _names(choice)]
+        settings["vram_mb"] = expected_vram_mb(sum(file["num_bytes"] for file in weights))
+    return choice | {"settings": settings}
+
+
+def _names(choice: verbs.Row) -> list[str]:
+    return [file["name"] for file in choice["files"] if file["name"] != choice["projector"]]
+
+
+def _asked(run: verbs.Run, choices: list[verbs.Row]) -> verbs.Row:
+    numbered = [choice | {"": number} for number, choice in enumerate(choices, 1)]
+    table = verbs.rows_text(OFFERED, numbered)
+    if not sys.stdin.isatty():
+        raise CommandError(f"Choose one with --file:\n{table}")
+    run.stderr.write(table)
+    word = input("Which one? ").strip()
+    if not word.isascii() or not word.isdigit() or not 1 <= int(word) <= len(choices):
+        raise CommandError("None was chosen")
+    return choices[int(word) - 1]
+
+
+def _where(choice: verbs.Row) -> str:
+    where = "; ".join(f"{fit['neuron']}: {fit['words']}" for fit in choice["fits"])
+    words = choice["access_problem"] or choice["problem"] or where or "no neuron is there"
+    return words + (f"; reads images by {choice['projector']}" if choice["projector"] else "")
+
+
+OFFERED: verbs.Columns = {
+    **verbs.cells(""),
+    "file": lambda choice: choice["label"],
+    "size": lambda choice: size_text(choice["num_bytes"]),
+    "where it fits": _where,
+}
 
 
 class Pull(verbs.Verb):
@@ -81,11 +206,13 @@ def _deletion(row: verbs.Row) -> verbs.Row:
 def _of_words(words: str, rows: list[verbs.Row]) -> list[verbs.Row]:
     """Every revision where none is named. A model's name stands for its source."""
     return [
-        row for row in rows if words in {*_names(row["source"], row["revision"]), *row["models"]}
+        row
+        for row in rows
+        if words in {*_names_of_source(row["source"], row["revision"]), *row["models"]}
     ]
 
 
-def _names(source: str, revision: str) -> set[str]:
+def _names_of_source(source: str, revision: str) -> set[str]:
     """A wheel's folder has its version and a hash in its name: ``pypi:tiny-1.2-bcc81830d10c``."""
     names = {source, f"{source}@{revision}"}
     if source.startswith("pypi:") and source.count("-") >= 2:

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,18 @@ def missing(
     """Why the gate is still closed, in words; empty: it may test."""
     ready = set(ready_now(overview))
     reasons = [f"{one} is not ready" for one in expected if one not in ready]
-    return [*reasons, *_offline(overview, neuron), *_loading(overview, neuron)]
+    if not overview["is_live"]:
+        reasons.append("Redis does not answer the gateway")
+    statuses = {line["name"]: line["status"] for line in overview["neurons"]}
+    if neuron is not None and statuses.get(neuron) not in ("online", "draining"):
+        reasons.append(f"{neuron} is {statuses.get(neuron, 'not known')}")
+    # Pinned models that a neuron loads by itself are in no earlier list.
+    reasons += [
+        f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"
+        for job in overview["jobs"]
+        if job["status"] in ACTIVE and neuron in (None, job["neuron"])
+    ]
+    return reasons
 
 
 def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str]:
@@ -243,25 +254,6 @@ def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str
         for replica in line["replicas"]
         if replica["status"] == "failed"
     ]
-
-
-def _offline(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    if not overview["is_live"]:
-        yield "Redis does not answer the gateway"
-    if neuron is None:
-        return
-    line = next((line for line in overview["neurons"] if line["name"] == neuron), None)
-    if line is None:
-        yield f"{neuron} is not known"
-    elif line["status"] not in ("online", "draining"):
-        yield f"{neuron} is {line['status']}"
-
-
-def _loading(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    """Pinned models that a neuron loads by itself are in no earlier list."""
-    for job in overview["jobs"]:
-        if job["status"] in ACTIVE and neuron in (None, job["neuron"]):
-            yield f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"
 
 
 class Command(QuickCommand):

@@ -14,9 +14,8 @@ from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.catalogue.kinds import Targets
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import upstream_of
-from fleet.management import hub, verbs
+from fleet.management import model_files, verbs
 from fleet.management.following import follow, job_line
-from fleet.management.model_files import Cached, Pull
 from fleet.management.sizes import size_text
 from fleet.noun import value_of_text
 from fleet.nouns import MODELS
@@ -64,7 +63,7 @@ class Add(verbs.Verb):
         )
         parser.add_argument("source", nargs="?", metavar="SOURCE", help=f"as {EXAMPLE_SOURCE}")
         parser.add_argument("--base", help="of an adapter (LoRA): the model that it adapts")
-        hub.add_file_arguments(parser)
+        model_files.add_file_arguments(parser)
         parser.add_argument(
             "--spread",
             help="device, host or fleet: whether a model that no device holds whole is divided, "
@@ -92,11 +91,11 @@ class Add(verbs.Verb):
         name = run.options["name"]
         if run.options["source"] is not None:
             return run.given("name", "source", "base", "file", "revision")
-        if not hub.names_a_repository(name):
+        if not model_files.names_a_repository(name):
             raise CommandError("name its source too, or only org/name to choose from")
         if run.options["base"]:
             raise CommandError("an adapter is given a name too: models add MODEL SOURCE --base …")
-        chosen, settings = hub.chosen_of_repository(run, name)
+        chosen, settings = model_files.chosen_of_repository(run, name)
         return {"name": chosen, **settings}
 
 
@@ -236,7 +235,7 @@ class Command(verbs.Command):
             titles=("setting", "value"),
             tables={"replicas": REPLICAS, "jobs": JOBS},
         ),
-        hub.Search(
+        model_files.Search(
             MODELS,
             "repositories of Hugging Face or of a named source by words of their name",
             name="search",
@@ -281,8 +280,10 @@ class Command(verbs.Command):
             name="sleep",
         ),
         StartJobs(MODELS, "wake a model that sleeps, and wait for it", name="wake"),
-        Pull(MODELS, "download a model's files to a neuron without loading it", name="pull"),
-        Cached(MODELS, "what neurons have downloaded, and deleting it", name="cached"),
+        model_files.Pull(
+            MODELS, "download a model's files to a neuron without loading it", name="pull"
+        ),
+        model_files.Cached(MODELS, "what neurons have downloaded, and deleting it", name="cached"),
         Import(
             MODELS,
             "import a models.toml into the catalogue; only shows the changes unless --apply",
