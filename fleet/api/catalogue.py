@@ -1,4 +1,4 @@
-"""What the fleet offers: models, their plans and aliases, upstreams and their tests, models.toml."""
+"""What the fleet offers: models, their plans, aliases, upstreams and their tests, models.toml."""
 
 from __future__ import annotations
 

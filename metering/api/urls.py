@@ -6,8 +6,7 @@ from django.urls import path, re_path
 
 from metering.api.accounts import Accounts, Budgets, Keys, Members
 from metering.api.requests import CaptureView, RequestsView, RequestView
-from metering.api.series import SeriesView
-from metering.api.views import MeView, UnknownUrlView, UsageView
+from metering.api.views import MeView, SeriesView, UnknownUrlView, UsageView
 
 urlpatterns = [
     path("me", MeView.as_view()),
