@@ -38,12 +38,20 @@ HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
 """The hook that each of REST framework's actions calls."""
 
 
+FIRST = ("id", "prefix", "account", "name", "user", "kind", "model", "neuron", "source", "status")
+"""The fields that tell a row from others, in the order in which rows begin with them."""
+
+
 # A comment, since OpenAPI would show a docstring for every shape.
 # A row has its table's columns, but for those that ``Meta`` excludes, then the declared fields.
 class RowShape(serializers.ModelSerializer[Any]):
     def get_default_field_names(self, declared_fields: Any, model_info: Any) -> list[str]:
         columns = [model_info.pk.name, *model_info.fields, *model_info.forward_relations]
-        return list(dict.fromkeys([*columns, *declared_fields]))
+        names = dict.fromkeys([*columns, *declared_fields])
+        return [
+            *(name for name in FIRST if name in names),
+            *(name for name in names if name not in FIRST),
+        ]
 
 
 class RowsSchema(ApiSchema):
