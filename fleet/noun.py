@@ -2,7 +2,7 @@
 command's text. Pure.
 
 Noun ─▶ rows, bodies and schemas of REST            fleet.api.rows
-     └─▶ flags of add and change                   fleet.management.rows
+     └─▶ flags of add and change                   fleet.management.verbs
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Noun:
     path: str
     word: str
     id_field: str
-    fields: tuple[Field, ...]
+    fields: tuple[Field, ...] = ()
     filters: Mapping[str, str] = field(default_factory=dict)
     """Query parameters of the list, which are the flags of its command, with the rows' columns that
     must equal one of the values; empty: the list reads the parameter itself."""

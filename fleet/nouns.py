@@ -46,6 +46,8 @@ INVITATIONS = Noun(
     ),
     filters={"neuron": "neuron_name", "invited_by": "invited_by"},
 )
+NEEDED = Text(max_length=500, is_required=True)
+SECONDS = Count(most=MAX_TIMEOUT_S, is_optional=False)
 UPSTREAMS = Noun(
     path="upstreams",
     word="upstream",
@@ -54,7 +56,7 @@ UPSTREAMS = Noun(
         fixed("name", Text(max_length=63, is_required=True), "how it is called here"),
         Field(
             "url",
-            Text(max_length=500, is_required=True),
+            NEEDED,
             "where its API begins, as http://gpu-box:8000/v1",
             flag="endpoint",  # --url is the server's
             placeholder="URL",
@@ -76,29 +78,13 @@ UPSTREAMS = Noun(
             Count(most=MAX_CONCURRENCY, is_optional=False),
             "how many requests each gateway sends it at once",
         ),
-        Field(
-            "connect_timeout_s",
-            Count(most=MAX_TIMEOUT_S, is_optional=False),
-            "seconds until it has accepted a connection",
-        ),
-        Field(
-            "first_token_timeout_s",
-            Count(most=MAX_TIMEOUT_S, is_optional=False),
-            "seconds until the first part of an answer",
-        ),
-        Field(
-            "token_timeout_s",
-            Count(most=MAX_TIMEOUT_S, is_optional=False),
-            "seconds between two parts of an answer",
-        ),
-        Field(
-            "proxy",
-            Text(max_length=500, is_required=True),
-            "an HTTP proxy on the way to it; empty: none",
-        ),
+        Field("connect_timeout_s", SECONDS, "seconds until it has accepted a connection"),
+        Field("first_token_timeout_s", SECONDS, "seconds until the first part of an answer"),
+        Field("token_timeout_s", SECONDS, "seconds between two parts of an answer"),
+        Field("proxy", NEEDED, "an HTTP proxy on the way to it; empty: none"),
         Field(
             "ca_file",
-            Text(max_length=500, is_required=True),
+            NEEDED,
             "certificates of a private CA, a file on every gateway's host; empty: none",
         ),
     ),
@@ -120,7 +106,6 @@ NEURONS = Noun(
     path="neurons",
     word="neuron",
     id_field="name",
-    fields=(),
     filters={"status": "status"},
 )
 MODELS = Noun(
@@ -128,14 +113,12 @@ MODELS = Noun(
     word="model",
     id_field="name",
     id_metavar="MODEL",
-    fields=(),
     filters={"enabled": "enabled", "pinned": "pinned", "base": "base", "source": "source"},
 )
 JOBS = Noun(
     path="load-jobs",
     word="job",
     id_field="id",
-    fields=(),
     id_help="as jobs list has it",
     id_pattern=UUID_PATTERN,
     filters={"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"},
@@ -144,7 +127,6 @@ DOWNLOADS = Noun(
     path="downloads",
     word="download",
     id_field="id",
-    fields=(),
     id_help="as downloads list has it",
     id_pattern=UUID_PATTERN,
     filters={"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"},
@@ -153,14 +135,15 @@ SETTINGS = Noun(
     path="settings",
     word="setting",
     id_field="name",
-    fields=(),
     filters={"name": "", "set": ""},
-    filter_help={"name": "only those with this in their names", "set": "true or false"},
+    filter_help={
+        "name": "only those with this in their names; several by commas",
+        "set": "true or false: whether the environment has it",
+    },
 )
 AUDIT = Noun(
     path="audit",
     word="audit entry",
     id_field="id",
-    fields=(),
     filters={"actor": "actor", "action": "action", "object": "object_id"},
 )

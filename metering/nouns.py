@@ -8,7 +8,7 @@ from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.requests.filters import FILTERS
-from metering.series.steps import Kind
+from metering.series.steps import RANGES, Kind
 from metering.services.accounts import MAX_WEIGHT
 from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
 from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
@@ -110,6 +110,7 @@ KEYS = Noun(
         CAPTURE,
     ),
     filters={"account": "account", "status": ""},
+    filter_help={"status": "only active, expired, disabled or revoked ones; several by commas"},
     id_help="as in hx-0a1b2c3d4e",
     id_of_word=prefix_of_word,
 )
@@ -146,12 +147,11 @@ SERIES = Noun(
     path="series",
     word="series",
     id_field="name",
-    fields=(),
     filters=dict.fromkeys(("kind", "name", "range", "step"), ""),
     filter_help={
         "kind": f"{', '.join(Kind)}; without it the fleet",
-        "name": "whose; a device's is NEURON/cuda:0",
-        "range": "how far back: 5m to 30d (3h)",
+        "name": "whose; a device's is NEURON/cuda:0, the fleet has none",
+        "range": f"how far back: {', '.join(RANGES)}, or another time from 5m to 30d (3h)",
         "step": "in seconds; without it at most 200 points",
     },
 )

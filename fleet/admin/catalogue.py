@@ -31,7 +31,7 @@ from fleet.admin.unfold_types import (
     linked_column,
     linked_list,
 )
-from fleet.dashboard.homes import model_context
+from fleet.dashboard.board import model_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text

@@ -21,7 +21,7 @@ from fleet.admin.unfold_types import (
     linked_column,
     linked_list,
 )
-from fleet.dashboard.homes import neuron_context
+from fleet.dashboard.board import neuron_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text, total_text

@@ -11,7 +11,7 @@ from fleet.catalogue import CatalogueSettings
 from fleet.catalogue.outdated import is_outdated
 from fleet.management.sizes import size_text
 from fleet.models import CatalogueModel, Device, Neuron, Replica
-from fleet.overview import fleet_overview
+from fleet.overview.selector import fleet_overview
 
 QUANTISED = ("q4", "q5", "q6", "q8", "fp8")
 """Quantised while loading: it needs less memory than its files."""

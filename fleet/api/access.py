@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from io import BytesIO
+from typing import Any, cast
 
+import orjson
 from django.contrib.auth.models import AnonymousUser
 from django.db import Error as DjangoDatabaseError
 from django.db.models import BooleanField
-from django.http import QueryDict
+from django.http import HttpRequest, QueryDict
 from django.urls import resolve
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.generics import GenericAPIView
 from rest_framework.mixins import ListModelMixin
 from rest_framework.pagination import LimitOffsetPagination
-from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
@@ -30,7 +30,7 @@ from rest_framework.serializers import Serializer
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
 from metering.actor import COMMAND, Actor, key_actor, user_actor
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError, ensure_no_nul
+from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of, invalid
 from metering.principal import Scope
 
 MAX_OFFSET = 10**9
@@ -45,24 +45,6 @@ API_URLS = "helexa_site.api_urls"
 COMMAND_CALLER = Caller(principal=None, is_command=True)
 
 
-class Call(Protocol):
-    """The caller's side of an operation: REST framework's request, or a command."""
-
-    @property
-    def method(self) -> str | None: ...
-    @property
-    def query_params(self) -> QueryDict: ...
-    @property
-    def data(self) -> Any:
-        """The JSON of the body. Raises ``rest_framework.exceptions.APIException``."""
-
-    @property
-    def user(self) -> Any: ...
-    @property
-    def auth(self) -> Any:
-        """A ``Caller``."""
-
-
 class Page(LimitOffsetPagination):
     """``?limit=&offset=``: ``{"data": […], "num_rows": 3, "next": null}``."""
 
@@ -75,10 +57,6 @@ class Page(LimitOffsetPagination):
 
     def get_offset(self, request: Request) -> int:
         return number_in(request, "offset", 0, 0, MAX_OFFSET)
-
-    def get_next_link(self) -> str | None:
-        """``None`` also for a command, which has no URL and counts the rows."""
-        return super().get_next_link() if isinstance(self.request, Request) else None
 
     def get_paginated_response(self, data: Any) -> Response:
         return Response({"data": data, "num_rows": self.count, "next": self.get_next_link()})
@@ -97,15 +75,16 @@ class Page(LimitOffsetPagination):
 
 class EqualFilters(BaseFilterBackend):
     """A view's ``filters``: query parameter → field of the rows that must equal one of its values,
-    separated by commas."""
+    separated by commas; empty: the view reads it. ``filter_help`` describes those."""
 
     def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
         """Raises ``ProblemError`` for a value that no row can have."""
         for name, field in view.filters.items():
-            if name in request.query_params:
+            if field and name in request.query_params:
                 values = request.query_params[name].split(",")
                 words = _words_of(queryset, field)
-                _ensure_words(name, values, words)
+                for value in values if words else ():
+                    ensure_one_of(words, name, value)
                 is_flag = words == [*BOOLEANS]
                 wanted = [BOOLEANS[value] for value in values] if is_flag else values
                 queryset = queryset.filter(**{f"{field}__in": wanted})
@@ -118,7 +97,8 @@ class EqualFilters(BaseFilterBackend):
                 "in": "query",
                 "required": False,
                 "schema": {"type": "string"},
-                "description": ", ".join(_words_of(view.queryset, field)),
+                "description": view.filter_help.get(name)
+                or ", ".join(_words_of(view.queryset, field)),
             }
             for name, field in view.filters.items()
         ]
@@ -135,13 +115,6 @@ def _words_of(queryset: Any, field: str) -> list[str]:
     return [str(word) for word, _ in choices]
 
 
-def _ensure_words(name: str, values: list[str], words: list[str]) -> None:
-    for value in values:
-        if words and value not in words:
-            detail = f"{value!r} is none of {', '.join(words)}."
-            raise ProblemError(400, "invalid_value", detail, param=name)
-
-
 class FleetView(GenericAPIView[Any]):
     """``permission_of``: the model, as ``fleet.alias``, whose permissions people need for writing,
     each method its own; empty: the catalogue's. ``reads_by_permission``: also for reading."""
@@ -154,6 +127,7 @@ class FleetView(GenericAPIView[Any]):
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: Mapping[str, str] = {}
+    filter_help: Mapping[str, str] = {}
     page_parameters: tuple[str, ...] = ("limit", "offset")
     post_removes = False
     """Whether a POST may remove something, and so has ``DRY_RUN``."""
@@ -165,32 +139,18 @@ class FleetView(GenericAPIView[Any]):
             raise MethodNotAllowed(request.method or "")
         self.ensure_known_parameters(request)
 
-    def answer(self, call: Call, actions: Mapping[str, str], **ids: Any) -> Response:
-        """Answers a command, refusals included. ``actions``: the view's methods by HTTP method,
-        where they have other names. Raises ``django.db.Error``: an operator at this machine may
-        read the reason."""
-        self.request = cast(Request, call)  # for REST framework's mixins
-        self.args, self.kwargs, self.format_kwarg = (), ids, None
-        method = str(call.method).lower()
-        self.action = actions.get(method, method)
-        try:
-            self.ensure_known_parameters(call)
-            answered: Response = getattr(self, self.action)(call, **ids)
-        except DjangoDatabaseError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- as REST framework does for requests
-            return self.handle_exception(error)
-        return answered
-
     def handle_exception(self, exc: Exception) -> Response:
+        """Raises ``django.db.Error`` to a command: an operator at this machine may read it."""
+        if isinstance(exc, DjangoDatabaseError) and hasattr(self.request, "_force_auth_user"):
+            raise exc
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
-    def ensure_may(self, call: Call) -> None:
-        caller: Caller = call.auth
-        scope = self.read_scope if call.method in READING else self.write_scope
+    def ensure_may(self, request: Request) -> None:
+        caller = self.caller
+        scope = self.read_scope if request.method in READING else self.write_scope
         if caller.username is not None:
-            permission = self.permission(call.method or "")
-            user = call.user
+            permission = self.permission(request.method or "")
+            user = request.user
             may = user.is_staff and (permission is None or user.has_perm(permission))
         else:
             may = caller.has(scope)
@@ -209,8 +169,12 @@ class FleetView(GenericAPIView[Any]):
         return f"{app}.{VERBS.get(method, 'view')}_{model}"
 
     @property
+    def caller(self) -> Caller:
+        return cast(Caller, self.request.auth)
+
+    @property
     def actor(self) -> Actor:
-        caller = cast(Caller, self.request.auth)
+        caller = self.caller
         if caller.is_command:
             return COMMAND
         if caller.username is not None:
@@ -218,15 +182,15 @@ class FleetView(GenericAPIView[Any]):
         assert caller.principal is not None, "nobody was let in"
         return key_actor(caller.principal.key or caller.principal.account)
 
-    def ensure_known_parameters(self, call: Call) -> None:
+    def ensure_known_parameters(self, request: Request) -> None:
         known = {*self.filters, "account", "format", *self.page_parameters}
-        if call.method == "DELETE" or (call.method == "POST" and self.post_removes):
+        if request.method == "DELETE" or (request.method == "POST" and self.post_removes):
             known.add(DRY_RUN)
-        for name in call.query_params:
+        for name in request.query_params:
             if name not in known:
                 detail = f"There is no parameter {name!r} here."
                 raise ProblemError(400, "unknown_parameter", detail, param=name)
-        ensure_no_nul(call.query_params)
+        ensure_no_nul(request.query_params)
         if any("\0" in str(part) for part in self.kwargs.values()):
             raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
@@ -241,7 +205,7 @@ class ObjectView(FleetView):
 class FleetListView(ListModelMixin, FleetView):
     """``GET`` is a page of rows."""
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return self.list(self.request)
 
 
@@ -254,9 +218,9 @@ def problem_of(error: FleetError) -> ProblemError:
     )
 
 
-def body_of(call: Call, *known: str) -> dict[str, Any]:
+def body_of(request: Request, *known: str) -> dict[str, Any]:
     """The JSON object of a request, with these fields and no others. Raises ``ProblemError``."""
-    body = call.data
+    body = request.data
     if not isinstance(body, dict):
         raise ProblemError(400, "invalid_json", "The body is to be a JSON object.")
     for name in body:
@@ -271,7 +235,7 @@ def body_of(call: Call, *known: str) -> dict[str, Any]:
 def text_in(body: dict[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not value or "\x00" in value:
-        raise ProblemError(400, "invalid_value", f"{name!r} is to be text.", param=name)
+        raise invalid(name, f"{name!r} is to be text.")
     return value
 
 
@@ -279,7 +243,7 @@ def flag_in(body: dict[str, Any], name: str) -> bool:
     """False where it is missing. Raises ``ProblemError``."""
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise ProblemError(400, "invalid_value", f"{name!r} is to be true or false.", param=name)
+        raise invalid(name, f"{name!r} is to be true or false.")
     return value
 
 
@@ -289,8 +253,9 @@ MAX_SECONDS = 86_400
 def seconds_in(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
     if value is not None and (type(value) is not int or not 0 <= value <= MAX_SECONDS):
-        message = f"{name!r} is to be a whole number of seconds, from 0 to {MAX_SECONDS}."
-        raise ProblemError(400, "invalid_value", message, param=name)
+        raise invalid(
+            name, f"{name!r} is to be a whole number of seconds, from 0 to {MAX_SECONDS}."
+        )
     return value
 
 
@@ -298,42 +263,42 @@ def texts_in(body: dict[str, Any], name: str) -> list[str]:
     """Empty where it is missing. Raises ``ProblemError``."""
     value = body.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ProblemError(400, "invalid_value", f"{name!r} is to be a list of texts.", param=name)
+        raise invalid(name, f"{name!r} is to be a list of texts.")
     return value
 
 
-def number_in(call: Call, name: str, default: int, least: int, most: int) -> int:
+def number_in(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A query parameter. Raises ``ProblemError``."""
-    word = call.query_params.get(name, str(default))
+    word = request.query_params.get(name, str(default))
     is_number = word.isascii() and word.isdigit() and len(word) <= len(str(most))
     if not is_number or not least <= int(word) <= most:
-        detail = f"{name!r} is to be a number from {least} to {most}."
-        raise ProblemError(400, "invalid_value", detail, param=name)
+        raise invalid(name, f"{name!r} is to be a number from {least} to {most}.")
     return int(word)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandCall:
-    """A ``Call`` within this process."""
+class CommandRequest(HttpRequest):
+    _read_started = False
+    _force_auth_user, _force_auth_token = AnonymousUser(), COMMAND_CALLER
+    """REST framework reads these, as its own tests do."""
 
-    method: str
-    query_params: QueryDict
-    data: dict[str, Any]
-    user: AnonymousUser
-    auth: Caller = COMMAND_CALLER
+    def get_host(self) -> str:
+        """No client sent one: there is nothing to check."""
+        return "localhost"
 
 
 def command_answer(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-    """Calls an operation in this process: no HTTP, no authentication. Returns status and JSON as a
-    server would at ``/api/{path}``, refusals included. Raises ``django.db.Error``.
-
-    Commands find operations by URL, which they need for a server (``--url``) too.
-    """
+    """Calls an operation in this process, as ``manage.py``, whose user may do everything. Returns
+    status and JSON as a server would at ``/api/{path}``. Raises ``django.db.Error``."""
     quoted, _, query = path.partition("?")
+    content = b"" if body is None else orjson.dumps(body)
+    request: Any = CommandRequest()
+    request.method, request.path = method, f"/api/{quoted}"
+    request.GET = QueryDict(query)
+    request.META = {
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": str(len(content)),
+    }
+    request._stream = BytesIO(content)
     found: Any = resolve(f"/api/{urllib.parse.unquote(quoted)}", API_URLS)
-    call = CommandCall(
-        method=method, query_params=QueryDict(query), data=body or {}, user=AnonymousUser()
-    )
-    view, actions = found.func.cls(**found.func.initkwargs), getattr(found.func, "actions", {})
-    answer = view.answer(call, actions, **found.kwargs)
-    return answer.status_code, b"" if answer.data is None else JSONRenderer().render(answer.data)
+    answer: Response = found.func(request, **found.kwargs)
+    return answer.status_code, answer.render().content

@@ -1,28 +1,55 @@
-"""The catalogue: its models, their plans and aliases, and models.toml."""
+"""What the fleet offers: models, their plans, aliases, upstreams and their tests, models.toml."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiResponse, extend_schema
+from drf_spectacular.utils import OpenApiResponse, extend_schema, inline_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, ObjectView, body_of, flag_in, text_in
-from fleet.api.rows import RowsView, assigned
-from fleet.api.shapes import AliasShape, CatalogueShape
+from fleet.api.access import ObjectView, body_of, flag_in, text_in
+from fleet.api.rows import RowShape, RowsView, assigned
 from fleet.catalogue import SETTINGS
 from fleet.live import reading as live
-from fleet.models import Alias, CatalogueModel
+from fleet.models import Alias, CatalogueModel, Upstream
 from fleet.models_toml import plan_import, read_document, write_document
-from fleet.nouns import ALIASES, MODELS
+from fleet.nouns import ALIASES, MODELS, UPSTREAMS
 from fleet.overview.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
-from metering.api.problems import CONTENT_TYPE, ProblemError
+from metering.api.problems import CONTENT_TYPE, ProblemError, invalid
 from metering.api.schema import Problem
+
+
+class CatalogueShape(RowShape):
+    aliases = serializers.SerializerMethodField()
+    spec_digest = serializers.SerializerMethodField()
+    loaded_on = serializers.SerializerMethodField()
+
+    class Meta:
+        model = CatalogueModel
+        exclude = ("id", "layer_costs", "unloaded_from")
+
+    def get_aliases(self, model: CatalogueModel) -> list[str]:
+        return sorted(alias.name for alias in model.aliases.all())
+
+    def get_spec_digest(self, model: CatalogueModel) -> str:
+        return model.entry().spec_digest()
+
+    def get_loaded_on(self, model: CatalogueModel) -> list[str]:
+        ready = [replica for replica in model.replicas.all() if replica.status == "ready"]
+        return sorted(replica.neuron.name for replica in ready)
+
+
+class AliasShape(RowShape):
+    model = serializers.CharField(source="model.name")
+
+    class Meta:
+        model = Alias
+        exclude = ("id",)
 
 
 class Catalogue(RowsView):
@@ -38,15 +65,15 @@ class Catalogue(RowsView):
     def find(self, name: str) -> CatalogueModel:
         return selectors.model_known(name)
 
-    def new_values(self, call: Call) -> dict[str, Any]:
-        body = body_of(call, "name", *SETTINGS)
+    def new_values(self, request: Request) -> dict[str, Any]:
+        body = body_of(request, "name", *SETTINGS)
         values = {"name": text_in(body, "name"), **_settings(body)}
         if values.get("source") is None:
-            raise ProblemError(400, "invalid_value", "A source is needed.", param="source")
+            raise invalid("source", "A source is needed.")
         return values
 
-    def changed_values(self, call: Call) -> dict[str, Any]:
-        return _settings(body_of(call, *SETTINGS))
+    def changed_values(self, request: Request) -> dict[str, Any]:
+        return _settings(body_of(request, *SETTINGS))
 
     def add(self, values: dict[str, Any]) -> CatalogueModel:
         return services.catalogue_model_create(actor=self.actor, **values)
@@ -99,16 +126,14 @@ def _settings(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelsTomlView(ObjectView):
-    @extend_schema(responses=OpenApiTypes.OBJECT)
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response({"toml": write_document(selectors.catalogue_state())})
 
-    @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
-    def post(self, call: Call) -> Response:
+    def post(self, request: Request) -> Response:
         """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it
         returns the plan and the entries' ``problems``; while there are any, ``apply`` is refused.
         ``seen`` is the digest of that plan, and another one is refused."""
-        body = body_of(call, "toml", "apply", "prune", "seen")
+        body = body_of(request, "toml", "apply", "prune", "seen")
         document = read_document(text_in(body, "toml"))
         apply, prune = flag_in(body, "apply"), flag_in(body, "prune")
         seen = text_in(body, "seen") if body.get("seen") is not None else None
@@ -194,3 +219,76 @@ class ModelPlanView(ObjectView):
             "note": WHAT_LOADS_DO,
         }
         return Response(ModelPlanShape(found).data)
+
+
+class UpstreamShape(RowShape):
+    """Without its key."""
+
+    has_key = serializers.BooleanField(read_only=True)
+    models = serializers.JSONField(
+        source="known_models", help_text="With the limits and prices that it named."
+    )
+
+    class Meta:
+        model = Upstream
+        exclude = ("id", "sealed_secret", "known_models")
+
+
+class ProbeShape(serializers.Serializer[Any]):
+    what = serializers.CharField()
+    works = serializers.BooleanField(allow_null=True, help_text="null: it was not tested.")
+    detail = serializers.CharField()
+
+
+class ProbedShape(serializers.Serializer[Any]):
+    model = serializers.CharField(help_text="Which one was tested.")
+    probes = ProbeShape(many=True)
+
+
+class Upstreams(RowsView):
+    """Endpoints of others that answer requests."""
+
+    noun = UPSTREAMS
+    serializer_class = UpstreamShape
+    permission_of = "fleet.upstream"
+    queryset = Upstream.objects.all()
+
+    def find(self, name: str) -> Upstream:
+        return selectors.upstream_known(name)
+
+    def add(self, values: dict[str, Any]) -> Upstream:
+        return services.upstream_create(actor=self.actor, **values)
+
+    def change(self, upstream: Upstream, values: dict[str, Any]) -> None:
+        """A URL of another host needs the key again. Requests follow within a second."""
+        key = values.pop("key", None)
+        fields = assigned(upstream, values)
+        services.upstream_update(
+            actor=self.actor, upstream=upstream, changed_fields=fields, key=key
+        )
+
+    def remove(self, upstream: Upstream) -> None:
+        services.upstream_delete(actor=self.actor, upstream=upstream)
+
+    @extend_schema(
+        request=inline_serializer(
+            "UpstreamTest",
+            {
+                "model": serializers.CharField(required=False),
+                "paid": serializers.BooleanField(required=False),
+            },
+        ),
+        responses={200: ProbedShape},
+    )
+    @action(detail=True, methods=["post"], serializer_class=ProbedShape)
+    def test(self, request: Request, name: str) -> Response:
+        """Sends it a few small requests, within a minute, and records the models that it lists.
+        ``model``: the model to test; by default the first one that chats, by its name. ``paid``:
+        also tries moderation, speech, transcription and image generation, which may cost money."""
+        upstream = selectors.upstream_known(name)
+        body = body_of(request, "model", "paid")
+        model = text_in(body, "model") if "model" in body else ""
+        probed = services.upstream_test(
+            actor=self.actor, upstream=upstream, model=model, tries_paid=flag_in(body, "paid")
+        )
+        return Response(ProbedShape(probed).data)

@@ -16,33 +16,21 @@ from fleet.api.access import FleetView
 from helexa_site.web.pages import render_page
 
 
-class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    target_class = "metering.api.authentication.KeyAuthentication"
-    name = "key"
+class Scheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """What each of our authentications has as its ``scheme``; ``None``: nothing to send."""
 
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "description": "An API key of helexa."}
+    target_class = "metering.api.authentication.Authentication"
+    match_subclasses = True
 
+    @property
+    def name(self) -> Any:  # type: ignore[override]
+        return [] if self.target.scheme is None else self.target.scheme[0]
 
-class PersonScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    target_class = "metering.api.authentication.PersonAuthentication"
-    name = "session"
+    def get_security_definition(self, auto_schema: Any) -> Any:
+        return [] if self.target.scheme is None else self.target.scheme[1]
 
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "apiKey", "in": "cookie", "name": "sessionid"}
-
-
-class AnonymousScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """Nothing to send."""
-
-    target_class = "metering.api.authentication.AnonymousAuthentication"
-    name: list[str] = []
-
-    def get_security_definition(self, auto_schema: Any) -> list[Any]:
-        return []
-
-    def get_security_requirement(self, auto_schema: Any) -> list[Any]:
-        return []
+    def get_security_requirement(self, auto_schema: Any) -> Any:
+        return [] if self.target.scheme is None else super().get_security_requirement(auto_schema)
 
 
 class DocumentView(FleetView):

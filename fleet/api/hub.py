@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import Call, ObjectView
+from fleet.api.access import ObjectView
+from fleet.api.jobs import FileShape
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
-from metering.api.problems import ProblemError
+from metering.api.problems import invalid
 
 if TYPE_CHECKING:
     from fleet.hub.client import HubClient
 
 MAX_WORDS = 200
-SOURCE = OpenApiParameter(
-    "source",
-    str,
-    description="huggingface, or a named source. Without it: the default one.",
-)
+SOURCE = {"source": "huggingface, or a named source. Without it: the default one."}
 
 
 class MatchShape(serializers.Serializer[Any]):
@@ -32,11 +30,6 @@ class MatchShape(serializers.Serializer[Any]):
     num_downloads = serializers.IntegerField()
     num_likes = serializers.IntegerField()
     is_gated = serializers.BooleanField()
-
-
-class FileShape(serializers.Serializer[Any]):
-    name = serializers.CharField()
-    num_bytes = serializers.IntegerField()
 
 
 class FitShape(serializers.Serializer[Any]):
@@ -73,17 +66,17 @@ class HubSearchView(ObjectView):
 
     serializer_class = MatchShape
     filters = {"search": "", "source": ""}
+    filter_help = SOURCE
 
     @extend_schema(
-        parameters=[OpenApiParameter("search", str, required=True), SOURCE],
+        parameters=[OpenApiParameter("search", str, required=True)],
         responses={200: MatchShape(many=True)},
     )
-    def get(self, call: Call) -> Response:
-        words = call.query_params.get("search", "").strip()
+    def get(self, request: Request) -> Response:
+        words = request.query_params.get("search", "").strip()
         if not 0 < len(words) <= MAX_WORDS:
-            detail = f"'search' is to be 1 to {MAX_WORDS} characters of a name."
-            raise ProblemError(400, "invalid_value", detail, param="search")
-        return Response(MatchShape(_client(call).search(words), many=True).data)
+            raise invalid("search", f"'search' is to be 1 to {MAX_WORDS} characters of a name.")
+        return Response(MatchShape(_client(request).search(words), many=True).data)
 
 
 class HubRepositoryView(ObjectView):
@@ -91,13 +84,11 @@ class HubRepositoryView(ObjectView):
 
     serializer_class = RepositoryShape
     filters = {"revision": "", "source": ""}
+    filter_help = SOURCE
 
-    @extend_schema(
-        parameters=[OpenApiParameter("revision", str), SOURCE], responses=RepositoryShape
-    )
-    def get(self, call: Call, owner: str, name: str) -> Response:
-        revision = call.query_params.get("revision") or None
-        repository = _client(call).repository(f"{owner}/{name}", revision)
+    def get(self, request: Request, owner: str, name: str) -> Response:
+        revision = request.query_params.get("revision") or None
+        repository = _client(request).repository(f"{owner}/{name}", revision)
         snapshot = live.read_snapshot_sync(live.redis_client())
         choices = choices_of(repository, snapshot, selectors.catalogue_by_name())
         found = {
@@ -127,7 +118,7 @@ def _choice_shapes(
         }
 
 
-def _client(call: Call) -> HubClient:
+def _client(request: Request) -> HubClient:
     from fleet.hub.client import HubClient  # takes a second, and few processes need it
 
-    return HubClient(call.query_params.get("source") or None)
+    return HubClient(request.query_params.get("source") or None)

@@ -11,16 +11,95 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView, body_of, seconds_in
-from fleet.api.rows import RowsView, change_schema, changed_row, new_row, removed
-from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
+from fleet.api.access import FleetListView, FleetView, body_of, seconds_in
+from fleet.api.rows import RowShape, RowsView, change_schema, changed_row, new_row, removed
+from fleet.catalogue.outdated import is_outdated
+from fleet.lifecycles import RecordedReplicaStatus
 from fleet.live.desired_state import AdmissionPolicy
+from fleet.live.reading import held_request_ids
 from fleet.models import Device, FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from fleet.nouns import INVITATIONS, NEURONS, POLICY
 from metering.api.problems import ProblemError
+
+UNDER_WAY = (RecordedReplicaStatus.LOADING, RecordedReplicaStatus.RECOVERING)
+
+
+class DeviceShape(RowShape):
+    neuron = serializers.CharField(source="neuron.name")
+    id = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Device
+        fields = "__all__"
+
+    def get_id(self, device: Device) -> str:
+        return f"{device.kind}:{device.index}"
+
+
+class HeldStageShape(serializers.Serializer[Any]):
+    model = serializers.CharField()
+    engine_neuron = serializers.CharField(help_text="The neuron that serves the model.")
+    device = serializers.CharField()
+    first_layer = serializers.IntegerField()
+    last_layer = serializers.IntegerField(help_text="The one after its last layer.")
+    status = serializers.CharField(help_text="loading, listening, ready or failed.")
+    memory_bytes = serializers.IntegerField(allow_null=True)
+    failure = serializers.CharField(help_text="Why it failed; else empty.")
+
+
+class NeuronShape(RowShape):
+    devices = DeviceShape(many=True)
+    held_stages = HeldStageShape(
+        many=True, help_text="Of models whose engines are on other neurons: no replicas."
+    )
+    replicas = serializers.SerializerMethodField()
+    at_work = serializers.SerializerMethodField(
+        help_text="The replicas with requests, or on their way."
+    )
+    requests = serializers.SerializerMethodField(help_text="The ids of the requests at work there.")
+
+    class Meta:
+        model = Neuron
+        exclude = ("id",)
+
+    def get_replicas(self, neuron: Neuron) -> list[str]:
+        return [replica.model_name for replica in neuron.replicas.all()]
+
+    def get_at_work(self, neuron: Neuron) -> list[dict[str, Any]]:
+        return [
+            {
+                "model": replica.model_name,
+                "status": replica.status,
+                "num_requests": replica.in_flight + replica.queue_depth,
+            }
+            for replica in neuron.replicas.all()
+            if replica.in_flight + replica.queue_depth or replica.status in UNDER_WAY
+        ]
+
+    def get_requests(self, neuron: Neuron) -> list[str]:
+        has_some = any(one.in_flight + one.queue_depth for one in neuron.replicas.all())
+        return held_request_ids(neuron.name) if has_some else []
+
+
+class ReplicaShape(RowShape):
+    model = serializers.CharField(source="model_name")
+    neuron = serializers.CharField(source="neuron.name")
+    is_outdated = serializers.SerializerMethodField(
+        help_text="Loaded by another spec than the catalogue has now; null: it has none."
+    )
+
+    class Meta:
+        model = Replica
+        exclude = ("id", "model_name")
+
+    def get_is_outdated(self, replica: Replica) -> bool | None:
+        entry = selectors.catalogue_find(replica.model_name)
+        return None if entry is None else is_outdated(replica.spec_digest, entry)
+
 
 state_schema = extend_schema(request=OpenApiTypes.OBJECT, responses=NeuronShape)
 
@@ -41,39 +120,39 @@ class Neurons(RowsView):
         found: Neuron = self.queryset.filter(name=name).first() or selectors.neuron_known(name)
         return found
 
-    def destroy(self, call: Call, name: str) -> Response:  # type: ignore[override]
+    def destroy(self, request: Request, name: str) -> Response:  # type: ignore[override]
         """Forgets a neuron that is offline, with its load jobs."""
         remove = partial(services.neuron_remove, actor=self.actor, neuron_name=name)
-        return removed(call, self.actor, remove)
+        return removed(request, self.actor, remove)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def drain(self, call: Call, name: str) -> Response:
+    def drain(self, request: Request, name: str) -> Response:
         """No new requests or loads. Running ones finish, or end after ``within_s`` seconds where it
         is given."""
-        within_s = seconds_in(body_of(call, "within_s"), "within_s")
+        within_s = seconds_in(body_of(request, "within_s"), "within_s")
         values = {} if within_s is None else {"within_s": within_s}
         return self._set(services.neuron_drain, name, **values)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def resume(self, call: Call, name: str) -> Response:
+    def resume(self, request: Request, name: str) -> Response:
         """Ends a drain."""
-        body_of(call)
+        body_of(request)
         return self._set(services.neuron_resume, name)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def admit(self, call: Call, name: str) -> Response:
+    def admit(self, request: Request, name: str) -> Response:
         """The neuron belongs to the fleet from now on."""
-        body_of(call)
+        body_of(request)
         return self._set(services.neuron_admit, name)
 
     @state_schema
     @action(detail=True, methods=["post"])
-    def refuse(self, call: Call, name: str) -> Response:
+    def refuse(self, request: Request, name: str) -> Response:
         """The neuron does not belong to the fleet: it gets no loads and requests."""
-        body_of(call)
+        body_of(request)
         return self._set(services.neuron_refuse, name)
 
     def _set(self, service: Callable[..., NeuronWish], name: str, **values: int) -> Response:
@@ -98,12 +177,12 @@ class ReplicasView(FleetListView):
 SHOWN_ONCE = {"Cache-Control": "no-store"}
 
 
-class InvitationShape(serializers.ModelSerializer[Invitation]):
+class InvitationShape(RowShape):
     neuron = serializers.CharField(source="neuron_name")
 
     class Meta:
         model = Invitation
-        fields = ("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason")
+        exclude = ("id", "neuron_name", "secret_sha256")
 
 
 class NewInvitationShape(InvitationShape):
@@ -115,14 +194,11 @@ class NewInvitationShape(InvitationShape):
         read_only=True, help_text="An earlier line of that neuron is void from now on."
     )
 
-    class Meta(InvitationShape.Meta):
-        fields = (*InvitationShape.Meta.fields, "join", "voids_earlier")  # type: ignore[assignment]
 
-
-class PolicyShape(serializers.ModelSerializer[FleetPolicy]):
+class PolicyShape(RowShape):
     class Meta:
         model = FleetPolicy
-        fields = ("admission", "share_address", "share_is_tls")
+        exclude = ("id", "share_certificate")
 
 
 class Invitations(RowsView):
@@ -141,8 +217,8 @@ class Invitations(RowsView):
             raise ProblemError(404, "invitation_not_found", f"{name!r} has no invitation.")
         return found
 
-    def create(self, call: Call) -> Response:
-        body = new_row(call, INVITATIONS)
+    def create(self, request: Request) -> Response:
+        body = new_row(request, INVITATIONS)
         voids_earlier = selectors.is_invited(body["neuron"])
         line = services.neuron_invite(
             actor=self.actor,
@@ -166,12 +242,12 @@ class PolicyView(FleetView):
     permission_of = "fleet.fleetpolicy"
     queryset = FleetPolicy.objects.none()
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(self._shown())
 
     @extend_schema(request=change_schema(POLICY))
-    def patch(self, call: Call) -> Response:
-        policy = AdmissionPolicy(changed_row(call, POLICY)["admission"])
+    def patch(self, request: Request) -> Response:
+        policy = AdmissionPolicy(changed_row(request, POLICY)["admission"])
         services.admission_policy_set(actor=self.actor, policy=policy)
         return Response(self._shown())
 

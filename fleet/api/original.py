@@ -3,17 +3,17 @@ answer when they have ended. The live ones read the neuron's last report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, ObjectView, body_of, problem_of, text_in
+from fleet.api.access import ObjectView, body_of, problem_of, text_in
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.kinds import QUANTIZATION_OF_NAME
 from fleet.catalogue.outdated import is_outdated
@@ -57,19 +57,21 @@ PREFLIGHT_KINDS = {
     "missing_file": "empty_repo",
     "quantization_not_found": "quant_not_found",
 }
-CUDA_CODES = frozenset({"cuda_unavailable"})
+CUDA_UNAVAILABLE = "cuda_unavailable"
 
 
-@extend_schema(responses={200: OpenApiTypes.OBJECT})
 class OriginalView(ObjectView):
     flat_refusals = FLAT_REFUSALS
 
     def handle_exception(self, exc: Exception) -> Response:
-        if isinstance(exc, FleetError):
+        if isinstance(exc, PlacementRefusedError):
+            status = 503 if exc.code == CUDA_UNAVAILABLE else 400
+            exc = ProblemError(status, exc.code, str(exc))
+        elif isinstance(exc, FleetError):
             exc = problem_of(exc)
         if isinstance(exc, ProblemError):
             note_refusal(self.request, exc, exc)
-            code = {"code": exc.code} if exc.code in CUDA_CODES else {}
+            code = {"code": exc.code} if exc.code == CUDA_UNAVAILABLE else {}
             return Response({"error": exc.detail, **code}, status=exc.status)
         return super().handle_exception(exc)
 
@@ -91,21 +93,21 @@ class ReportView(OriginalView):
 
     shape: Callable[[NeuronHeartbeat], Any] | None = None
 
-    def get(self, call: Call, name: str) -> Response:
+    def get(self, request: Request, name: str) -> Response:
         assert self.shape is not None, "PATHS has one for each"
         return Response(self.shape(self.heartbeat(name)))
 
 
 class ModelsView(ReportView):
     @extend_schema(responses={200: ROWS})
-    def get(self, call: Call, name: str) -> Response:
-        return super().get(call, name)
+    def get(self, request: Request, name: str) -> Response:
+        return super().get(request, name)
 
 
 class EndpointView(OriginalView):
     """Requests go through the gateway, whichever neuron has the model."""
 
-    def get(self, call: Call, name: str, model: str) -> Response:
+    def get(self, request: Request, name: str, model: str) -> Response:
         entry = selectors.catalogue_find(model)
         model_name = model if entry is None else entry.name
         for state in self.heartbeat(name).replicas:
@@ -115,19 +117,23 @@ class EndpointView(OriginalView):
 
 
 class LoadView(OriginalView):
-    @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, call: Call, name: str) -> Response:
-        body = body_of(call, "model_id", "harness", "quant", "tensor_parallel", "devices")
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "model_id", "harness", "quant", "tensor_parallel", "devices")
         entry = selectors.catalogue_find(text_in(body, "model_id"))
         if entry is None:
             raise UnknownModelError(f"{body['model_id']!r} is not in the catalogue: add it first")
-        ensure_as_catalogued(body, entry, HARNESSES)
-        selectors.neuron_known(name)
+        ensure_as_catalogued(body, entry)
         for state in self.heartbeat(name).replicas:
             is_ready = (state.model, state.status) == (entry.name, ReplicaStatus.READY)
             if is_ready and not is_outdated(state.spec_digest, entry):
                 raise ProblemError(400, "already_loaded", f"{entry.name} is already loaded")
-        job = self._start(entry.name, name, device_names(body))
+        # Idle models may be evicted for it unless the caller named devices.
+        job = services.model_load_start(
+            actor=self.actor,
+            model_name=entry.name,
+            neuron_name=name,
+            devices=device_names(body),
+        )
         wait_for_job(job, timeout_s=LOAD_TIMEOUT_S)
         if job.status == LoadJobStatus.SUCCEEDED:
             return Response({"status": "loaded"})
@@ -136,24 +142,13 @@ class LoadView(OriginalView):
         status, error = load_failure(job, entry, next(iter(failures), None))
         return Response(error, status=status)
 
-    def _start(self, model: str, neuron: str, devices: list[str]) -> LoadJob:
-        """Starts the load. Idle models may be evicted for it unless the caller named devices."""
-        try:
-            return services.model_load_start(
-                actor=self.actor, model_name=model, neuron_name=neuron, devices=devices
-            )
-        except PlacementRefusedError as error:
-            status = 503 if error.code in CUDA_CODES else 400
-            raise ProblemError(status, error.code, str(error)) from error
-
 
 class UnloadView(OriginalView):
     """Unloads a model, also a pinned one. It stays unloaded until it is loaded or requested, or its
     neuron restarts, as in the original."""
 
-    @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, call: Call, name: str) -> Response:
-        body = body_of(call, "model_id")
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "model_id")
         model = text_in(body, "model_id")
         entry = selectors.catalogue_find(model)
         model_name = model if entry is None else entry.name
@@ -247,13 +242,11 @@ def models(heartbeat: NeuronHeartbeat) -> list[dict[str, Any]]:
     return [_model(heartbeat, state) for state in heartbeat.replicas if state.status in STATUSES]
 
 
-def ensure_as_catalogued(
-    body: dict[str, Any], entry: CatalogueEntry, harnesses: Sequence[str]
-) -> None:
+def ensure_as_catalogued(body: dict[str, Any], entry: CatalogueEntry) -> None:
     """The catalogue decides how a model is loaded. Raises ``ProblemError`` for a field with another
     value."""
     harness, quant = body.get("harness"), body.get("quant")
-    if harness is not None and harness not in harnesses:
+    if harness is not None and harness not in HARNESSES:
         raise ProblemError(400, "wrong_harness", f"There is no harness {harness!r} here")
     if quant is not None and not _is_loaded_as(entry, str(quant)):
         detail = f"The catalogue loads {entry.name} otherwise than as {quant!r}: change it there"
@@ -275,8 +268,8 @@ def load_failure(
     job: LoadJob, entry: CatalogueEntry, failure: LoadFailure | None = None
 ) -> tuple[int, dict[str, Any]]:
     """The status and the body. ``failure``: the neuron's own words, where it still has them."""
-    if job.failure_code in CUDA_CODES:
-        return 503, {"error": job.failure_message, "code": "cuda_unavailable"}
+    if job.failure_code == CUDA_UNAVAILABLE:
+        return 503, {"error": job.failure_message, "code": CUDA_UNAVAILABLE}
     kind = PREFLIGHT_KINDS.get(job.failure_code)
     if kind is None:
         return 400, {"error": job.failure_message or f"loading {job} {job.status}"}

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
 from fleet.api.access import (
     BOOLEANS,
-    Call,
     FleetListView,
-    FleetView,
     ObjectView,
     number_in,
 )
-from fleet.api.shapes import AssignmentShape, AuditShape
+from fleet.api.rows import RowShape, RowsView
 from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
 from fleet.nouns import AUDIT, SETTINGS
-from fleet.overview import fleet_overview
+from fleet.overview.selector import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object
 from inference.protocol.engine_logs import MAX_LINES
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_one_of
 from metering.models import AuditEntry
 from metering.principal import Scope
 
 
+class AuditShape(RowShape):
+    class Meta:
+        model = AuditEntry
+        fields = "__all__"
+
+
+class AssignmentShape(serializers.Serializer[Any]):
+    """The models that should be loaded, by the catalogue."""
+
+    model = serializers.CharField()
+    neurons = serializers.ListField(
+        child=serializers.CharField(), help_text="The neurons that it may run on; empty: any."
+    )
+    min_replicas = serializers.IntegerField()
+    max_replicas = serializers.IntegerField()
+    priority = serializers.IntegerField()
+    idle_ttl_s = serializers.IntegerField(allow_null=True)
+
+
 class OverviewView(ObjectView):
-    @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(asdict(fleet_overview()))
 
 
@@ -62,83 +77,56 @@ class EngineLogView(ObjectView):
 
     filters = {"lines": ""}
 
-    @extend_schema(
-        parameters=[OpenApiParameter("lines", int, default=DEFAULT_LINES)],
-        responses={200: OpenApiTypes.OBJECT},
-    )
-    def get(self, call: Call, name: str, model: str) -> Response:
-        num_lines = number_in(call, "lines", DEFAULT_LINES, 1, MAX_LINES)
+    @extend_schema(parameters=[OpenApiParameter("lines", int, default=DEFAULT_LINES)])
+    def get(self, request: Request, name: str, model: str) -> Response:
+        num_lines = number_in(request, "lines", DEFAULT_LINES, 1, MAX_LINES)
         return Response(asdict(engine_log(name, model, num_lines)))
 
 
 class SettingShape(serializers.Serializer[Any]):
-    name = serializers.CharField()
+    name = serializers.CharField(source="setting.name")
     value = serializers.CharField(help_text="As it is set; empty: it is not.")
-    default = serializers.CharField(help_text="In words.")
-    meaning = serializers.CharField()
+    default = serializers.CharField(source="setting.plain_default", help_text="In words.")
+    meaning = serializers.CharField(source="setting.plain_doc")
 
 
-class SettingsView(FleetView):
+class Settings(RowsView):
     """The settings, for superusers and keys with ``fleet:write``: addresses and paths of the host
     are among the values. Secrets are not shown."""
 
+    noun = SETTINGS
+    can = ()
     read_scope = Scope.FLEET_WRITE
-    filter_backends = ()
-    filters = SETTINGS.filters
     serializer_class = SettingShape
+    queryset = AuditEntry.objects.none()
 
-    def ensure_may(self, call: Call) -> None:
-        if call.auth.username is not None and not call.user.is_superuser:
+    def ensure_may(self, request: Request) -> None:
+        if self.caller.username is not None and not request.user.is_superuser:
             raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
-        super().ensure_may(call)
+        super().ensure_may(request)
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("name", description="Parts of names, separated by commas."),
-            OpenApiParameter("set", bool, description="Whether the environment has it."),
-        ],
-        responses={200: SettingShape(many=True)},
-    )
-    def get(self, call: Call) -> Response:
-        shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, call.query_params)]
-        return self.get_paginated_response(self.paginate_queryset(shown))
+    def filter_queryset(self, queryset: Any) -> Any:
+        wanted = self.request.query_params
+        parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
+        is_set = wanted.get("set")
+        if is_set is not None:
+            ensure_one_of(BOOLEANS, "set", is_set)
+        return [
+            row
+            for row in rows_of(ENVIRONMENT)
+            if is_set is None or BOOLEANS[is_set] == bool(row.value)
+            if any(part in row.setting.name for part in parts)
+        ]
 
-
-class SettingView(SettingsView):
-    pagination_class = None
-    filters = {}
-
-    @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
-    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
+    def find(self, name: str) -> Row:
         for row in rows_of(ENVIRONMENT):
             if row.setting.name == name:
-                return Response(_shown(row))
+                return row
         raise ProblemError(404, "setting_not_found", f"There is no setting named {name!r}.")
-
-
-def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
-    parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
-    word = wanted.get("set")
-    if word is not None and word not in BOOLEANS:
-        raise ProblemError(
-            400, "invalid_value", f"{word!r} is none of {', '.join(BOOLEANS)}.", param="set"
-        )
-    is_wanted = word is None or BOOLEANS[word] == bool(row.value)
-    return is_wanted and any(part in row.setting.name for part in parts)
-
-
-def _shown(row: Row) -> dict[str, str]:
-    return {
-        "name": row.setting.name,
-        "value": row.value,
-        "default": row.setting.plain_default,
-        "meaning": row.setting.plain_doc,
-    }
 
 
 class VersionView(ObjectView):
     """The gateway's version, for callers who may read the fleet: versions help an attacker."""
 
-    @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response(version_object(this_build()))

@@ -20,21 +20,38 @@ from drf_spectacular.plumbing import get_doc
 from drf_spectacular.utils import OpenApiParameter, inline_serializer
 from rest_framework import serializers
 from rest_framework.mixins import ListModelMixin
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSetMixin
 
 from fleet import selectors
-from fleet.api.access import BOOLEANS, DRY_RUN, Call, FleetView, body_of
+from fleet.api.access import BOOLEANS, DRY_RUN, FleetView, body_of
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.noun import Field, Kind, Moment, Names, Noun, moment_of
 from metering.actor import Actor
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, invalid
 from metering.api.schema import ApiSchema
 from metering.models import AuditEntry
 
 OF_ONE = {"change": ("patch", "partial_update"), "remove": ("delete", "destroy")}
 HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
 """The hook that each of REST framework's actions calls."""
+
+
+FIRST = ("id", "prefix", "account", "name", "user", "kind", "model", "neuron", "source", "status")
+"""The fields that tell a row from others, in the order in which rows begin with them."""
+
+
+# A comment, since OpenAPI would show a docstring for every shape.
+# A row has its table's columns, but for those that ``Meta`` excludes, then the declared fields.
+class RowShape(serializers.ModelSerializer[Any]):
+    def get_default_field_names(self, declared_fields: Any, model_info: Any) -> list[str]:
+        columns = [model_info.pk.name, *model_info.fields, *model_info.forward_relations]
+        names = dict.fromkeys([*columns, *declared_fields])
+        return [
+            *(name for name in FIRST if name in names),
+            *(name for name in names if name not in FIRST),
+        ]
 
 
 class RowsSchema(ApiSchema):
@@ -52,7 +69,8 @@ class RowsSchema(ApiSchema):
         return hook if hook and hook.__doc__ else super().operation()
 
     def get_override_parameters(self) -> list[Any]:
-        return [DRY_RUN_PARAMETER] if self.view.action == "destroy" else []
+        is_removal = self.view.action == "destroy"
+        return [DRY_RUN_PARAMETER] if is_removal else super().get_override_parameters()
 
     def get_request_serializer(self) -> Any:
         noun: Noun = self.view.noun
@@ -94,6 +112,10 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
     def filters(self) -> Mapping[str, str]:  # type: ignore[override]
         return self.noun.filters if self.action in ("list", "create") else {}
 
+    @property
+    def filter_help(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self.noun.filter_help
+
     @classmethod
     def urls(cls) -> Iterable[URLPattern]:
         of_all: dict[str, Any] = {"get": "list"} | ({"post": "create"} if "add" in cls.can else {})
@@ -105,25 +127,25 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
         for extra in cast(list[Any], cls.get_extra_actions()):
             yield path(f"{one}/{extra.url_path}", cls.as_view(dict(extra.mapping), **extra.kwargs))
 
-    def new_values(self, call: Call) -> dict[str, Any]:
-        return new_row(call, self.noun)
+    def new_values(self, request: Request) -> dict[str, Any]:
+        return new_row(request, self.noun)
 
-    def changed_values(self, call: Call) -> dict[str, Any]:
-        return changed_row(call, self.noun)
+    def changed_values(self, request: Request) -> dict[str, Any]:
+        return changed_row(request, self.noun)
 
-    def retrieve(self, call: Call, **ids: Any) -> Response:
+    def retrieve(self, request: Request, **ids: Any) -> Response:
         return Response(self.shown(self.find(**ids)))
 
-    def create(self, call: Call) -> Response:
-        return Response(self.shown(self.add(self.new_values(call))), status=201)
+    def create(self, request: Request) -> Response:
+        return Response(self.shown(self.add(self.new_values(request))), status=201)
 
-    def partial_update(self, call: Call, **ids: Any) -> Response:
+    def partial_update(self, request: Request, **ids: Any) -> Response:
         row = self.find(**ids)
-        changed = self.change(row, self.changed_values(call))
+        changed = self.change(row, self.changed_values(request))
         return Response(self.shown(row if changed is None else changed))
 
-    def destroy(self, call: Call, **ids: Any) -> Response:
-        return removed(call, self.actor, partial(self.remove, self.find(**ids)))
+    def destroy(self, request: Request, **ids: Any) -> Response:
+        return removed(request, self.actor, partial(self.remove, self.find(**ids)))
 
     def shown(self, row: Any) -> Any:
         return self.get_serializer(row).data
@@ -147,36 +169,30 @@ class DryRunShape(serializers.Serializer[Any]):
 DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only reports what would be done.")
 
 
-def removed(call: Call, actor: Actor, remove: Callable[[], object]) -> Response:
+def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:
     """204 once ``remove`` is done, or 200 with its effects. Raises ``ProblemError``."""
-    if not is_dry(call):
+    if not is_dry(request):
         remove()
         return Response(status=204)
     return would_response(actor, remove)
 
 
 def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
-    """200 with the effects of ``remove``."""
-    return Response({"would": WouldShape(would(actor, remove), many=True).data})
-
-
-def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
-    """Makes the change, reads its audit entries and rolls everything back."""
+    """200 with the effects of ``remove``: makes it, reads its audit entries, rolls it back."""
     with transaction.atomic():
         newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
-        change()
+        remove()
         entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)[:200]).order_by("id")
-        found = list(entries)
+        found = WouldShape(entries, many=True).data
         transaction.set_rollback(True)
     selectors.catalogue_cache_clear()
-    return found
+    return Response({"would": found})
 
 
-def is_dry(call: Call) -> bool:
-    word = call.query_params.get(DRY_RUN, "false")
+def is_dry(request: Request) -> bool:
+    word = request.query_params.get(DRY_RUN, "false")
     if word not in BOOLEANS:
-        detail = f"{word!r} is neither true nor false."
-        raise ProblemError(400, "invalid_value", detail, param=DRY_RUN)
+        raise invalid(DRY_RUN, f"{word!r} is neither true nor false.")
     return BOOLEANS[word]
 
 
@@ -186,17 +202,17 @@ def assigned(row: Model, values: dict[str, Any]) -> list[str]:
     return list(values)
 
 
-def new_row(call: Call, noun: Noun, *others: str) -> dict[str, Any]:
+def new_row(request: Request, noun: Noun, *others: str) -> dict[str, Any]:
     """The values of a POST. ``others`` are fields that the view reads itself. Raises
     ``ProblemError``."""
-    body = body_of(call, *(field.name for field in noun.fields), *others)
+    body = body_of(request, *(field.name for field in noun.fields), *others)
     return values_of_body(body, noun.fields)
 
 
-def changed_row(call: Call, noun: Noun) -> dict[str, Any]:
+def changed_row(request: Request, noun: Noun) -> dict[str, Any]:
     """The values of a PATCH, which changes something. Raises ``ProblemError``."""
     names = [field.name for field in noun.changeable]
-    body = body_of(call, *names)
+    body = body_of(request, *names)
     if not body:
         detail = f"Give at least one of {', '.join(names)}."
         raise ProblemError(400, "missing_required_parameter", detail)
@@ -207,7 +223,7 @@ def values_of_body(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, A
     """The values of a new row. Raises ``ProblemError``."""
     for field in fields:
         if field.is_required and body.get(field.name) in (None, ""):
-            raise ProblemError(400, "invalid_value", f"{field.name} is needed.", param=field.name)
+            raise invalid(field.name, f"{field.name} is needed.")
     return _checked(body, fields)
 
 
@@ -217,7 +233,7 @@ def _checked(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
     for name, value in body.items():
         kind = kinds.get(name)
         if kind is not None and (problem := kind.problem(value)):
-            raise ProblemError(400, "invalid_value", problem, param=name)
+            raise invalid(name, problem)
         values[name] = moment_of(value) if isinstance(kind, Moment) else value
     return values
 

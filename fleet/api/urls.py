@@ -5,23 +5,20 @@ from __future__ import annotations
 from django.urls import path
 
 from fleet.api import original
-from fleet.api.catalogue import Aliases, Catalogue, ModelPlanView, ModelsTomlView
+from fleet.api.catalogue import Aliases, Catalogue, ModelPlanView, ModelsTomlView, Upstreams
 from fleet.api.documents import DocumentsView, SchemaView
-from fleet.api.downloads import CachedView, Downloads, NeuronCachedView
 from fleet.api.hub import HubRepositoryView, HubSearchView
-from fleet.api.jobs import Jobs, ModelJobsView
+from fleet.api.jobs import CachedView, Downloads, Jobs, ModelJobsView, NeuronCachedView
 from fleet.api.neurons import DevicesView, Invitations, Neurons, PolicyView, ReplicasView
 from fleet.api.overview import (
     AssignmentsView,
     AuditView,
     EngineLogView,
     OverviewView,
-    SettingsView,
-    SettingView,
+    Settings,
 )
-from fleet.api.upstreams import Upstreams
 
-NOUNS = (Neurons, Invitations, Catalogue, Aliases, Upstreams, Jobs, Downloads)
+NOUNS = (Neurons, Invitations, Catalogue, Aliases, Upstreams, Jobs, Downloads, Settings)
 urlpatterns = [
     *(one for noun in NOUNS for one in noun.urls()),
     path("overview", OverviewView.as_view()),
@@ -29,8 +26,6 @@ urlpatterns = [
     path("neurons/<str:name>/models/<path:model>/logs", EngineLogView.as_view()),
     *(path(f"neurons/<str:name>/{tail}", view) for tail, view in original.PATHS.items()),
     path("policy", PolicyView.as_view()),
-    path("settings", SettingsView.as_view()),
-    path("settings/<str:name>", SettingView.as_view()),
     path("devices", DevicesView.as_view()),
     path("replicas", ReplicasView.as_view()),
     path("assignments", AssignmentsView.as_view()),

@@ -15,7 +15,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from fleet import services
 from fleet.admin.loading import WORDS, Outcome, cancel, load, on_host, on_model, on_replica
 from fleet.catalogue import SettingValue
-from fleet.dashboard.words import job_progress
+from fleet.dashboard.rows import job_progress
 from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.overview.lines import JobLine
 from metering.actor import Actor, user_actor

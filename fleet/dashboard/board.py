@@ -1,37 +1,21 @@
-"""Builds the board's rows from an overview. Pure, except that it resolves addresses of admin
-pages."""
+"""Builds the board from an overview, and the live parts of a model's page and of a neuron's."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from typing import Any
 
 from django.urls import reverse
 
+from fleet.dashboard import rows
 from fleet.dashboard.finding_links import LinkedFinding, grouped, linked_findings
-from fleet.dashboard.neuron_rows import AWAY, neuron_rows
-from fleet.dashboard.neuron_rows import rank_of as neuron_rank
-from fleet.dashboard.query import BoardQuery, Listing, Shown, page_of
-from fleet.dashboard.rows import (
-    DownloadRow,
-    ModelRow,
-    NeuronRow,
-    PagingRow,
-    ProgressRow,
-    Tile,
-)
-from fleet.dashboard.words import count_words, job_progress, left_words
-from fleet.overview import (
-    DownloadLine,
-    FleetOverview,
-    JobLine,
-    ModelLine,
-    NeuronLine,
-)
-from fleet.overview.lines import AuditLine, RefusalLine
-from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM
+from fleet.dashboard.query import BoardQuery, Listing, Shown, listing_of
+from fleet.dashboard.words import count_words
+from fleet.models import CatalogueModel, Neuron
+from fleet.overview import lines
+from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM, fleet_overview
 from metering.ledger.entries import Outcome
 from metering.links import requests_url
 from metering.money import cost_text
@@ -51,9 +35,17 @@ RANKS = {
 }
 LAST_RANK = 5
 
-JobsOfModels = dict[str, list[JobLine]]
-Explained = Mapping[tuple[str, str], str]
-"""The failures that the replicas' rows state, by model and neuron."""
+JobsOfModels = dict[str, list[lines.JobLine]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    title: str
+    value: str
+    detail: str = ""
+    url: str = ""
+    """The page of the counted rows; empty: none."""
+    is_of_money: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +53,19 @@ class Board:
     query: BoardQuery
     attention: tuple[LinkedFinding, ...]
     tiles: tuple[Tile, ...]
-    models: tuple[ModelRow, ...]
-    models_paging: PagingRow
-    neurons: tuple[NeuronRow, ...]
-    neurons_paging: PagingRow
-    downloads: tuple[DownloadRow, ...]
-    refusals: tuple[RefusalLine, ...]
-    audit: tuple[AuditLine, ...]
+    models: tuple[rows.ModelRow, ...]
+    models_paging: Listing[lines.ModelLine]
+    neurons: tuple[rows.NeuronRow, ...]
+    neurons_paging: Listing[lines.NeuronLine]
+    downloads: list[tuple[str, rows.ProgressRow]]
+    refusals: tuple[lines.RefusalLine, ...]
+    audit: tuple[lines.AuditLine, ...]
     steps: tuple[str, ...]
     """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
     key, request and people are steps of another card: ``fleet.first_steps``."""
 
 
-def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
+def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> Board:
     query = query or BoardQuery()
     jobs_of_models: JobsOfModels = defaultdict(list)
     for job in overview.jobs:
@@ -84,46 +76,48 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
         for replica in neuron.replicas
     }
     models = _listed_models(overview.models, jobs_of_models, query)
-    neurons = page_of(
-        [neuron for neuron in overview.neurons if query.neurons.lower() in neuron.name.lower()],
-        rank=neuron_rank,
-        page=query.neurons_page,
-        page_size=NEURONS_A_PAGE,
-        kept=query.kept_neurons,
-    )
+    sought = [one for one in overview.neurons if query.neurons.lower() in one.name.lower()]
+    neurons = listing_of("neurons", sought, query, rank=neuron_rank, page_size=NEURONS_A_PAGE)
     return Board(
         query=query,
         attention=linked_findings(grouped(overview.attention)),
         tiles=_tiles(overview),
         models=tuple(
-            model_row(model, jobs_of_models[model.name], explained) for model in models.lines
+            rows.model_row(model, jobs_of_models[model.name], explained) for model in models.lines
         ),
-        models_paging=_paging(
-            models, MODELS_A_PAGE, lambda page: replace(query, models_page=page).url_query()
-        ),
-        neurons=neuron_rows(
+        models_paging=models,
+        neurons=rows.neuron_rows(
             overview, neurons.lines, query=query, num_neurons=len(overview.neurons)
         ),
-        neurons_paging=_paging(
-            neurons, NEURONS_A_PAGE, lambda page: replace(query, neurons_page=page).url_query()
-        ),
-        downloads=tuple(map(download_row, overview.downloads)),
+        neurons_paging=neurons,
+        downloads=download_rows(overview.downloads),
         refusals=overview.refusals,
         audit=overview.audit[:MAX_AUDIT_LINES],
         steps=_steps(overview),
     )
 
 
+def neuron_rank(neuron: lines.NeuronLine) -> int:
+    """Problems first, then healthy neurons, then offline ones, which are one finding."""
+    if neuron.status == rows.AWAY:
+        return 5
+    if neuron.problems or any(replica.status == "failed" for replica in neuron.replicas):
+        return 0
+    if neuron.status != "online":
+        return 3 if neuron.status == "draining" else 4
+    return 1 if neuron.replicas else 2
+
+
 def _listed_models(
-    models: Iterable[ModelLine], jobs: JobsOfModels, query: BoardQuery
-) -> Listing[ModelLine]:
-    def rank(model: ModelLine) -> int:
+    models: Iterable[lines.ModelLine], jobs: JobsOfModels, query: BoardQuery
+) -> Listing[lines.ModelLine]:
+    def rank(model: lines.ModelLine) -> int:
         rank = RANKS.get(model.status, LAST_RANK)
         if model.replicas < model.min_replicas or model.has_outdated:
             return 0
         return min(rank, 1) if any(job.is_active for job in jobs[model.name]) else rank
 
-    def is_asked(model: ModelLine) -> bool:
+    def is_asked(model: lines.ModelLine) -> bool:
         if query.models.lower() not in model.name.lower():
             return False
         match query.shown:
@@ -138,33 +132,11 @@ def _listed_models(
             case _:
                 return True
 
-    return page_of(
-        filter(is_asked, models),
-        rank=rank,
-        page=query.models_page,
-        page_size=MODELS_A_PAGE,
-        kept=query.kept_models,
-    )
+    asked = filter(is_asked, models)
+    return listing_of("models", asked, query, rank=rank, page_size=MODELS_A_PAGE)
 
 
-def _paging(
-    listing: Listing[ModelLine] | Listing[NeuronLine],
-    page_size: int,
-    query_at: Callable[[int], str],
-) -> PagingRow:
-    first = (listing.page - 1) * page_size + 1
-    words = f"{first:,} to {first + len(listing.lines) - 1:,} of {listing.num_lines:,}"
-    has_more = listing.page < listing.num_pages
-    return PagingRow(
-        words=words if listing.num_pages > 1 else "",
-        page=listing.page,
-        kept=" ".join(line.name for line in listing.lines),
-        previous=query_at(listing.page - 1) or "?" if listing.page > 1 else "",
-        next=query_at(listing.page + 1) if has_more else "",
-    )
-
-
-def _steps(overview: FleetOverview) -> tuple[str, ...]:
+def _steps(overview: lines.FleetOverview) -> tuple[str, ...]:
     steps = []
     if not overview.neurons:
         steps.append("neuron")
@@ -175,12 +147,12 @@ def _steps(overview: FleetOverview) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
+def _tiles(overview: lines.FleetOverview) -> tuple[Tile, ...]:
     replicas = [
         replica
         for neuron in overview.neurons
         for replica in neuron.replicas
-        if neuron.status != AWAY
+        if neuron.status != rows.AWAY
     ]
     last = overview.minutes[-2] if len(overview.minutes) > 1 else None
     running = sum(replica.in_flight for replica in replicas)
@@ -221,57 +193,71 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
     )
 
 
-def model_row(
-    model: ModelLine, jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
-) -> ModelRow:
-    """``jobs`` are this model's, active ones before those that have ended."""
-    least = f"{model.min_replicas} to " if model.min_replicas != model.max_replicas else ""
-    progress = progress_of_model(jobs, explained)
-    return ModelRow(
-        line=model,
-        replicas=""
-        if model.status == UPSTREAM
-        else f"{model.replicas} ready, {least}{model.max_replicas} wanted",
-        progress=progress[0] if progress else None,
-        num_more_jobs=max(0, len(progress) - 1),
-    )
-
-
 def outdated_rows(
-    overview: FleetOverview,
-) -> tuple[tuple[ModelLine, tuple[ProgressRow, ...]], ...]:
+    overview: lines.FleetOverview,
+) -> tuple[tuple[lines.ModelLine, tuple[rows.ProgressRow, ...]], ...]:
     """The models with an outdated replica, and the progress of their jobs."""
     return tuple(
-        (model, progress_of_model([job for job in overview.jobs if job.model == model.name]))
+        (model, rows.progress_of_model([job for job in overview.jobs if job.model == model.name]))
         for model in overview.models
         if model.has_outdated
     )
 
 
-def progress_of_model(
-    jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
-) -> tuple[ProgressRow, ...]:
-    """``jobs``, newest first: on one neuron only the newest counts. ``explained``: the failures
-    that the replicas' rows state."""
-    newest: dict[str, JobLine] = {}
-    for job in jobs:
-        newest.setdefault(job.neuron, job)
-    shown = [job for job in jobs if job.is_active or newest[job.neuron] is job]
-    return tuple(
-        job_progress(
-            job,
-            with_neuron=True,
-            with_failure=explained.get((job.model, job.neuron)) != job.failure,
-        )
-        for job in shown
-    )
+def download_rows(downloads: Iterable[lines.DownloadLine]) -> list[tuple[str, rows.ProgressRow]]:
+    return [(f"{one.source} on {one.neuron}", rows.download_progress(one)) for one in downloads]
 
 
-def download_row(download: DownloadLine) -> DownloadRow:
-    fraction = download.progress_fraction
-    share = "" if fraction is None else f" {fraction:.0%}"
-    progress = ProgressRow(
-        text=f"{download.status}{share}{left_words(download.eta_s)}",
-        percent=None if fraction is None else round(100 * fraction),
+def model_context(model: CatalogueModel) -> dict[str, Any]:
+    """``home.row`` is ``None`` where the model is not offered. ``home.neurons`` have replicas of
+    it, or of its base, and no devices. ``home.waits_for``: why no host can load it now."""
+    settings, overview = model.settings(), fleet_overview()
+    name, base = model.name, settings.base
+
+    def is_of_it(replica: lines.ReplicaLine) -> bool:
+        return replica.model == name or (replica.model == base and name in replica.adapters)
+
+    line = next((one for one in overview.models if one.name == name), None)
+    jobs = [job for job in overview.jobs if job.model == name]
+    row = None if line is None else rows.model_row(line, jobs)
+    holding = [
+        replace(neuron, devices=(), replicas=replicas)
+        for neuron in overview.neurons
+        if (replicas := tuple(filter(is_of_it, neuron.replicas)))
+    ]
+    may_sleep = any(
+        one.status == "ready" and not one.lies_on_hosts
+        for neuron in holding
+        for one in neuron.replicas
     )
-    return DownloadRow(title=f"{download.source} on {download.neuron}", progress=progress)
+    home = {
+        "name": name,
+        "row": row,
+        "waits_for": "" if line is None else _waits_for(line),
+        "neurons": _unfolded(overview, holding),
+        "may_sleep": may_sleep and not base and (row is None or not row.is_kept_loaded),
+    }
+    return {"home": home, "is_pinned": settings.pinned, "may_try": settings.task == "text"}
+
+
+def _waits_for(line: lines.ModelLine) -> str:
+    if line.no_host:
+        return f"No host can run it: {line.no_host}."
+    return f"No host takes it now: {line.not_now}." if line.not_now else ""
+
+
+def neuron_context(neuron: Neuron) -> dict[str, Any]:
+    overview = fleet_overview()
+    found = [one for one in overview.neurons if one.name == neuron.name]
+    downloads = [one for one in overview.downloads if one.neuron == neuron.name]
+    return {
+        "neuron_row": next(iter(_unfolded(overview, found)), None),
+        "downloads": download_rows(downloads),
+    }
+
+
+def _unfolded(
+    overview: lines.FleetOverview, neurons: list[lines.NeuronLine]
+) -> tuple[rows.NeuronRow, ...]:
+    away = frozenset(neuron.name for neuron in neurons if neuron.status == rows.AWAY)
+    return rows.neuron_rows(overview, neurons, query=BoardQuery(flipped=away), num_neurons=1)

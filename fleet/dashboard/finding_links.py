@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from django.urls import reverse
 
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.overview import Attention
+from fleet.overview.lines import Attention
 
 MAX_ALONE = 2
 """The most findings of one kind that have a line each."""
@@ -78,16 +78,14 @@ def _lines(group: list[Attention]) -> list[Attention]:
     for finding in group:
         of.setdefault(finding.about, []).append(finding)
     if len(of) <= MAX_ALONE:
-        return [_first(findings) for findings in of.values()]
+        firsts = [(one, len(more)) for one, *more in of.values()]
+        return [
+            replace(one, text=f"{one.text}, and {num_more:,} more like it") if num_more else one
+            for one, num_more in firsts
+        ]
     more = f" and {len(of) - MAX_NAMED:,} more" if len(of) > MAX_NAMED else ""
     text = f"{len(of):,} {kind.many}: {', '.join(list(of)[:MAX_NAMED])}{more}"
     return [replace(group[0], about="", text=text)]
-
-
-def _first(findings: list[Attention]) -> Attention:
-    num_more = len(findings) - 1
-    more = f", and {num_more:,} more like it" if num_more else ""
-    return replace(findings[0], text=f"{findings[0].text}{more}")
 
 
 LinkedFinding = tuple[Attention, str, str]

@@ -5,10 +5,10 @@ It is in the address, and in the board: each refresh sends it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 from urllib.parse import urlencode
 
 from django.http import QueryDict
@@ -82,33 +82,72 @@ Line = TypeVar("Line", bound=Named)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing(Generic[Line]):
-    """``lines`` are those of ``page``; pages count from 1, and an empty list has one."""
+    """``lines`` are those of ``page``; pages count from 1, and an empty list has one. ``noun``: the
+    query's fields are named by it."""
 
+    noun: str
+    query: BoardQuery
     lines: tuple[Line, ...]
     page: int
-    num_pages: int
+    page_size: int
     num_lines: int
 
+    @property
+    def num_pages(self) -> int:
+        return max(1, -(-self.num_lines // self.page_size))
 
-def page_of(
+    @property
+    def words(self) -> str:
+        """Empty where it has one page."""
+        if self.num_pages == 1:
+            return ""
+        first = (self.page - 1) * self.page_size + 1
+        return f"{first:,} to {first + len(self.lines) - 1:,} of {self.num_lines:,}"
+
+    @property
+    def kept(self) -> str:
+        return " ".join(line.name for line in self.lines)
+
+    @property
+    def previous(self) -> str:
+        """The query of an address; empty at the ends."""
+        return self._at(self.page - 1) or "?" if self.page > 1 else ""
+
+    @property
+    def next(self) -> str:
+        return self._at(self.page + 1) if self.page < self.num_pages else ""
+
+    def _at(self, page: int) -> str:
+        there: dict[str, Any] = {f"{self.noun}_page": page}
+        return replace(self.query, **there).url_query()
+
+
+def listing_of(
+    noun: str,
     lines: Iterable[Line],
+    query: BoardQuery,
     *,
     rank: Callable[[Line], int],
-    page: int,
     page_size: int,
-    kept: Sequence[str] = (),
 ) -> Listing[Line]:
-    """The lines of the lowest rank first, each rank by name. ``kept`` are the names on this page so
+    """The lines of the lowest rank first, each rank by name. Kept names are those on this page so
     far: they keep their order, whatever their rank is by now; lines of other pages replace missing
     ones. A page past the last one is the last one."""
     ordered = sorted(lines, key=lambda line: (rank(line), line.name))
-    num_pages = max(1, -(-len(ordered) // page_size))
-    page = min(page, num_pages)
+    last_page = max(1, -(-len(ordered) // page_size))
+    page = min(getattr(query, f"{noun}_page"), last_page)
     start = (page - 1) * page_size
     chosen = ordered[start : start + page_size]
-    if kept:
+    if kept := getattr(query, f"kept_{noun}"):
         by_name = {line.name: line for line in ordered}
         stay = [by_name.pop(name) for name in dict.fromkeys(kept) if name in by_name]
         others = [line for line in chosen if line.name in by_name]
         chosen = [*stay, *others][: len(chosen)]
-    return Listing(lines=tuple(chosen), page=page, num_pages=num_pages, num_lines=len(ordered))
+    return Listing(
+        noun=noun,
+        query=query,
+        lines=tuple(chosen),
+        page=page,
+        page_size=page_size,
+        num_lines=len(ordered),
+    )

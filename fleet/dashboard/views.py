@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -19,16 +20,14 @@ from fleet.admin.loading import Outcome, actor_of, show_outcome
 from fleet.admin.unfold_types import ask
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
-from fleet.dashboard.board import board_of, outdated_rows
-from fleet.dashboard.homes import model_context, neuron_context
+from fleet.dashboard.board import board_of, model_context, neuron_context, outdated_rows
 from fleet.dashboard.query import BoardQuery, Shown
 from fleet.dashboard.words import ASK_FIRST, CHANGE_SETTINGS
 from fleet.errors import FleetError, InvitationError
 from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
-from fleet.overview import fleet_overview
-from fleet.overview.jobs import job_lines_by_id
+from fleet.overview.selector import fleet_overview, job_lines_by_id
 from fleet.services.hosts.invitations import (
     DEFAULT_SHARE_PORT,
     redis_share,
@@ -89,19 +88,28 @@ def _to_page(found: Model | None, noun: str, name: str) -> HttpResponse:
     return HttpResponseRedirect(f"{rows}?{urlencode({'q': name})}")
 
 
-@require_GET
-def model_part(request: HttpRequest) -> HttpResponse:
-    return _model_part(request, request.GET.get("name", ""), [])
+def model_part(request: HttpRequest, outcomes: Sequence[Outcome] = ()) -> HttpResponse:
+    model = get_object_or_404(CatalogueModel, name=_home(request))
+    return _part(request, "fleet/model_home.html", model_context(model), outcomes)
 
 
-@require_GET
-def neuron_part(request: HttpRequest) -> HttpResponse:
-    return _neuron_part(request, request.GET.get("name", ""), [])
+def neuron_part(request: HttpRequest, outcomes: Sequence[Outcome] = ()) -> HttpResponse:
+    neuron = get_object_or_404(Neuron, name=_home(request))
+    return _part(request, "fleet/neuron_home.html", neuron_context(neuron), outcomes)
 
 
-@require_GET
-def outdated(request: HttpRequest) -> HttpResponse:
-    return _outdated(request)
+def outdated(request: HttpRequest, outcomes: Sequence[Outcome] = ()) -> HttpResponse:
+    context = {"models": outdated_rows(fleet_overview())}
+    return _part(request, "fleet/outdated.html", context, outcomes)
+
+
+PARTS = {"outdated": outdated, "model-home": model_part, "neuron-home": neuron_part}
+"""Parts of pages whose buttons are answered with the part alone, by their elements' ids."""
+
+
+def _home(request: HttpRequest) -> str:
+    """The name of the page's model or neuron, in a refresh or beside a button."""
+    return request.POST.get("home") or request.GET.get("name", "")
 
 
 @never_cache
@@ -129,19 +137,15 @@ def do(request: HttpRequest) -> HttpResponse:
         asked = {"description": command.capitalize(), "hidden": [("do", command)]}
         return ask(request, asked | {"back": reverse("admin:index")})
     outcomes = act(cast(AbstractUser, request.user), command)
-    if not has_scripts:
+    if not has_scripts or verb in CHANGE_SETTINGS:
         for outcome in outcomes:
             show_outcome(request, outcome)
-        return HttpResponseRedirect(reverse("admin:index"))
-    if verb in CHANGE_SETTINGS:
-        return _loaded_again(request, outcomes)
-    match request.headers.get("hx-target"):
-        case "outdated":
-            return _outdated(request, outcomes)
-        case "model-home":
-            return _model_part(request, request.POST.get("home", ""), outcomes)
-        case "neuron-home":
-            return _neuron_part(request, request.POST.get("home", ""), outcomes)
+        if not has_scripts:
+            return HttpResponseRedirect(reverse("admin:index"))
+        # The whole page is loaded again: its form of settings would undo the change when saved.
+        return HttpResponse(headers={"HX-Refresh": "true"})
+    if part := PARTS.get(request.headers.get("hx-target", "")):
+        return part(request, outcomes)
     context = {
         "has_notices": True,
         "outcomes": [one for one in outcomes if not one.job_id],
@@ -160,31 +164,10 @@ def _board(request: HttpRequest, query: BoardQuery, context: dict[str, Any]) -> 
     return response
 
 
-def _loaded_again(request: HttpRequest, outcomes: list[Outcome]) -> HttpResponse:
-    """Reloads the page: its form of settings would undo the change when saved."""
-    for outcome in outcomes:
-        show_outcome(request, outcome)
-    return HttpResponse(headers={"HX-Refresh": "true"})
-
-
-def _model_part(request: HttpRequest, name: str, outcomes: list[Outcome]) -> HttpResponse:
-    model = get_object_or_404(CatalogueModel, name=name)
-    context = model_context(model) | {"outcomes": outcomes}
-    return _part(request, "fleet/model_home.html", context)
-
-
-def _neuron_part(request: HttpRequest, name: str, outcomes: list[Outcome]) -> HttpResponse:
-    context = neuron_context(get_object_or_404(Neuron, name=name)) | {"outcomes": outcomes}
-    return _part(request, "fleet/neuron_home.html", context)
-
-
-def _outdated(request: HttpRequest, outcomes: list[Outcome] | None = None) -> HttpResponse:
-    context = {"models": outdated_rows(fleet_overview()), "outcomes": outcomes or []}
-    return _part(request, "fleet/outdated.html", context)
-
-
-def _part(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-    response = render(request, template, context)
+def _part(
+    request: HttpRequest, template: str, context: dict[str, Any], outcomes: Sequence[Outcome] = ()
+) -> HttpResponse:
+    response = render(request, template, {"outcomes": outcomes} | context)
     add_never_cache_headers(response)
     return response
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from fleet.dashboard.rows import ProgressRow
-from fleet.overview.lines import JobLine
-
 TONES = {
     "ready": "good",
     "online": "good",
@@ -50,26 +47,3 @@ def count_words(number: int) -> str:
     if number < 1_000_000:
         return f"{number / 1000:.1f}k"
     return f"{number / 1_000_000:.1f}M"
-
-
-def job_progress(
-    job: JobLine, *, with_neuron: bool = False, with_failure: bool = True
-) -> ProgressRow:
-    """``with_neuron``: name the neuron, where the surrounding row does not. ``with_failure``: give
-    the reason of a failure, where no other row does."""
-    where = f" on {job.neuron}" if with_neuron else ""
-    if job.status == "succeeded":
-        return ProgressRow(text=f"{DONE[job.kind]}{where}", tone="good")
-    if job.status == "failed":
-        reason = f": {job.failure}" if with_failure and job.failure else ""
-        return ProgressRow(text=f"{job.kind} failed{where}{reason}", tone="bad")
-    if job.status == "cancelled":
-        return ProgressRow(text=f"{job.kind} cancelled{where}", tone="quiet")
-    stage = job.stage or ("waiting for the neuron" if job.status == "pending" else "under way")
-    fraction = job.progress_fraction
-    share = "" if fraction is None else f" {fraction:.0%}"
-    return ProgressRow(
-        text=f"{job.kind}{where}: {stage}{share}{left_words(job.eta_s)}",
-        percent=None if fraction is None else round(100 * fraction),
-        job_id="" if job.kind in ("unload", "sleep") else job.id,
-    )

@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http.client import HTTPException
-from typing import Any, Protocol
+from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandError
@@ -34,15 +34,6 @@ NO_ANSWER = (OSError, ValueError, HTTPException)
 """Errors where no server runs, or another one than meant."""
 PAGE = 500
 OR_A_SERVER = "--url asks a running server instead."
-
-
-class Backend(Protocol):
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Returns the JSON of ``/api/{path}``. Raises ``CommandError`` with the reason of a
-        refusal."""
-        ...
-
-    def understood(self) -> AbstractContextManager[None]: ...
 
 
 class RefusedError(CommandError):
@@ -95,6 +86,9 @@ class Server:
 
 
 class RestBackend:
+    """``ask`` returns the JSON of ``/api/{path}``. Raises ``CommandError`` with the reason of a
+    refusal."""
+
     def __init__(self, url: str, key: str | None) -> None:
         self._server = Server(url, key, timeout_s=TIMEOUT_S)
 
@@ -108,11 +102,8 @@ class RestBackend:
 
 
 class LocalBackend:
-    """Calls the API's views in this process. An operator who can run ``manage.py`` here may do
-    everything."""
-
-    def understood(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    """The same of the API's views in this process. An operator who can run ``manage.py`` here may
+    do everything."""
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         from fleet.api.access import command_answer  # a server's commands need no views
@@ -125,6 +116,12 @@ class LocalBackend:
         if status >= 400:
             raise CommandError(refusal_text(status, content), returncode=exit_code(status))
         return _json(content)
+
+    def understood(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+Backend = RestBackend | LocalBackend
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 ANY_KEY = "not-needed-on-loopback"
@@ -122,14 +121,12 @@ def codex(target: Target) -> ClientSettings:
         file=SettingsFile(
             path=".codex/config.toml", values={**top, "model_providers": {PROVIDER: provider}}
         ),
-        command=("codex", *(word for name in flags for word in ("-c", _flag(name, flags[name])))),
+        command=(
+            "codex",
+            *(word for name in flags for word in ("-c", f"{name}={_toml(flags[name])}")),
+        ),
         notes=(f"Codex reads the key from the variable {KEY_VARIABLE}.",),
     )
-
-
-def _flag(name: str, value: object) -> str:
-    """JSON strings and whole numbers are valid TOML."""
-    return f"{name}={json.dumps(value)}"
 
 
 def qwen(target: Target) -> ClientSettings:
@@ -194,18 +191,10 @@ def zed(target: Target) -> ClientSettings:
     )
 
 
-CLIENTS: Mapping[str, Callable[[Target], ClientSettings]] = MappingProxyType(
-    {
-        "claude": claude,
-        "opencode": opencode,
-        "codex": codex,
-        "qwen": qwen,
-        "aider": aider,
-        "llm": llm,
-        "open-webui": open_webui,
-        "zed": zed,
-    }
-)
+CLIENTS: Mapping[str, Callable[[Target], ClientSettings]] = {
+    one.__name__.replace("_", "-"): one
+    for one in (claude, opencode, codex, qwen, aider, llm, open_webui, zed)
+}
 NEED_TOOLS = frozenset({"claude", "opencode", "codex", "qwen"})
 """They send tools with every request."""
 NEED_LIMITS = frozenset({"zed"})
@@ -223,22 +212,31 @@ class NoModelError(Exception):
 def chosen_card(cards: Sequence[Card], wanted: str | None, client: str) -> Card:
     """The card of ``wanted``, a name or an alias; else of a loaded model that the client can use,
     else of any such model. Raises ``NoModelError``."""
-    writing = [card for card in cards if "chat" in (card.get("capabilities") or ["chat"])]
-    if wanted is not None:
-        return _checked(_named(cards, wanted), writing, client)
-    if not writing:
-        raise NoModelError("no model that writes text is offered yet: 'models add' offers one")
+    writing = [card for card in cards if _writes(card)]
     usable = [card for card in writing if _lacks(card, client) is None]
-    if not usable:
-        raise NoModelError(f"no model that is offered will do: {_lacks(writing[0], client)}")
-    return min(usable, key=lambda card: not card.get("loaded"))
+    if wanted is None:
+        if not writing:
+            raise NoModelError("no model that writes text is offered yet: 'models add' offers one")
+        if not usable:
+            raise NoModelError(f"no model that is offered will do: {_lacks(writing[0], client)}")
+        return min(usable, key=lambda card: not card.get("loaded"))
+    card = _named(cards, wanted)
+    if not _writes(card):
+        raise NoModelError(f"{card['id']} writes no text")
+    if lack := _lacks(card, client):
+        others = ", ".join(str(one["id"]) for one in usable[:3])
+        raise NoModelError(f"{lack}; {others} will do" if others else lack)
+    return card
+
+
+def _writes(card: Card) -> bool:
+    """Capabilities that are unknown before a first load count as present."""
+    return "chat" in (card.get("capabilities") or ["chat"])
 
 
 def _named(cards: Sequence[Card], wanted: str) -> Card:
-    by_name = {str(card["id"]): card for card in cards}
-    for card in cards:
-        for alias in card.get("aliases") or ():
-            by_name.setdefault(str(alias), card)
+    by_name = {str(alias): card for card in cards for alias in card.get("aliases") or ()}
+    by_name |= {str(card["id"]): card for card in cards}
     if wanted in by_name:
         return {**by_name[wanted], "id": wanted}
     near = difflib.get_close_matches(wanted, by_name, n=2)
@@ -246,19 +244,7 @@ def _named(cards: Sequence[Card], wanted: str) -> Card:
     raise NoModelError(f"no model {wanted} is offered{hint}")
 
 
-def _checked(card: Card, writing: Sequence[Card], client: str) -> Card:
-    if "chat" not in (card.get("capabilities") or ["chat"]):
-        raise NoModelError(f"{card['id']} writes no text")
-    lack = _lacks(card, client)
-    if lack is None:
-        return card
-    others = [str(one["id"]) for one in writing if _lacks(one, client) is None]
-    hint = f"; {', '.join(others[:3])} will do" if others else ""
-    raise NoModelError(f"{lack}{hint}")
-
-
 def _lacks(card: Card, client: str) -> str | None:
-    """Capabilities that are unknown before a first load count as present; limits do not."""
     if client in NEED_TOOLS and card.get("tool_call") is False:
         return f"{client} sends tools, and the chat template of {card['id']} has no place for them"
     if client in NEED_LIMITS and not card.get("limit"):
@@ -284,15 +270,11 @@ def merged_json(text: str, values: Mapping[str, Any]) -> str:
     return json.dumps(_merged(found, values), indent=2, ensure_ascii=False) + "\n"
 
 
-def _merged(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(found)
-    for name, value in values.items():
-        before = result.get(name)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[name] = _merged(before, value)
-        else:
-            result[name] = value
-    return result
+def _merged(found: Any, values: Any) -> Any:
+    if not isinstance(found, Mapping) or not isinstance(values, Mapping):
+        return values
+    merged = {name: _merged(found.get(name), value) for name, value in values.items()}
+    return {**found, **merged}
 
 
 def merged_toml(text: str, values: Mapping[str, Any]) -> str:
@@ -306,23 +288,23 @@ def merged_toml(text: str, values: Mapping[str, Any]) -> str:
     other = [name for name in top if name in found and found[name] != top[name]]
     if other:
         raise UnmergeableError(f"it sets {', '.join(other)} to something else")
-    new_lines = [f"{name} = {_toml(top[name])}" for name in top if name not in found]
-    tables: list[str] = []
-    for group, inner in values.items():
-        if not isinstance(inner, Mapping):
-            continue
-        for name, table in inner.items():
+    tables = []
+    for group in (name for name in values if name not in top):
+        for name, table in values[group].items():
             before = found.get(group, {}).get(name)
-            if before is not None and before != table:
-                raise UnmergeableError(f"its table [{group}.{name}] has other values")
             if before is None:
-                lines = [f"{key} = {_toml(value)}" for key, value in table.items()]
-                tables.append("\n".join([f"[{group}.{name}]", *lines]))
-    parts = ["\n".join(new_lines), text.strip("\n"), *tables]
-    return "\n".join(part for part in parts if part) + "\n"
+                tables.append(f"[{group}.{name}]\n{_toml_lines(table)}")
+            elif before != table:
+                raise UnmergeableError(f"its table [{group}.{name}] has other values")
+    new = {name: value for name, value in top.items() if name not in found}
+    return "\n".join(filter(None, [_toml_lines(new), text.strip("\n"), *tables])) + "\n"
 
 
-def _toml(value: str | int) -> str:
+def _toml_lines(values: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name} = {_toml(value)}" for name, value in values.items())
+
+
+def _toml(value: object) -> str:
     """JSON strings and whole numbers are valid TOML."""
     return json.dumps(value, ensure_ascii=False)
 
@@ -330,7 +312,8 @@ def _toml(value: str | int) -> str:
 def settings_text(client: str, settings: ClientSettings) -> str:
     """``export`` lines, files and comments. A client without a file has ``export`` lines and
     comments alone, which a shell may ``eval``."""
-    parts = ["\n".join(exports(settings))]
+    exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.environment.items()]
+    parts = ["\n".join(exports)]
     if settings.file is not None and not settings.is_file_alone_enough:
         parts.append(f"# ~/{settings.file.path}\n{merged(settings.file, '')}")
     if settings.pasted_text:
@@ -343,10 +326,6 @@ def settings_text(client: str, settings: ClientSettings) -> str:
     if settings.command:
         comments.append(f"# --run starts {client} with it")
     return "\n\n".join(part.strip("\n") for part in [*parts, "\n".join(comments)] if part)
-
-
-def exports(settings: ClientSettings) -> list[str]:
-    return [f"export {name}={shlex.quote(value)}" for name, value in settings.environment.items()]
 
 
 def merged(file: SettingsFile, text: str) -> str:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
-from typing import Any, TextIO
+from typing import Any
 
 from django.core.management.base import CommandError
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from fleet.management.backend import Backend
-from fleet.management.sizes import size_text
+from fleet.management.sizes import share_text, size_text
 
 LOOK_EVERY_S = 1.0
+DOWNLOAD_EVERY_S = 0.5
+REPORT_EVERY_PERCENT = 10
+Show = Callable[[dict[str, Any]], None]
 
 
 def follow(
@@ -30,7 +25,7 @@ def follow(
     jobs: list[dict[str, Any]],
     report: Callable[[str], object],
     *,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = sleep,
 ) -> list[dict[str, Any]]:
     """Returns the ended jobs. Raises ``CommandError`` when one did not succeed."""
     ended, reported = [], ""
@@ -52,27 +47,17 @@ def follow(
 def job_line(job: dict[str, Any]) -> str:
     words = [f"{job['kind']} {job['model']} on {job['neuron']}:", job["status"]]
     if job["status"] == "running" and job["stage"]:
-        words.append(job["stage"])
-        if job["progress_fraction"] is not None:
-            words.append(f"{job['progress_fraction']:.0%}")
+        words += [job["stage"], share_text(job["progress_fraction"])]
     if job["status"] == "pending" and job["note"]:
         words.append(f"({job['note']})")
-    if job["failure_message"]:
-        words.append(job["failure_message"])
-    return " ".join(words)
-
-
-DOWNLOAD_EVERY_S = 0.5
-REPORT_EVERY_PERCENT = 10
-
-Show = Callable[[dict[str, Any]], None]
+    return " ".join(filter(None, [*words, job["failure_message"]]))
 
 
 def follow_download(backend: Backend, download: dict[str, Any], stream: Any) -> dict[str, Any]:
     """Returns the ended download; an interrupt cancels it. Raises ``CommandError`` when it did not
     succeed."""
     path = f"downloads/{download['id']}"
-    with _shown(stream) as show:
+    with (_bar if stream.isatty() else _lines)(stream) as show:
         try:
             while download["finished_at"] is None:
                 show(download)
@@ -92,37 +77,25 @@ def follow_download(backend: Backend, download: dict[str, Any], stream: Any) -> 
 def download_line(download: dict[str, Any]) -> str:
     what = f"{download['source']} {download['file']}".strip()
     words = [f"{download['kind']} {what} on {download['neuron']}:", download["status"]]
-    if download["bytes_total"]:
-        done, total = download["bytes_done"], download["bytes_total"]
-        words.append(f"{done / total:.0%} of {size_text(total)}")
-    if download["failure_message"]:
-        words.append(download["failure_message"])
-    return " ".join(words)
+    if total := download["bytes_total"]:
+        words.append(f"{share_text(download['bytes_done'] / total)} of {size_text(total)}")
+    return " ".join(filter(None, [*words, download["failure_message"]]))
 
 
 @contextmanager
-def _shown(stream: Any) -> Iterator[Show]:
-    if stream.isatty():
-        with _bar(stream) as show:
-            yield show
-    else:
-        yield _Lines(stream)
-
-
-@contextmanager
-def _bar(stream: TextIO) -> Iterator[Show]:
+def _bar(stream: Any) -> Iterator[Show]:
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(file=stream, markup=False)) as progress:
-        task = progress.add_task("", total=None)
+    with progress.Progress(*columns, console=Console(file=stream, markup=False)) as shown:
+        task = shown.add_task("", total=None)
 
         def show(download: dict[str, Any]) -> None:
-            progress.update(
+            shown.update(
                 task,
                 description=f"{download['neuron']}: {download['status']}",
                 completed=download["bytes_done"],
@@ -132,16 +105,17 @@ def _bar(stream: TextIO) -> Iterator[Show]:
         yield show
 
 
-class _Lines:
+@contextmanager
+def _lines(stream: Any) -> Iterator[Show]:
     """Prints changes of status, and progress at each tenth."""
+    printed: tuple[str, int] | None = None
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._printed: tuple[str, int] | None = None
+    def show(download: dict[str, Any]) -> None:
+        nonlocal printed
+        percent = int((download["progress_fraction"] or 0.0) * 100)
+        now = (download["status"], percent // REPORT_EVERY_PERCENT)
+        if now != printed:
+            printed = now
+            stream.write(download_line(download))
 
-    def __call__(self, download: dict[str, Any]) -> None:
-        fraction = download["progress_fraction"] or 0.0
-        now = (download["status"], int(fraction * 100) // REPORT_EVERY_PERCENT)
-        if now != self._printed:
-            self._printed = now
-            self._stream.write(download_line(download))
+    yield show

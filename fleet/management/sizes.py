@@ -1,4 +1,4 @@
-"""Byte counts as text, for pages and commands."""
+"""Byte counts and shares as text, for pages and commands."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def total_text(total_bytes: int, installed_bytes: int | None) -> str:
     if installed_bytes is None:
         return size_text(total_bytes)
     return f"{size_text(total_bytes)} (limit, of {size_text(installed_bytes)})"
+
+
+def share_text(fraction: float | None) -> str:
+    """``41%``; empty where unknown."""
+    return "" if fraction is None else f"{fraction:.0%}"

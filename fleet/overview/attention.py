@@ -61,17 +61,14 @@ def attention(
 def _of_redis(is_live: bool) -> Iterator[Attention]:
     if not is_live:
         text = "Redis does not answer: this is what was recorded last"
-        yield Attention(level=Level.URGENT, kind="redis_away", text=text)
+        yield _finding(Level.URGENT, "redis_away", "", text)
 
 
-def _of_neurons(neurons: Iterable[NeuronLine]) -> Iterator[Attention]:
-    empty = True
+def _of_neurons(neurons: Sequence[NeuronLine]) -> Iterator[Attention]:
     for neuron in neurons:
-        empty = False
         yield from _of_neuron(neuron)
-    if empty:
-        text = "no neuron has joined yet"
-        yield Attention(level=Level.WARNING, kind="no_neuron", text=text)
+    if not neurons:
+        yield _finding(Level.WARNING, "no_neuron", "", "no neuron has joined yet")
 
 
 def _of_neuron(neuron: NeuronLine) -> Iterator[Attention]:
@@ -100,16 +97,14 @@ VERSION_PROBLEM = "it runs helexa "
 
 
 def _of_versions(neurons: Iterable[NeuronLine], version: str) -> Iterator[Attention]:
-    others = [f"{neuron.name} ({neuron.version})" for neuron in _others(neurons, version)]
+    others = [
+        f"{neuron.name} ({neuron.version})"
+        for neuron in neurons
+        if neuron.version not in ("", version) and neuron.status != "away"
+    ]
     if others:
         text = f"not of this version, {version}: {', '.join(others)}"
-        yield Attention(level=Level.WARNING, kind="version_mismatch", text=text)
-
-
-def _others(neurons: Iterable[NeuronLine], version: str) -> Iterator[NeuronLine]:
-    for neuron in neurons:
-        if neuron.version and neuron.version != version and neuron.status != "away":
-            yield neuron
+        yield _finding(Level.WARNING, "version_mismatch", "", text)
 
 
 def _of_disk(neuron: NeuronLine) -> Iterator[Attention]:
@@ -138,7 +133,8 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
     for budget in budgets:
         kind = "budget_spent" if budget.left == 0 else "budget_nearly_spent"
         of = f"the budget of the {budget.on} {budget.owner}"
-        text = f"{of}: {_amount(budget, budget.left)} of {_amount(budget, budget.cap)} are left"
+        left, cap = (amount_words(budget.unit, one) for one in (budget.left, budget.cap))
+        text = f"{of}: {left} of {cap} are left"
         yield _finding(Level.NOTICE, kind, budget.owner, text)
 
 
@@ -166,10 +162,6 @@ def _of_broken_workers(refused: Mapping[Refused, int]) -> Iterator[Attention]:
                 f"gateway's log names them by {BROKE_WORKER}"
             )
             yield _finding(Level.URGENT, "key_breaks_workers", one.key or one.account, text)
-
-
-def _amount(budget: BudgetStatus, amount: int) -> str:
-    return amount_words(budget.unit, amount)
 
 
 def _finding(level: Level, kind: str, about: str, text: str) -> Attention:

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import redis
+from django.db.models import Q
 from django.utils import timezone
 
 from fleet import selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import SnapshotUnavailableError
-from fleet.lifecycles import DownloadKind
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, DownloadKind
 from fleet.live import reading as live
 from fleet.live.cached_models import read_cache_reports
 from fleet.live.desired_state import KnownDevice
 from fleet.live.refusals import only_refused, read_counts
-from fleet.live.snapshot import FleetSnapshot
-from fleet.models import Device, Neuron, Replica
+from fleet.models import Device, LoadJob, Neuron, Replica
+from fleet.nouns import UUID_PATTERN
+from fleet.overview import lines
 from fleet.overview.attention import attention
-from fleet.overview.jobs import job_lines
 from fleet.overview.lines import (
-    AuditLine,
     DeviceLine,
-    DownloadLine,
-    FleetOverview,
     HeldMemory,
-    HeldStageLine,
+    JobLine,
     ModelLine,
     NeuronLine,
-    RefusalLine,
     ReplicaLine,
 )
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import Devices, is_large_enough, why_unmet
 from fleet.services.hosts.neurons import models_to_restore
 from inference.protocol.downloads import CacheReport
+from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.refusals import Refused
 from inference.version import VERSION
 from metering import selectors as metering_selectors
@@ -50,33 +51,36 @@ UPSTREAM = "upstream"
 """The status of a model that an upstream serves: nothing of it is loaded."""
 MAX_AUDIT_ENTRIES = 8
 REFUSAL_HOURS = 2
+ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
+MAX_ENDED_JOBS = 20
 AS_STORED = (
     *("id", "status", "memory_bytes", "host_memory_bytes", "in_flight", "queue_depth"),
     *("kv_blocks_used", "kv_blocks_total", "decode_tokens_per_s"),
 )
 """The columns of a replica that its line has under the same names."""
+MEASURED = (
+    *("name", "total_memory_bytes", "free_memory_bytes", "installed_memory_bytes"),
+    *("utilization_percent", "temperature_c", "power_w"),
+)
+"""A device's fields in its report; the first four are stored too."""
 
 
-def fleet_overview() -> FleetOverview:
+def fleet_overview() -> lines.FleetOverview:
     now = timezone.now()
     live = read_live()
-    readings = live or NO_READINGS
+    readings = live or LiveReadings()
     entries = selectors.catalogue_list()
     neurons = _neurons(readings, {entry.name: entry.spec_digest() for entry in entries})
     models = _models(entries, neurons)
-    budgets = metering_selectors.budgets_nearly_spent(now_unix_s=time.time())
-    today = now.date()
-    used = metering_selectors.usage_total(
-        period=UsagePeriod(first=today, last=today), where=UsageFilter()
-    )
-    is_live = live is not None
-    return FleetOverview(
-        is_live=is_live,
+    today = UsagePeriod(first=now.date(), last=now.date())
+    used = metering_selectors.usage_total(period=today, where=UsageFilter())
+    return lines.FleetOverview(
+        is_live=live is not None,
         attention=attention(
             neurons,
             models,
-            budgets,
-            is_live=is_live,
+            metering_selectors.budgets_nearly_spent(now_unix_s=time.time()),
+            is_live=live is not None,
             version=VERSION,
             refused=readings.refused,
         ),
@@ -150,7 +154,7 @@ def _neuron_line(
     coming_back: tuple[str, ...],
 ) -> NeuronLine:
     held = _held_memory(replicas)
-    stages = tuple(HeldStageLine(**stage) for stage in neuron.held_stages)
+    stages = tuple(lines.HeldStageLine(**stage) for stage in neuron.held_stages)
     for stage in stages:
         if stage.memory_bytes:
             memory = HeldMemory(model=stage.model, num_bytes=stage.memory_bytes)
@@ -176,16 +180,11 @@ def _device_line(
     held: Mapping[str, list[HeldMemory]],
     readings: LiveReadings,
 ) -> DeviceLine:
-    name = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
     device_id = f"{device.kind}:{device.index}"
-    line = readings.devices.get((neuron.name, device_id)) or DeviceLine(
-        id=device_id,
-        name=device.name,
-        total_memory_bytes=device.total_memory_bytes,
-        free_memory_bytes=device.free_memory_bytes,
-        installed_memory_bytes=device.installed_memory_bytes,
-    )
-    return replace(line, held=tuple(held.get(name, ())))
+    known = readings.devices.get((neuron.name, device_id), device)
+    measured: dict[str, Any] = {name: getattr(known, name, None) for name in MEASURED}
+    memory = tuple(held.get("cpu" if device.kind == "cpu" else device_id, ()))
+    return DeviceLine(id=device_id, held=memory, **measured)
 
 
 def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]:
@@ -196,8 +195,7 @@ def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]
             num_bytes = replica.device_bytes.get(device, share_bytes)
             held[device].append(HeldMemory(model=replica.model, num_bytes=num_bytes))
         if replica.host_memory_bytes:
-            away = HeldMemory(model=replica.model, num_bytes=replica.host_memory_bytes)
-            held["cpu"].append(away)
+            held["cpu"].append(HeldMemory(model=replica.model, num_bytes=replica.host_memory_bytes))
     return held
 
 
@@ -208,26 +206,19 @@ def _models(
     for neuron in neurons:
         for replica in neuron.replicas:
             loaded[replica.model].append(replica)
-    loadable = [entry for entry in entries if entry.base is None and not entry.upstream_model]
-    no_host = {entry.name: why_no_host(entry, neurons) for entry in loadable}
-    not_now = {entry.name: why_not_now(entry, neurons) for entry in loadable}
-    return tuple(
-        _model_line(
-            entry,
-            _replicas_of(entry, loaded),
-            no_host=no_host.get(entry.base or entry.name, ""),
-            not_now=not_now.get(entry.base or entry.name, ""),
-        )
+    why = {
+        entry.name: (why_no_host(entry, neurons), why_not_now(entry, neurons))
         for entry in entries
-    )
-
-
-def _replicas_of(
-    entry: CatalogueEntry, loaded: Mapping[str, list[ReplicaLine]]
-) -> list[ReplicaLine]:
-    if entry.base is None:
-        return loaded[entry.name]
-    return [replica for replica in loaded[entry.base] if entry.name in replica.adapters]
+        if entry.base is None and not entry.upstream_model
+    }
+    found = []
+    for entry in entries:
+        replicas = loaded[entry.base or entry.name]
+        if entry.base is not None:
+            replicas = [replica for replica in replicas if entry.name in replica.adapters]
+        no_host, not_now = why.get(entry.base or entry.name, ("", ""))
+        found.append(_model_line(entry, replicas, no_host=no_host, not_now=not_now))
+    return tuple(found)
 
 
 def _model_line(
@@ -237,7 +228,9 @@ def _model_line(
     has_outdated = entry.base is None and any(replica.is_outdated for replica in replicas)
     return ModelLine(
         name=entry.name,
-        status=_status(entry, statuses),
+        status=UPSTREAM
+        if entry.upstream_model is not None
+        else min(statuses, key=BEST_FIRST.index, default=NOT_LOADED),
         pinned=entry.pinned,
         replicas=statuses.count("ready"),
         min_replicas=entry.effective_min_replicas,
@@ -249,16 +242,38 @@ def _model_line(
     )
 
 
-def _status(entry: CatalogueEntry, statuses: Sequence[str]) -> str:
-    if entry.upstream_model is not None:
-        return UPSTREAM
-    return min(statuses, key=BEST_FIRST.index) if statuses else NOT_LOADED
+def job_lines() -> tuple[JobLine, ...]:
+    """Active load jobs first, then the newest that have just ended."""
+    is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
+    has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
+    rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")
+    found = [_job_line(job) for job in rows.order_by("-created_at")]
+    ended = [line for line in found if not line.is_active]
+    return (*(line for line in found if line.is_active), *ended[:MAX_ENDED_JOBS])
 
 
-def _downloads() -> tuple[DownloadLine, ...]:
+def job_lines_by_id(ids: Collection[str]) -> tuple[JobLine, ...]:
+    """The existing jobs of these ids, oldest first. Other texts are skipped."""
+    known = [one for one in ids if re.fullmatch(UUID_PATTERN, one)]
+    rows = LoadJob.objects.filter(pk__in=known).select_related("neuron")
+    return tuple(map(_job_line, rows.order_by("created_at")))
+
+
+def _job_line(job: LoadJob) -> JobLine:
+    names = ("kind", "status", "stage", "progress_fraction", "eta_s", "note")
+    return JobLine(
+        id=str(job.pk),
+        model=job.model_name,
+        neuron=job.neuron.name,
+        failure=job.failure_message,
+        **{name: getattr(job, name) for name in names},
+    )
+
+
+def _downloads() -> tuple[lines.DownloadLine, ...]:
     pulls = selectors.downloads_active().filter(kind=DownloadKind.PULL)
     return tuple(
-        DownloadLine(
+        lines.DownloadLine(
             neuron=pull.neuron.name,
             source=f"{pull.source} {pull.file}".strip(),
             status=pull.status,
@@ -269,61 +284,41 @@ def _downloads() -> tuple[DownloadLine, ...]:
     )
 
 
-def _refusal_lines(refused: Mapping[Refused, int]) -> tuple[RefusalLine, ...]:
+def _refusal_lines(refused: Mapping[Refused, int]) -> tuple[lines.RefusalLine, ...]:
     by_code: Counter[str] = Counter()
     for one, number in refused.items():
         by_code[one.code] += number
-    return tuple(RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
+    return tuple(lines.RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
 
 
-def _audit() -> tuple[AuditLine, ...]:
-    return tuple(
-        AuditLine(at=entry.at, actor=entry.actor, action=entry.action, object_id=entry.object_id)
-        for entry in AuditEntry.objects.defer("detail")[:MAX_AUDIT_ENTRIES]
-    )
+def _audit() -> tuple[lines.AuditLine, ...]:
+    rows = AuditEntry.objects.values("at", "actor", "action", "object_id")
+    return tuple(lines.AuditLine(**row) for row in rows[:MAX_AUDIT_ENTRIES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReadings:
-    devices: Mapping[tuple[str, str], DeviceLine] = field(default_factory=dict)
+    devices: Mapping[tuple[str, str], DeviceInfo] = field(default_factory=dict)
     disks: Mapping[str, CacheReport] = field(default_factory=dict)
     refused: Mapping[Refused, int] = field(default_factory=dict)
     """Refused requests by caller and reason, in this hour and the last."""
-
-
-NO_READINGS = LiveReadings()
 
 
 def read_live() -> LiveReadings | None:
     client = live.redis_client()
     try:
         snapshot = live.read_snapshot_sync(client)
-        reports = read_cache_reports(client, [neuron.name for neuron in snapshot.neurons])
-        refused = read_counts(client, hours=REFUSAL_HOURS)
+        return LiveReadings(
+            devices={
+                (neuron.name, f"{device.kind}:{device.index}"): device
+                for neuron in snapshot.neurons
+                for device in neuron.devices
+            },
+            disks=read_cache_reports(client, [neuron.name for neuron in snapshot.neurons]),
+            refused=read_counts(client, hours=REFUSAL_HOURS),
+        )
     except (SnapshotUnavailableError, redis.RedisError, OSError):
         return None
-    return LiveReadings(
-        devices=_device_lines(snapshot),
-        disks=reports,
-        refused=refused,
-    )
-
-
-def _device_lines(snapshot: FleetSnapshot) -> dict[tuple[str, str], DeviceLine]:
-    return {
-        (neuron.name, f"{device.kind}:{device.index}"): DeviceLine(
-            id=f"{device.kind}:{device.index}",
-            name=device.name,
-            total_memory_bytes=device.total_memory_bytes,
-            free_memory_bytes=device.free_memory_bytes,
-            installed_memory_bytes=device.installed_memory_bytes,
-            utilization_percent=device.utilization_percent,
-            temperature_c=device.temperature_c,
-            power_w=device.power_w,
-        )
-        for neuron in snapshot.neurons
-        for device in neuron.devices
-    }
 
 
 # Hosts that are offline count: they belong to the fleet. A model with an unknown need could run on

@@ -38,8 +38,6 @@ class Alternative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
     costs: ModelCosts
-    kv_tokens: int
-    """Each plan has room for the keys and values of at least as many tokens."""
     plan: StagePlan | None
     refusal: StageRefusal | None
     alternatives: tuple[Alternative, ...]
@@ -93,7 +91,6 @@ class Planning:
                 break
         return PlannedModel(
             costs=self.costs,
-            kv_tokens=kv_tokens,
             plan=plan if isinstance(plan, StagePlan) else None,
             refusal=plan if isinstance(plan, StageRefusal) else None,
             alternatives=tuple(self._alternatives(entry, plan, spread, kv_tokens)),

@@ -62,9 +62,17 @@ class Caller:
 Found = tuple[AbstractUser | AnonymousUser, Caller]
 
 
-class KeyAuthentication(BaseAuthentication):
+class Authentication(BaseAuthentication):
+    """``scheme``: its name and definition in OpenAPI; ``None``: a caller sends nothing."""
+
+    scheme: tuple[str, dict[str, str]] | None = None
+
+
+class KeyAuthentication(Authentication):
     """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. An unknown key is refused also where no
     key is required: SDKs, which send placeholders, do not call this API."""
+
+    scheme = ("key", {"type": "http", "scheme": "bearer", "description": "An API key of helexa."})
 
     def authenticate(self, request: Request) -> Found | None:
         given = presented_keys(
@@ -85,8 +93,10 @@ class KeyAuthentication(BaseAuthentication):
         return AUTHENTICATE
 
 
-class PersonAuthentication(SessionAuthentication):
+class PersonAuthentication(SessionAuthentication, Authentication):
     """A logged-in user, as in the admin. ``?account=`` names one of the user's accounts."""
+
+    scheme = ("session", {"type": "apiKey", "in": "cookie", "name": "sessionid"})
 
     def authenticate(self, request: Request) -> Found | None:
         found = super().authenticate(request)
@@ -97,7 +107,7 @@ class PersonAuthentication(SessionAuthentication):
         return user, _person(user, request.query_params.get("account"))
 
 
-class AnonymousAuthentication(BaseAuthentication):
+class AnonymousAuthentication(Authentication):
     """The last one: a caller without any identity is anonymous or refused."""
 
     def authenticate(self, _request: Request) -> Found:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -62,12 +63,22 @@ class ProblemError(Exception):
         self.param = param
 
 
+def invalid(param: str, detail: str) -> ProblemError:
+    return ProblemError(400, "invalid_value", detail, param=param)
+
+
+def ensure_one_of(words: Collection[str], param: str, value: object) -> None:
+    """Raises ``ProblemError``."""
+    if value not in words:
+        raise invalid(param, f"{value!r} is none of {', '.join(words)}.")
+
+
 def ensure_no_nul(query: QueryDict) -> None:
     """PostgreSQL stores no such text, and its error would look like an offline database. Raises
     ``ProblemError``."""
     for name, values in query.lists():
         if any("\0" in value for value in values):
-            raise ProblemError(400, "invalid_value", f"A NUL is in {name!r}.", param=name)
+            raise invalid(name, f"A NUL is in {name!r}.")
 
 
 CODES = {
@@ -136,7 +147,7 @@ def _problem(error: Exception) -> ProblemError:
             detail = "The database does not answer; try again shortly."
             return ProblemError(503, "database_unavailable", detail)
         case MeteringValueError():
-            return ProblemError(400, "invalid_value", str(error), param=error.field)
+            return invalid(error.field, str(error))
         case UnknownNameError():
             return ProblemError(404, f"{error.noun}_not_found", str(error), param=error.noun)
         case ScopeNotHeldError():

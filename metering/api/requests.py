@@ -3,17 +3,18 @@ key its own."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from django.contrib.auth.models import AbstractUser
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
-from fleet.api.access import Call, ObjectView, number_in
+from fleet.api.access import ObjectView, number_in
 from metering import selectors, services
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
@@ -22,7 +23,6 @@ from metering.api.views import CsvRenderer
 from metering.csv_files import csv_headers
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
-from metering.nouns import REQUESTS
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
 from metering.requests.shown import COLUMNS, MAX_CSV_ROWS, all_fields, requests_csv
@@ -83,15 +83,14 @@ class RequestPageShape(serializers.Serializer[Any]):
 class RequestView(ObjectView):
     serializer_class: type[serializers.Serializer[Any]] = RequestShape
     queryset = RequestRecord.objects.none()
-    filter_backends = ()
 
-    def ensure_may(self, call: Call) -> None:
-        if not call.auth.sees_all:
-            call.auth.ensure_scope(Scope.USAGE_READ)
+    def ensure_may(self, request: Request) -> None:
+        if not self.caller.sees_all:
+            self.caller.ensure_scope(Scope.USAGE_READ)
 
-    def get(self, call: Call, pk: str) -> Response:
+    def get(self, request: Request, pk: str) -> Response:
         """One request by its id; another caller's is not found."""
-        record = selectors.request_find(pk, where=_visible(call.auth))
+        record = selectors.request_find(pk, where=_visible(self.caller))
         return Response(all_fields([record])[0])
 
 
@@ -100,10 +99,9 @@ class CaptureView(RequestView):
 
     serializer_class = CaptureShape
 
-    def get(self, call: Call, pk: str) -> Response:
-        caller = call.auth
-        record = selectors.request_find(pk, where=_visible(caller))
-        if not _may_read_bodies(call, caller, record):
+    def get(self, request: Request, pk: str) -> Response:
+        record = selectors.request_find(pk, where=_visible(self.caller))
+        if not _may_read_bodies(request, self.caller, record):
             raise ProblemError(
                 403,
                 "insufficient_scope",
@@ -123,27 +121,21 @@ class RequestsView(RequestView):
     """Newest first."""
 
     renderer_classes = (JSONRenderer, CsvRenderer)
-    filters = REQUESTS.filters
-    page_parameters = ("limit", "before")
+    filters = dict.fromkeys(PARAMETERS, "")
+    filter_help = PARAMETERS
+    page_parameters = ()
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter(name, description=words) for name, words in PARAMETERS.items()
-        ],
-        responses=RequestPageShape,
-        operation_id="requests_list",
-    )
-    def get(self, call: Call) -> Response:  # type: ignore[override]
-        visible = _visible(call.auth)
-        words = {name: str(value) for name, value in call.query_params.items()}
+    @extend_schema(responses=RequestPageShape, operation_id="requests_list")
+    def get(self, request: Request) -> Response:  # type: ignore[override]
+        visible = _visible(self.caller)
+        words = {name: str(value) for name, value in request.query_params.items()}
         where = filter_of(words, visible=visible, now=timezone.now())
         before = selectors.request_before(words.get("before", ""), where=visible)
-        renderer = getattr(call, "accepted_renderer", None)
-        if isinstance(renderer, CsvRenderer):
-            limit = number_in(call, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
+        if isinstance(request.accepted_renderer, CsvRenderer):
+            limit = number_in(request, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
             found = selectors.requests_list(where=where, limit=limit, before=before)
             return Response(requests_csv(found), headers=csv_headers("requests"))
-        limit = number_in(call, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        limit = number_in(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         found = selectors.requests_list(where=where, limit=limit + 1, before=before)
         shown = found[:limit]
         has_more = len(found) > limit
@@ -151,7 +143,7 @@ class RequestsView(RequestView):
             {
                 "data": all_fields(shown),
                 "has_more": has_more,
-                "next": _next_url(call, shown[-1]) if has_more else None,
+                "next": _next_url(request, shown[-1]) if has_more else None,
             }
         )
 
@@ -166,14 +158,11 @@ def _visible(caller: Caller) -> RequestFilter:
     return RequestFilter(accounts=frozenset({principal.account}), own_key=principal.key)
 
 
-def _may_read_bodies(call: Call, caller: Caller, record: RequestRecord) -> bool:
+def _may_read_bodies(request: Request, caller: Caller, record: RequestRecord) -> bool:
     if caller.username is not None:
-        return reader_of_user(call.user).may_read_bodies(record)
+        return reader_of_user(cast(AbstractUser, request.user)).may_read_bodies(record)
     return caller.has(Scope.ACCOUNTS_WRITE)
 
 
-def _next_url(call: Call, last: RequestRecord) -> str | None:
-    """``None`` for a command, which has no URL."""
-    if not isinstance(call, Request):
-        return None
-    return str(replace_query_param(call.build_absolute_uri(), "before", last.request_id.hex))
+def _next_url(request: Request, last: RequestRecord) -> str:
+    return str(replace_query_param(request.build_absolute_uri(), "before", last.request_id.hex))

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import get_doc
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework import serializers
 
 from metering.api.problems import CONTENT_TYPE
@@ -57,6 +59,24 @@ class ApiSchema(AutoSchema):
     def operation(self) -> Any:
         """The function that answers, or whose docstring describes it."""
         return getattr(self.view, getattr(self.view, "action", self.method.lower()), None)
+
+    def get_override_parameters(self) -> list[Any]:
+        """Parameters that the view reads itself; those of lists follow from their backends."""
+        if self.method != "GET" or self._is_list_view():
+            return []
+        about = getattr(self.view, "filter_help", {})
+        names = getattr(self.view, "filters", ())
+        return [OpenApiParameter(name, description=about.get(name, "")) for name in names]
+
+    def get_request_serializer(self) -> Any:
+        return super().get_request_serializer() if self._has_shape() else OpenApiTypes.OBJECT
+
+    def get_response_serializers(self) -> Any:
+        return super().get_response_serializers() if self._has_shape() else OpenApiTypes.OBJECT
+
+    def _has_shape(self) -> bool:
+        """Whether the view names a shape of what it reads and answers: else any JSON object."""
+        return getattr(self.view, "serializer_class", None) not in (None, serializers.Serializer)
 
     def _get_response_bodies(self, direction: Direction = "response") -> Any:
         responses = super()._get_response_bodies(direction)

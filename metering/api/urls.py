@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from metering.api.accounts import Accounts, Budgets, Members
-from metering.api.keys import Keys
+from metering.api.accounts import Accounts, Budgets, Keys, Members
 from metering.api.requests import CaptureView, RequestsView, RequestView
-from metering.api.series import SeriesView
-from metering.api.views import MeView, UnknownUrlView, UsageView
+from metering.api.views import MeView, SeriesView, UnknownUrlView, UsageView
 
 urlpatterns = [
     path("me", MeView.as_view()),

@@ -1,29 +1,34 @@
-"""``GET /api/me`` and ``GET /api/usage``."""
+"""``/api/me``, ``/api/usage``, and ``/api/series``: figures by time."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from django.utils import timezone
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
-from fleet.api.access import MAX_OFFSET, Call, ObjectView, number_in
+from fleet.api.access import MAX_OFFSET, ObjectView, number_in
 from metering import selectors
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError, ensure_no_nul
+from metering.api.problems import ProblemError, ensure_no_nul, ensure_one_of
 from metering.csv_files import csv_headers
+from metering.errors import MeteringValueError
 from metering.models import Account
+from metering.nouns import SERIES
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup
+from metering.series.figures import point_fields
+from metering.series.steps import FLEET_NAME, Kind, kind_of, moment, range_of
 from metering.usage.rows import usage_csv, usage_fields
 
 DEFAULT_LIMIT = 1000
@@ -46,15 +51,13 @@ class CsvRenderer(BaseRenderer):
 class UnknownUrlView(ObjectView):
     """Answers 404 at every other URL, and to a command whose names make no URL."""
 
-    filter_backends = ()
-
-    def ensure_may(self, call: Call) -> None:
+    def ensure_may(self, request: Request) -> None:
         """Every identified caller may."""
 
-    def ensure_known_parameters(self, call: Call) -> None:
+    def ensure_known_parameters(self, request: Request) -> None:
         """Any query gets the 404."""
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
     post = put = patch = delete = get
@@ -63,9 +66,8 @@ class UnknownUrlView(ObjectView):
 class MeView(APIView):
     """The caller's identity, and the use of each of their budgets."""
 
-    @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, request: Request) -> Response:
-        _refuse_unknown_parameters(request, {"account", "format"})
+        _refuse_unknown_parameters(request, ("account", "format"))
         caller = _caller(request)
         if caller.principal is None:
             return Response(_person_without_account(caller))
@@ -76,18 +78,16 @@ class UsageView(APIView):
     """A key sees its own usage, a person that of their accounts, staff everybody's."""
 
     renderer_classes = (JSONRenderer, CsvRenderer)
-    PARAMETERS = frozenset({"by", "from", "to", "account", "key", "limit", "offset", "format"})
+    filters = ("account", "by", "format", "from", "key", "limit", "offset", "to")
 
-    @extend_schema(
-        parameters=[OpenApiParameter(name) for name in sorted(PARAMETERS)],
-        responses=OpenApiTypes.OBJECT,
-    )
     def get(self, request: Request) -> Response:
-        _refuse_unknown_parameters(request, self.PARAMETERS)
+        _refuse_unknown_parameters(request, self.filters)
         caller = _caller(request)
         caller.ensure_scope(Scope.USAGE_READ)
         given = request.query_params
-        by = _group(given.get("by", UsageGroup.DAY.value))
+        word = given.get("by", UsageGroup.DAY.value)
+        ensure_one_of([group.value for group in UsageGroup], "by", word)
+        by = UsageGroup(word)
         today = timezone.now().date()
         period = selectors.period_of(given.get("from"), given.get("to"), today=today)
         where = _filter(caller, given.get("account"), given.get("key"))
@@ -171,17 +171,7 @@ def _filter(caller: Caller, account: str | None, key: str | None) -> UsageFilter
     return UsageFilter(accounts=accounts, key=key)
 
 
-def _group(word: str) -> UsageGroup:
-    try:
-        return UsageGroup(word)
-    except ValueError:
-        known = ", ".join(group.value for group in UsageGroup)
-        raise ProblemError(
-            400, "invalid_value", f"{word!r} is none of {known}.", param="by"
-        ) from None
-
-
-def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str]) -> None:
+def _refuse_unknown_parameters(request: Request, known: Collection[str]) -> None:
     for name in request.query_params:
         if name not in known:
             raise ProblemError(
@@ -196,3 +186,76 @@ def _next_url(request: Request, offset: int) -> str:
 
 def _moment(unix_s: float | None) -> str | None:
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()
+
+
+class SeriesShape(serializers.Serializer[Any]):
+    """``data`` has a point for each step, oldest first, the present one last. Percentiles and means
+    are null where nothing was counted."""
+
+    kind = serializers.ChoiceField(choices=[kind.value for kind in Kind])
+    name = serializers.CharField()
+    since = serializers.DateTimeField()
+    until = serializers.DateTimeField()
+    step_s = serializers.IntegerField()
+    data = serializers.ListField(  # type: ignore[assignment]
+        child=serializers.DictField(),
+        help_text="at; of devices busy_percent, memory_used_bytes, memory_bytes; else requests, "
+        "answered, cancelled, refused, failed, errors (by code), first_token_p50_ms, "
+        "first_token_p95_ms, total_p50_ms, total_p95_ms, tokens and tokens_per_s, "
+        "cost_micro_usd, queue_depth (mean and max), in_flight.",
+    )
+
+
+class SeriesView(ObjectView):
+    serializer_class = SeriesShape
+    filters = SERIES.filters
+    filter_help = SERIES.filter_help
+    page_parameters = ()
+
+    def ensure_may(self, request: Request) -> None:
+        """An account's are for its people, operators and keys with ``accounts:read``. Raises
+        ``ProblemError``."""
+        if request.query_params.get("kind") != Kind.ACCOUNT:
+            super().ensure_may(request)
+            return
+        caller = self.caller
+        name = request.query_params.get("name", "")
+        if caller.username is not None:
+            may = caller.accounts is None or name in caller.accounts
+        else:
+            may = caller.has(Scope.ACCOUNTS_READ)
+        if not may:
+            raise ProblemError(
+                403, "account_not_allowed", f"You may not see {name[:64]!r}.", param="name"
+            )
+
+    def get(self, request: Request) -> Response:
+        given = request.query_params
+        kind, name = kind_of(given.get("kind", Kind.FLEET)), given.get("name", FLEET_NAME)
+        if bool(name) is (kind is Kind.FLEET):
+            needed = "the fleet has no name" if name else f"give the name of the {kind}"
+            raise MeteringValueError("name", needed)
+        found = range_of(given.get("range", ""), given.get("step", ""), now_unix_s=time.time())
+        points = selectors.series_points(
+            kind=kind,
+            name=name,
+            since_unix_s=found.since_unix_s,
+            until_unix_s=found.until_unix_s,
+            step_s=found.step_s,
+        )
+        return Response(
+            {
+                "kind": kind.value,
+                "name": name,
+                "since": moment(found.since_unix_s).isoformat(),
+                "until": moment(found.until_unix_s).isoformat(),
+                "step_s": found.step_s,
+                "data": [
+                    {
+                        "at": moment(point.at_unix_s).isoformat(),
+                        **point_fields(kind, point.figures, found.step_s),
+                    }
+                    for point in points
+                ],
+            }
+        )

@@ -12,9 +12,10 @@ from django.conf import settings
 from django.urls import path, re_path
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import READING, Call, ObjectView, number_in
+from fleet.api.access import READING, ObjectView, number_in
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.api.views import UnknownUrlView
@@ -41,10 +42,10 @@ class BenchView(ObjectView):
         """None for a public bench: a key that is sent is ignored."""
         return [] if settings.CONFIG.has_public_bench else super().get_authenticators()
 
-    def ensure_may(self, call: Call) -> None:
+    def ensure_may(self, request: Request) -> None:
         if not settings.CONFIG.has_public_bench:
-            super().ensure_may(call)
-        elif call.method not in READING:
+            super().ensure_may(request)
+        elif request.method not in READING:
             raise ProblemError(403, "insufficient_scope", "The bench's results can only be read.")
 
     def word(self, name: str, *, is_needed: bool = False) -> str:
@@ -58,14 +59,14 @@ class BenchView(ObjectView):
 
 
 class HealthView(BenchView):
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         return Response({"status": "ok", "run_count": BenchRun.objects.count()})
 
 
 class DimensionsView(BenchView):
     """The targets, builds, models and scenarios with results."""
 
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         runs = BenchRun.objects.order_by()
         rows = runs.values_list("hostname", "model_id", "scenario_id", "gpus").distinct()
         host_gpus: dict[str, set[str]] = {}
@@ -96,7 +97,7 @@ class CellsView(BenchView):
     view = ""
 
     @extend_schema(parameters=_parameters(CELL_FILTERS), responses={200: ROWS})
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         if self.view == "series":
             self.word("model", is_needed=True)
             self.word("scenario", is_needed=True)
@@ -114,8 +115,8 @@ class RunsView(BenchView):
     page_parameters = (*RUN_FILTERS, "limit")
 
     @extend_schema(parameters=_parameters(page_parameters), responses={200: ROWS})
-    def get(self, call: Call) -> Response:
-        limit = number_in(call, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
+    def get(self, request: Request) -> Response:
+        limit = number_in(request, "limit", DEFAULT_RUNS, 1, MAX_RUNS)
         runs = results.runs_filtered(self.words(RUN_FILTERS))
         return Response([results.run_row(run) for run in runs[:limit]])
 
@@ -126,7 +127,7 @@ class CompareView(BenchView):
     page_parameters = ("before", "after", "model", "scenario")
 
     @extend_schema(parameters=_parameters(page_parameters))
-    def get(self, call: Call) -> Response:
+    def get(self, request: Request) -> Response:
         before, after, comparison = results.compared(
             self.word("before", is_needed=True),
             self.word("after"),

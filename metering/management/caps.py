@@ -8,7 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.management.rows import Columns, Row
+from fleet.management.verbs import Columns, Row
 from metering.errors import MeteringValueError
 from metering.models import Budget
 from metering.money import amount_words, micro_usd_of
@@ -90,3 +90,4 @@ AMOUNTS: Columns = {
     },
 }
 OF_AN_OWNER: Columns = {"budget": lambda row: row["id"], **AMOUNTS}
+LIMITS_AND_LEFT: Columns = {"limits": limits_text, "left": lambda row: caps_text(row["budgets"])}

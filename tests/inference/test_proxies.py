@@ -22,7 +22,7 @@ BEAST = "http://beast.example:31313"
 CLIENTS: dict[str, Callable[[str], Any]] = {
     "commands": lambda url: RestBackend(url, None).ask("GET", "models"),
     "chat": lambda url: ChatClient(url, None).model_cards(),
-    "gate": lambda url: GatewayFleet(url, None).get("/v1/models"),
+    "gate": lambda url: GatewayFleet(url, None).ask("/v1/models"),
     "bench": lambda url: Http(url, headers={}, timeout_s=60).get("v1/models"),
 }
 """The clients of commands, each with a question."""

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from fleet.management.rows import (
-    AddRow,
-    ChangeRow,
-    ListRows,
-    RemoveRow,
-    ShowRow,
-    SubcommandsCommand,
-    cells,
-)
+from fleet.management import verbs
 from fleet.nouns import ALIASES
 
 
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = "Aliases: other names of models."
     subcommands = (
-        ListRows(ALIASES, "all aliases", columns=cells("name", "model")),
-        ShowRow(ALIASES, "one alias"),
-        AddRow(ALIASES, "give a model another name", positional=("name", "model")),
-        ChangeRow(ALIASES, "point an alias at another model"),
-        RemoveRow(ALIASES, "remove an alias"),
+        verbs.List(ALIASES, "all aliases", columns=verbs.cells("name", "model")),
+        verbs.Show(ALIASES, "one alias"),
+        verbs.Add(ALIASES, "give a model another name", positional=("name", "model")),
+        verbs.Change(ALIASES, "point an alias at another model"),
+        verbs.Remove(ALIASES, "remove an alias"),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from fleet.management.chat_client import Answer, ChatClient
+from fleet.management.chat_client import ChatClient
 from helexa_site.quick_command import QuickCommand
 from helexa_site.server_url import server_and_key
 
@@ -36,45 +36,36 @@ class Command(QuickCommand):
             *server_and_key(options["url"], options["key"], settings.CONFIG.data_dir)
         )
         model = options["model"] or client.model_to_ask()
-        sampling = {
-            name: options[name]
-            for name in ("max_tokens", "temperature")
-            if options[name] is not None
-        }
+        given = {name: options[name] for name in ("max_tokens", "temperature")}
+        sampling = {name: value for name, value in given.items() if value is not None}
         messages: list[dict[str, str]] = []
         if options["system"]:
             messages.append({"role": "system", "content": options["system"]})
+
+        def ask(question: str) -> None:
+            asked = [*messages, {"role": "user", "content": question}]
+            answer = client.ask(model, asked, self._write, sampling=sampling)
+            # A question that was not answered is no part of the conversation.
+            messages[:] = [*asked, {"role": "assistant", "content": answer.text}]
+            self.stdout.write("")
+            self.stderr.write(
+                f"[{answer.completion_tokens} tokens, {answer.tokens_per_s:.1f} tok/s]"
+            )
+
         if not sys.stdin.isatty():
             question = sys.stdin.read().removesuffix("\n")
             if not question.strip():
                 raise CommandError(
                     "Nothing was asked: pipe a question in, or run this in a terminal"
                 )
-            self._turn(client, model, messages, question, sampling)
+            ask(question)
             return
         self.stderr.write(f"{model}. Ctrl-C stops an answer; an empty line or Ctrl-D ends.")
         while question := _question():
-            so_far = list(messages)
             try:
-                self._turn(client, model, messages, question, sampling)
+                ask(question)
             except (KeyboardInterrupt, CommandError) as error:
-                # The conversation continues without that question.
-                messages = so_far
                 self.stderr.write(f"\n[{str(error) or 'stopped'}]")
-
-    def _turn(
-        self,
-        client: ChatClient,
-        model: str,
-        messages: list[dict[str, str]],
-        question: str,
-        sampling: dict[str, float],
-    ) -> None:
-        messages.append({"role": "user", "content": question})
-        answer = client.ask(model, messages, self._write, sampling=sampling)
-        messages.append({"role": "assistant", "content": answer.text})
-        self.stdout.write("")
-        self.stderr.write(_speed(answer))
 
     def _write(self, text: str) -> None:
         """Escapes control characters for a terminal, since a model or its host may send any. Piped
@@ -90,7 +81,3 @@ def _question() -> str:
         return input("> ").strip()
     except EOFError:
         return ""
-
-
-def _speed(answer: Answer) -> str:
-    return f"[{answer.completion_tokens} tokens, {answer.tokens_per_s:.1f} tok/s]"

@@ -3,14 +3,13 @@ code 1 if not."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 from metering.management.output import json_text
 
+OVERVIEW = "/api/overview"
 QUESTION = "Reply with exactly one word: pineapple"
 WORD = "pineapple"
-NUMBERED = "{question} (question {number})"
 MAX_TOKENS = 512
 NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 """A model's own penalties lower the probability of words in the question, and the answer is one of
@@ -66,28 +65,14 @@ class GatewayFleet:
     def __init__(self, url: str, key: str | None) -> None:
         self._server = Server(url, key, timeout_s=REQUEST_TIMEOUT_S)
 
-    def overview(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.get("/api/overview")
-        return found
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return json.loads(self._server.read(path, body))
 
     def last_used(self, one: Loaded) -> str | None:
         """When that replica last had work; changes with each request."""
         query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
-        rows = self.get(f"/api/replicas?{query}")["data"]
+        rows = self.ask(f"/api/replicas?{query}")["data"]
         return str(rows[0]["last_used_at"]) if rows else None
-
-    def embedding_models(self) -> frozenset[str]:
-        """Names of the ready models that make embeddings."""
-        cards = self.get("/v1/models")["data"]
-        return frozenset(
-            card["id"] for card in cards if "embeddings" in (card.get("capabilities") or ())
-        )
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        return json.loads(self._server.read(path, body))
-
-    def get(self, path: str) -> Any:
-        return json.loads(self._server.read(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +93,22 @@ class Gate:
         """Empty: all are well."""
         if closed := self._wait(expected):
             return closed
-        ready = ready_now(self.fleet.overview(), self.neuron)
+        ready = ready_now(self.fleet.ask(OVERVIEW), self.neuron)
         loaded = [one for one in ready if self.model in (None, one.model)]
-        embedding = self.fleet.embedding_models() if loaded else frozenset()
+        if self.neuron is None:  # one of each model
+            loaded = [*{one.model: one for one in reversed(loaded)}.values()]
         if not loaded:
             where = f" on {self.neuron}" if self.neuron else ""
             self.report(f"no model is loaded{where}: nothing to probe")
-        problems = []
-        for one in loaded if self.neuron else _one_of_each(loaded):
-            problem = self._problem(one, is_embedding=one.model in embedding)
-            shown = str(one) if self.neuron else one.model
-            self.report(f"{shown}: {problem or 'green'}")
-            if problem:
-                problems.append(f"{shown}: {problem}")
-        return problems
+            return []
+        cards = {card["id"]: card for card in self.fleet.ask("/v1/models")["data"]}
+        found = []
+        for one in sorted(loaded, key=lambda one: one.model):
+            capabilities = cards.get(one.model, {}).get("capabilities") or ()
+            problem = self._problem(one, is_embedding="embeddings" in capabilities)
+            found.append((str(one) if self.neuron else one.model, problem))
+            self.report(f"{found[-1][0]}: {problem or 'green'}")
+        return [f"{shown}: {problem}" for shown, problem in found if problem]
 
     def _wait(self, expected: Sequence[Loaded]) -> list[str]:
         """Why the gate stays closed; empty once all expected models are ready."""
@@ -149,7 +136,7 @@ class Gate:
     def _poll(self) -> tuple[Mapping[str, Any], str | None]:
         """The fleet, and why the server does not answer: it may be restarting itself."""
         try:
-            return self.fleet.overview(), None
+            return self.fleet.ask(OVERVIEW), None
         except RefusedError as error:
             if error.status not in NO_SERVER:
                 raise
@@ -158,16 +145,14 @@ class Gate:
     def _problem(self, one: Loaded, *, is_embedding: bool) -> str | None:
         """The model's problem; ``None``: it answers, on that neuron where one is named."""
         before = None if self.neuron is None else self.fleet.last_used(one)
-        for number in itertools.count(1):
-            # Varies the words: another neuron may have the prefix cached.
-            numbered = NUMBERED.format(question=self.question, number=number)
-            question = self.question if number == 1 else numbered
+        question = self.question
+        for number in range(1, MAX_TRIES + 1):
             problem = self._unless_busy(one.model, question, is_embedding)
             if problem or self.neuron is None or self._was_used(one, before):
                 return problem
-            if number == MAX_TRIES:
-                return f"{number} questions were answered, and none of them there"
-        raise AssertionError("counting does not end")
+            # Varies the words: another neuron may have the prefix cached.
+            question = f"{self.question} (question {number + 1})"
+        return f"{MAX_TRIES} questions were answered, and none of them there"
 
     def _was_used(self, one: Loaded, before: str | None) -> bool:
         """Whether the model's last use changed; a neuron reports it with its next heartbeat."""
@@ -200,7 +185,7 @@ class Gate:
             "max_tokens": MAX_TOKENS,
             "messages": [{"role": "user", "content": question}],
         }
-        answer = self.fleet.post("/v1/chat/completions", body)
+        answer = self.fleet.ask("/v1/chat/completions", body)
         try:
             choice = answer["choices"][0]
             text = str(choice["message"].get("content") or "")
@@ -212,7 +197,7 @@ class Gate:
         return problem + (" (cut off)" if choice.get("finish_reason") == "length" else "")
 
     def _vector(self, model: str) -> str | None:
-        answer = self.fleet.post("/v1/embeddings", {"model": model, "input": WORD})
+        answer = self.fleet.ask("/v1/embeddings", {"model": model, "input": WORD})
         try:
             numbers = [float(number) for number in answer["data"][0]["embedding"]]
         except (KeyError, IndexError, TypeError, ValueError):
@@ -247,7 +232,18 @@ def missing(
     """Why the gate is still closed, in words; empty: it may test."""
     ready = set(ready_now(overview))
     reasons = [f"{one} is not ready" for one in expected if one not in ready]
-    return [*reasons, *_offline(overview, neuron), *_loading(overview, neuron)]
+    if not overview["is_live"]:
+        reasons.append("Redis does not answer the gateway")
+    statuses = {line["name"]: line["status"] for line in overview["neurons"]}
+    if neuron is not None and statuses.get(neuron) not in ("online", "draining"):
+        reasons.append(f"{neuron} is {statuses.get(neuron, 'not known')}")
+    # Pinned models that a neuron loads by itself are in no earlier list.
+    reasons += [
+        f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"
+        for job in overview["jobs"]
+        if job["status"] in ACTIVE and neuron in (None, job["neuron"])
+    ]
+    return reasons
 
 
 def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str]:
@@ -258,30 +254,6 @@ def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str
         for replica in line["replicas"]
         if replica["status"] == "failed"
     ]
-
-
-def _offline(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    if not overview["is_live"]:
-        yield "Redis does not answer the gateway"
-    if neuron is None:
-        return
-    line = next((line for line in overview["neurons"] if line["name"] == neuron), None)
-    if line is None:
-        yield f"{neuron} is not known"
-    elif line["status"] not in ("online", "draining"):
-        yield f"{neuron} is {line['status']}"
-
-
-def _loading(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    """Pinned models that a neuron loads by itself are in no earlier list."""
-    for job in overview["jobs"]:
-        if job["status"] in ACTIVE and neuron in (None, job["neuron"]):
-            yield f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"
-
-
-def _one_of_each(loaded: Sequence[Loaded]) -> list[Loaded]:
-    by_model = {one.model: one for one in reversed(loaded)}
-    return sorted(by_model.values(), key=lambda one: one.model)
 
 
 class Command(QuickCommand):
@@ -313,18 +285,17 @@ class Command(QuickCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         url = checked_url(options["url"] or URL.read(os.environ) or DEFAULT_URL)
-        with understood(url):
-            self._run(GatewayFleet(url, options["key"] or API_KEY.read(os.environ)), options)
-
-    def _run(self, server: GatewayFleet, options: dict[str, Any]) -> None:
+        server = GatewayFleet(url, options["key"] or API_KEY.read(os.environ))
         try:
-            if options["remember"]:
-                loaded = ready_now(server.overview(), options["neuron"])
-                write_expected(options["remember"], loaded)
-                self.stdout.write(f"{len(loaded)} loaded: {', '.join(map(str, loaded)) or 'none'}")
-                return
-            expected = read_expected(options["expect"]) if options["expect"] else []
-            problems = self._gate(server, options).problems(expected)
+            with understood(url):
+                if options["remember"]:
+                    loaded = ready_now(server.ask(OVERVIEW), options["neuron"])
+                    rows = [[one.neuron, one.model] for one in loaded]
+                    options["remember"].write_text(json.dumps(rows) + "\n")
+                    names = ", ".join(map(str, loaded)) or "none"
+                    self.stdout.write(f"{len(loaded)} loaded: {names}")
+                    return
+                problems = self._problems(server, options)
         except (RefusedError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
@@ -334,23 +305,17 @@ class Command(QuickCommand):
         if problems:
             sys.exit(1)
 
-    def _gate(self, server: GatewayFleet, options: dict[str, Any]) -> Gate:
-        return Gate(
+    def _problems(self, server: GatewayFleet, options: dict[str, Any]) -> list[str]:
+        gate = Gate(
             fleet=server,
-            neuron=options["neuron"],
-            model=options["model"],
-            question=options["question"],
-            word=options["word"],
             ready_limit_s=options["timeout"],
             report=self.stderr.write,
+            **{name: options[name] for name in ("neuron", "model", "question", "word")},
         )
+        return gate.problems(expected_in(options["expect"]) if options["expect"] else [])
 
 
-def write_expected(path: Path, loaded: list[Loaded]) -> None:
-    path.write_text(json.dumps([[one.neuron, one.model] for one in loaded]) + "\n")
-
-
-def read_expected(path: Path) -> list[Loaded]:
+def expected_in(path: Path) -> list[Loaded]:
     """Raises ``CommandError``."""
     try:
         return [Loaded(str(neuron), str(model)) for neuron, model in json.loads(path.read_text())]

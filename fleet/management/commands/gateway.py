@@ -27,11 +27,8 @@ class Command(QuickCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
             secret_key(CONFIG)
-        except SecretKeyError as error:
-            raise CommandError(str(error)) from error
-        try:
             ensure_schema_is_known()
-        except SchemaError as error:
+        except (SecretKeyError, SchemaError) as error:
             raise CommandError(str(error)) from error
         except DatabaseError:
             pass  # the database is offline: requests get an error until it is back
@@ -42,8 +39,6 @@ class Command(QuickCommand):
                 f"the settings were made for another --host; run {program()} gateway"
             )
         with uncollected():
-            from inference.gateway.server.run import (
-                run,
-            )
+            from inference.gateway.server.run import run
 
         run(options["host"], options["port"])

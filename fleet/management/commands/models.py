@@ -7,7 +7,6 @@ from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from django.core.management.base import CommandError
 
@@ -15,90 +14,47 @@ from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.catalogue.kinds import Targets
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import upstream_of
-from fleet.management.backend import rows_of
+from fleet.management import model_files, verbs
 from fleet.management.following import follow, job_line
-from fleet.management.hub import (
-    Search,
-    add_file_arguments,
-    chosen_of_repository,
-    names_a_repository,
-)
-from fleet.management.model_files import Cached, Pull
-from fleet.management.rows import (
-    ChangeRow,
-    ListRows,
-    RemoveRow,
-    Row,
-    Run,
-    Subcommand,
-    SubcommandsCommand,
-    add_id_argument,
-    cell_of,
-    list_path,
-)
 from fleet.management.sizes import size_text
 from fleet.noun import value_of_text
 from fleet.nouns import MODELS
-from metering.management.output import table_text
 
-LISTED = ("model", "status", "on", "pinned", "source", "aliases")
-PLANNED = ("device", "layers", "weights", "KV", "beside", "free")
-REPLICAS = ("neuron", "status", "is_outdated", "devices", "in_flight", "queue_depth")
-JOBS = ("kind", "neuron", "status", "created_at", "requested_by", "failure_message")
+REPLICAS = verbs.cells(*("neuron", "status", "is_outdated", "devices", "in_flight", "queue_depth"))
+JOBS = verbs.cells(*("kind", "neuron", "status", "created_at", "requested_by", "failure_message"))
 NOTHING = "Nothing to change."
 
 
-class List(ListRows):
-    def run(self, run: Run) -> None:
-        models = rows_of(run.backend, list_path(self.noun, run.options))
-        replicas = rows_of(run.backend, "replicas")
+class List(verbs.List):
+    def run(self, run: verbs.Run) -> None:
+        models = run.rows(self.list_path(run))
+        replicas = run.rows("replicas")
         for model in models:
             model["replicas"] = [
-                {
-                    "neuron": one["neuron"],
-                    "status": one["status"],
-                    "is_outdated": one["is_outdated"],
-                }
+                {name: one[name] for name in ("neuron", "status", "is_outdated")}
                 for one in replicas
                 if one["model"] == model["name"] or model["name"] in one["adapters"]
             ]
-        rows = [
-            [
-                model["name"],
-                _status(model),
-                ", ".join(one["neuron"] for one in model["replicas"]),
-                model["pinned"],
-                model["source"],
-                ", ".join(model["aliases"]),
-            ]
-            for model in models
-        ]
-        run.show(models, table_text(LISTED, rows))
+        run.show(models, verbs.rows_text(self.columns, models))
 
 
-class Show(Subcommand):
-    def run(self, run: Run) -> None:
-        model = run.backend.ask("GET", self.path(run))
-        name = quote(self.row_id(run), safe="")
-        replicas = rows_of(run.backend, f"replicas?model={name}")
-        jobs = run.backend.ask("GET", f"load-jobs?model={name}&limit=5")["data"]
-        settings = [[key, value] for key, value in model.items() if value not in (None, "", [])]
-        parts = [table_text(("setting", "value"), [[k, cell_of(v)] for k, v in settings])]
-        for columns, rows in ((REPLICAS, replicas), (JOBS, jobs)):
-            if rows:
-                shown = [[cell_of(one[column]) for column in columns] for one in rows]
-                parts.append(table_text(columns, shown))
-        run.show(model | {"replicas": replicas, "jobs": jobs}, "\n\n".join(parts))
+class Show(verbs.Show):
+    def row(self, run: verbs.Run) -> verbs.Row:
+        model = super().row(run)
+        name = verbs.quoted(model["name"])
+        replicas = run.rows(f"replicas?model={name}")
+        jobs = run.ask("GET", f"load-jobs?model={name}&limit=5")["data"]
+        return model | {"replicas": replicas, "jobs": jobs}
+
+    def text(self, row: verbs.Row) -> str:
+        is_set = {name: value for name, value in row.items() if value not in (None, "", [])}
+        return super().text({"replicas": [], "jobs": []} | is_set)
 
 
-class Plan(Subcommand):
-    def run(self, run: Run) -> None:
-        found = run.backend.ask("GET", f"{self.path(run)}/plan")
-        run.show(found, _plan_text(found))
+class Add(verbs.Verb):
+    has_id = False
 
-
-class Add(Subcommand):
-    def add_arguments(self, parser: ArgumentParser) -> None:
+    def add_flags(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "name",
             metavar="MODEL",
@@ -107,31 +63,22 @@ class Add(Subcommand):
         )
         parser.add_argument("source", nargs="?", metavar="SOURCE", help=f"as {EXAMPLE_SOURCE}")
         parser.add_argument("--base", help="of an adapter (LoRA): the model that it adapts")
-        add_file_arguments(parser)
+        model_files.add_file_arguments(parser)
         parser.add_argument(
             "--spread",
             help="device, host or fleet: whether a model that no device holds whole is divided, "
             "over devices of one host or also of several",
         )
-        parser.add_argument("--pinned", action="store_true", help="keep it loaded")
-        parser.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="SETTING=VALUE",
-            help=f"any of {', '.join(SETTINGS)}",
-        )
+        parser.add_argument("--pinned", action="store_const", const=True, help="keep it loaded")
+        add_set_argument(parser, f"any of {', '.join(SETTINGS)}", default=[])
 
-    def run(self, run: Run) -> None:
-        body = self._named(run)
-        if run.options["pinned"]:
-            body["pinned"] = True
-        body |= dict(setting_of(words) for words in run.options["set"])
-        made = run.backend.ask("POST", "catalogue", body)
+    def run(self, run: verbs.Run) -> None:
+        body = self._named(run) | run.given("spread", "pinned") | settings_of(run)
+        made = run.ask("POST", "catalogue", body)
         if upstream_of(made["source"]) is not None:
             run.show(made, f"{made['name']} is offered, and an upstream answers for it.")
             return
-        models = run.backend.ask("GET", "overview")["models"]
+        models = run.ask("GET", "overview")["models"]
         no_host = next((one["no_host"] for one in models if one["name"] == made["name"]), "")
         run.show(
             made,
@@ -140,73 +87,53 @@ class Add(Subcommand):
             else f"{made['name']} is offered; the first request for it loads it.",
         )
 
-    def _named(self, run: Run) -> dict[str, Any]:
-        given = {
-            name: run.options[name]
-            for name in ("base", "file", "revision", "spread")
-            if run.options[name]
-        }
-        name, source = run.options["name"], run.options["source"]
-        if source is not None:
-            return {"name": name, "source": source, **given}
-        if not names_a_repository(name):
+    def _named(self, run: verbs.Run) -> verbs.Row:
+        name = run.options["name"]
+        if run.options["source"] is not None:
+            return run.given("name", "source", "base", "file", "revision")
+        if not model_files.names_a_repository(name):
             raise CommandError("name its source too, or only org/name to choose from")
-        if "base" in given:
+        if run.options["base"]:
             raise CommandError("an adapter is given a name too: models add MODEL SOURCE --base …")
-        chosen, settings = chosen_of_repository(run, name)
-        return {"name": chosen, **settings} | {
-            key: given[key] for key in ("spread",) if key in given
-        }
+        chosen, settings = model_files.chosen_of_repository(run, name)
+        return {"name": chosen, **settings}
 
 
-class Change(ChangeRow):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_id_argument(parser, self.noun)
-        parser.add_argument(
-            "--set",
-            action="append",
-            required=True,
-            metavar="SETTING=VALUE",
-            help="an empty value leaves it open, or sets its default where it cannot be open; any "
-            f"of {', '.join(SETTINGS)}",
-        )
+def add_set_argument(parser: ArgumentParser, help: str, **more: Any) -> None:
+    parser.add_argument("--set", action="append", metavar="SETTING=VALUE", help=help, **more)
 
-    def body(self, run: Run) -> Row:
-        return dict(setting_of(words) for words in run.options["set"])
+
+def settings_of(run: verbs.Run) -> verbs.Row:
+    return dict(setting_of(words) for words in run.options["set"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartJobs(Subcommand):
+class StartJobs(verbs.Verb):
     where: str = "of this neuron alone"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
+    def add_flags(self, parser: ArgumentParser) -> None:
         parser.add_argument("--neuron", metavar="NAME", help=self.where)
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the end")
 
-    def run(self, run: Run) -> None:
-        neuron = run.options["neuron"]
-        body: dict[str, Any] = {} if neuron is None else {"neuron": neuron}
-        jobs = run.backend.ask("POST", f"{self.path(run)}/{self.name}", body)["data"]
+    def run(self, run: verbs.Run) -> None:
+        jobs = run.ask("POST", f"{self.path(run)}/{self.name}", run.given("neuron"))["data"]
         if not run.options["no_wait"]:
             jobs = follow(run.backend, jobs, run.stderr.write)
         text = "\n".join(map(job_line, jobs)) or f"{self.row_id(run)} is loaded nowhere."
         run.show(jobs, text)
 
 
-class Import(Subcommand):
-    def add_arguments(self, parser: ArgumentParser) -> None:
+class Import(verbs.Verb):
+    has_id = False
+
+    def add_flags(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", metavar="FILE", help="- reads standard input")
         parser.add_argument("--apply", action="store_true", help="change it")
         parser.add_argument("--prune", action="store_true", help="remove what the file lacks")
 
-    def run(self, run: Run) -> None:
-        body = {
-            "toml": _read(run.options["file"]),
-            "apply": run.options["apply"],
-            "prune": run.options["prune"],
-        }
-        plan = run.backend.ask("POST", "models.toml", body)
+    def run(self, run: verbs.Run) -> None:
+        body = {"toml": _read(run.options["file"])} | run.given("apply", "prune")
+        plan = run.ask("POST", "models.toml", body)
         text = "\n".join(plan["lines"] if plan["changes"] or plan["problems"] else [NOTHING])
         if plan["changes"] and not run.options["apply"] and not plan["problems"]:
             text += "\nNothing is changed yet: --apply does it."
@@ -215,16 +142,15 @@ class Import(Subcommand):
             raise CommandError("What is marked with x is refused, and nothing is imported with it")
 
 
-class Export(Subcommand):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        pass
+class Export(verbs.Verb):
+    has_id = False
 
-    def run(self, run: Run) -> None:
-        exported = run.backend.ask("GET", "models.toml")
+    def run(self, run: verbs.Run) -> None:
+        exported = run.ask("GET", "models.toml")
         run.show(exported, exported["toml"].rstrip("\n"))
 
 
-def _status(model: dict) -> str:  # type: ignore[type-arg]
+def _status(model: verbs.Row) -> str:
     if not model["enabled"]:
         return "disabled"
     if upstream_of(model["source"]) is not None:
@@ -236,19 +162,28 @@ def _status(model: dict) -> str:  # type: ignore[type-arg]
     return "; ".join(sorted(words)) or "unloaded"
 
 
-def _plan_text(found: dict[str, Any]) -> str:
+LISTED: verbs.Columns = {
+    "model": lambda model: model["name"],
+    "status": _status,
+    "on": lambda model: ", ".join(one["neuron"] for one in model["replicas"]),
+    **verbs.cells("pinned", "source", "aliases"),
+}
+
+
+def _plan_text(found: verbs.Row) -> str:
     weights = size_text(found["weight_bytes"])
     parts = [f"{found['model']}: {found['num_layers']} layers, {weights} of weights on its devices"]
     if found["plan"] is None:
         parts.append(f"No plan: {found['refusal']}")
     else:
-        parts += [_speed(found["plan"]), _stages(found["plan"])]
+        parts += [_speed(found["plan"]), verbs.rows_text(PLANNED, found["plan"]["stages"])]
     for one in found["alternatives"]:
-        parts += [f"{one['words'].capitalize()}: {_speed(one)}", _stages(one)]
+        parts.append(f"{one['words'].capitalize()}: {_speed(one)}")
+        parts.append(verbs.rows_text(PLANNED, one["stages"]))
     return "\n\n".join([*parts, found["note"]])
 
 
-def _speed(plan: dict[str, Any]) -> str:
+def _speed(plan: verbs.Row) -> str:
     return (
         f"predicted {plan['tokens_per_s']:.1f} tokens/s for one request and "
         f"{plan['tokens_per_s_of_16']:.1f} for 16, of which {plan['num_running']} run at once; "
@@ -256,19 +191,14 @@ def _speed(plan: dict[str, Any]) -> str:
     )
 
 
-def _stages(plan: dict[str, Any]) -> str:
-    rows = [
-        [
-            f"{stage['neuron']} {stage['device']}",
-            f"{stage['first_layer']}-{stage['last_layer'] - 1}",
-            size_text(stage["weight_bytes"]),
-            size_text(stage["kv_bytes"]),
-            size_text(stage["beside_bytes"]),
-            size_text(stage["free_bytes"]),
-        ]
-        for stage in plan["stages"]
-    ]
-    return table_text(PLANNED, rows)
+PLANNED: verbs.Columns = {
+    "device": lambda stage: f"{stage['neuron']} {stage['device']}",
+    "layers": lambda stage: f"{stage['first_layer']}-{stage['last_layer'] - 1}",
+    "weights": lambda stage: size_text(stage["weight_bytes"]),
+    "KV": lambda stage: size_text(stage["kv_bytes"]),
+    "beside": lambda stage: size_text(stage["beside_bytes"]),
+    "free": lambda stage: size_text(stage["free_bytes"]),
+}
 
 
 def setting_of(words: str) -> tuple[str, Any]:
@@ -277,19 +207,15 @@ def setting_of(words: str) -> tuple[str, Any]:
     name, equals, text = words.partition("=")
     if not equals or name not in SETTINGS:
         raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")
-    if not text:
-        return name, None if _may_be_open(name) else DEFAULTS.get(name)
     kind = SETTINGS[name].kind
+    if not text:
+        return name, None if kind.problem(None) is None else DEFAULTS.get(name)
     if isinstance(kind, Targets):
         return name, [one.strip() for one in text.split(",")]
     try:
         return name, value_of_text(kind, text)
     except ValueError as error:
         raise CommandError(f"{name}: {error}") from None
-
-
-def _may_be_open(name: str) -> bool:
-    return SETTINGS[name].kind.problem(None) is None
 
 
 def _read(name: str) -> str:
@@ -299,24 +225,41 @@ def _read(name: str) -> str:
         raise CommandError(f"{name} cannot be read: {error}") from error
 
 
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = "The catalogue: models offered, and where they are loaded."
     subcommands = (
-        List(MODELS, "all models of the catalogue, and where they are"),
-        Show(MODELS, "one model: its settings, its replicas and its last jobs", name="show"),
-        Search(
+        List(MODELS, "all models of the catalogue, and where they are", columns=LISTED),
+        Show(
+            MODELS,
+            "one model: its settings, its replicas and its last jobs",
+            titles=("setting", "value"),
+            tables={"replicas": REPLICAS, "jobs": JOBS},
+        ),
+        model_files.Search(
             MODELS,
             "repositories of Hugging Face or of a named source by words of their name",
             name="search",
         ),
-        Plan(
+        verbs.Do(
             MODELS,
             "on which devices a model would lie, how fast, and what else would fit; loads nothing",
             name="plan",
+            method="GET",
+            line=_plan_text,
         ),
         Add(MODELS, "offer a model", name="add"),
-        Change(MODELS, "change settings of a model; replicas stay as they are until reloaded"),
-        RemoveRow(
+        verbs.Change(
+            MODELS,
+            "change settings of a model; replicas stay as they are until reloaded",
+            arguments=lambda parser: add_set_argument(
+                parser,
+                "an empty value leaves it open, or sets its default where it cannot be open; any "
+                f"of {', '.join(SETTINGS)}",
+                required=True,
+            ),
+            body=settings_of,
+        ),
+        verbs.Remove(
             MODELS,
             "offer a model no more; its replicas are unloaded (a base after its adapters)",
             done="{id} is offered no more.",
@@ -337,8 +280,10 @@ class Command(SubcommandsCommand):
             name="sleep",
         ),
         StartJobs(MODELS, "wake a model that sleeps, and wait for it", name="wake"),
-        Pull(MODELS, "download a model's files to a neuron without loading it", name="pull"),
-        Cached(MODELS, "what neurons have downloaded, and deleting it", name="cached"),
+        model_files.Pull(
+            MODELS, "download a model's files to a neuron without loading it", name="pull"
+        ),
+        model_files.Cached(MODELS, "what neurons have downloaded, and deleting it", name="cached"),
         Import(
             MODELS,
             "import a models.toml into the catalogue; only shows the changes unless --apply",

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Mapping
-from typing import Any
 
-from fleet.management.rows import (
-    AddRow,
-    Columns,
-    DoToRow,
-    ListRows,
-    RemoveRow,
-    Row,
-    Run,
-    ShowRow,
-    Subcommand,
-    SubcommandsCommand,
-    add_field_arguments,
-    cells,
-    given_fields,
-)
+from fleet.management import verbs
 from fleet.management.sizes import size_text, total_text
 from fleet.nouns import INVITATIONS, NEURONS, POLICY
 from helexa_site.program import installation, neuron_program
-from metering.management.output import table_text
 
 EFFECTS = {
     "drain": "takes no more loads and requests, but for models that are moving elsewhere",
@@ -32,14 +15,12 @@ EFFECTS = {
     "admit": "is admitted: it takes loads and requests",
     "refuse": "is refused: it gets no more loads and requests",
 }
-
-
 MAX_NAMED = 8
 """Requests that are named by their ids."""
 
 
-class SetDesiredState(DoToRow):
-    def text(self, run: Run, answer: Row) -> str:
+class SetDesiredState(verbs.Do):
+    def text(self, run: verbs.Run, answer: verbs.Row) -> str:
         within_s = self.body(run).get("within_s")
         end = {None: "", 0: ", and is ended now"}.get(
             within_s, f", and is ended after {within_s} s"
@@ -47,26 +28,21 @@ class SetDesiredState(DoToRow):
         return f"{self.row_id(run)} {EFFECTS[self.name]}{what_runs(answer)}{end}."
 
 
-class Drain(SetDesiredState):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        ends = parser.add_mutually_exclusive_group()
-        ends.add_argument(
-            "--within",
-            metavar="SECONDS",
-            type=int,
-            help="end what still runs there after so long; without it, it finishes",
-        )
-        ends.add_argument(
-            "--now", dest="within", action="store_const", const=0, help="end what runs there"
-        )
-
-    def body(self, run: Run) -> Row:
-        within_s = run.options["within"]
-        return {} if within_s is None else {"within_s": within_s}
+def add_drain_arguments(parser: ArgumentParser) -> None:
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument(
+        "--within",
+        dest="within_s",
+        metavar="SECONDS",
+        type=int,
+        help="end what still runs there after so long; without it, it finishes",
+    )
+    ends.add_argument(
+        "--now", dest="within_s", action="store_const", const=0, help="end what runs there"
+    )
 
 
-def what_runs(neuron: Mapping[str, Any]) -> str:
+def what_runs(neuron: verbs.Row) -> str:
     """The end of the sentence: the models still running there and their requests, or that the
     neuron is offline."""
     if neuron["status"] == "away":
@@ -79,17 +55,17 @@ def what_runs(neuron: Mapping[str, Any]) -> str:
     return f"; at work there now: {at_work}{requests}" + (f" and {len(more)} more" if more else "")
 
 
-def _at_work(replica: Mapping[str, Any]) -> str:
+def _at_work(replica: verbs.Row) -> str:
     num_requests = replica["num_requests"]
     if not num_requests:
         return f"{replica['model']} ({replica['status']})"
     return f"{replica['model']} ({num_requests} request{'s' * (num_requests > 1)})"
 
 
-class Invite(AddRow):
+class Invite(verbs.Add):
     """Only the line goes to standard output."""
 
-    def show(self, run: Run, row: Row) -> None:
+    def show(self, run: verbs.Run, row: verbs.Row) -> None:
         if not run.options["json"]:
             where = installation().value
             void = "; its earlier line is void from now on" if row["voids_earlier"] else ""
@@ -97,7 +73,7 @@ class Invite(AddRow):
         run.show(row, f"{neuron_program()} neuron --join {row['join']}")
 
 
-def _devices(neuron: Row) -> str:
+def _devices(neuron: verbs.Row) -> str:
     return "\n".join(
         f"{device['id']} {device['name']}, {size_text(device['free_memory_bytes'])} of "
         f"{total_text(device['total_memory_bytes'], device['installed_memory_bytes'])} free"
@@ -105,7 +81,7 @@ def _devices(neuron: Row) -> str:
     )
 
 
-LISTED: Columns = {
+LISTED: verbs.Columns = {
     "neuron": lambda neuron: neuron["name"],
     "status": lambda neuron: neuron["status"],
     "devices": _devices,
@@ -113,40 +89,40 @@ LISTED: Columns = {
     "version": lambda neuron: neuron["version"],
     "problems": lambda neuron: "; ".join(neuron["problems"]),
 }
-INVITED = cells("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason")
-DEVICES = cells("id", "name", "free_memory_bytes", "total_memory_bytes", "installed_memory_bytes")
+INVITED = verbs.cells("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason")
+DEVICES = verbs.cells(
+    *("id", "name", "free_memory_bytes", "total_memory_bytes", "installed_memory_bytes")
+)
 
 
-class Policy(Subcommand):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_field_arguments(parser, self.noun.changeable)
+class Policy(verbs.Change):
+    has_id = False
 
-    def run(self, run: Run) -> None:
-        body = given_fields(run.options, self.noun.changeable)
-        method = "PATCH" if body else "GET"
-        policy = run.backend.ask(method, self.noun.path, body or None)
-        run.show(policy, table_text(("", ""), [[*item] for item in policy.items()]))
+    def run(self, run: verbs.Run) -> None:
+        body = verbs.given_fields(run.options, self.noun.changeable)
+        policy = run.ask("PATCH" if body else "GET", self.noun.path, body or None)
+        run.show(policy, verbs.pairs_text(policy))
 
 
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = "Neurons: the hosts that models are loaded on."
     subcommands = (
-        ListRows(NEURONS, "all neurons, with their devices and models", columns=LISTED),
-        ShowRow(NEURONS, "one neuron, its devices and its models", tables={"devices": DEVICES}),
+        verbs.List(NEURONS, "all neurons, with their devices and models", columns=LISTED),
+        verbs.Show(NEURONS, "one neuron, its devices and its models", tables={"devices": DEVICES}),
         Invite(
             INVITATIONS,
             "print a line that makes another host a neuron",
             name="invite",
             positional=("neuron",),
         ),
-        RemoveRow(
+        verbs.Remove(
             INVITATIONS,
             "shut an invited host out",
             name="revoke",
             done="{id} can reach Redis no more.",
         ),
-        ListRows(INVITATIONS, "hosts that were invited", name="invitations", columns=INVITED),
-        ShowRow(INVITATIONS, "one invitation of a host", name="invitation"),
+        verbs.List(INVITATIONS, "hosts that were invited", name="invitations", columns=INVITED),
+        verbs.Show(INVITATIONS, "one invitation of a host", name="invitation"),
         Policy(
             POLICY,
             "show or change how an unknown neuron is admitted: automatic or click",
@@ -154,11 +130,15 @@ class Command(SubcommandsCommand):
         ),
         SetDesiredState(NEURONS, "let a neuron belong to the fleet", name="admit"),
         SetDesiredState(NEURONS, "place and route nothing there", name="refuse"),
-        Drain(
-            NEURONS, "place nothing new there; what runs finishes, or ends in time", name="drain"
+        SetDesiredState(
+            NEURONS,
+            "place nothing new there; what runs finishes, or ends in time",
+            name="drain",
+            arguments=add_drain_arguments,
+            body=lambda run: run.given("within_s"),
         ),
         SetDesiredState(NEURONS, "end a drain", name="resume"),
-        RemoveRow(
+        verbs.Remove(
             NEURONS,
             "forget a neuron that is away, with its load jobs",
             done="{id} is forgotten.",

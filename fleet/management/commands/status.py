@@ -8,9 +8,10 @@ from argparse import ArgumentParser
 from typing import Any
 
 from fleet.management.backend import add_backend_arguments, backend_of
-from fleet.management.sizes import size_text, total_text
+from fleet.management.sizes import share_text, size_text, total_text
+from fleet.management.verbs import Columns, cells, rows_text
 from helexa_site.quick_command import QuickCommand
-from metering.management.output import errors_on_one_line, json_text, table_text
+from metering.management.output import errors_on_one_line, json_text
 
 NOTICE = "notice"
 """The level of findings that are no problem."""
@@ -38,58 +39,56 @@ class Command(QuickCommand):
             sys.exit(1)
 
 
+def _optional(value: object, unit: str) -> str:
+    return "" if value is None else f"{value} {unit}"
+
+
+DEVICES: Columns = {
+    "neuron": lambda device: device["of"]["name"],
+    "status": lambda device: device["of"]["status"],
+    "device": lambda device: f"{device['id']} {device['name']}",
+    "free": lambda device: (
+        f"{size_text(device['free_memory_bytes'])} of "
+        f"{total_text(device['total_memory_bytes'], device['installed_memory_bytes'])}"
+    ),
+    "busy": lambda device: _optional(device["utilization_percent"], "%"),
+    "temperature": lambda device: _optional(device["temperature_c"], "°C"),
+}
+REPLICAS: Columns = {
+    "model": lambda replica: replica["model"],
+    "neuron": lambda replica: replica["of"]["name"],
+    "status": lambda replica: replica["status"] + ", outdated" * replica["is_outdated"],
+    "running": lambda replica: replica["in_flight"],
+    "waiting": lambda replica: replica["queue_depth"],
+    "tok/s": lambda replica: f"{replica['decode_tokens_per_s']:.1f}",
+}
+STAGES: Columns = {
+    "stage of": lambda stage: stage["model"],
+    "neuron": lambda stage: stage["of"]["name"],
+    "layers": lambda stage: f"{stage['first_layer']} to {stage['last_layer'] - 1}",
+    "device": lambda stage: stage["device"],
+    "memory": lambda stage: size_text(stage["memory_bytes"]),
+    "engine on": lambda stage: stage["engine_neuron"],
+    "status": lambda stage: stage["status"],
+}
+JOBS: Columns = {
+    "job": lambda job: job["kind"],
+    **cells("model", "neuron", "status", "stage"),
+    "done": lambda job: share_text(job["progress_fraction"]),
+}
+OF_NEURONS = {"devices": DEVICES, "replicas": REPLICAS, "held_stages": STAGES}
+
+
 def overview_text(overview: dict[str, Any]) -> str:
-    neurons = overview["neurons"]
     parts = []
     if overview["attention"]:
         parts.append("\n".join(_finding_text(finding) for finding in overview["attention"]))
-    devices = [
-        [
-            neuron["name"],
-            neuron["status"],
-            f"{device['id']} {device['name']}",
-            f"{size_text(device['free_memory_bytes'])} of "
-            f"{total_text(device['total_memory_bytes'], device['installed_memory_bytes'])}",
-            "" if device["utilization_percent"] is None else f"{device['utilization_percent']} %",
-            "" if device["temperature_c"] is None else f"{device['temperature_c']} °C",
+    for name, columns in OF_NEURONS.items():
+        rows = [
+            row | {"of": neuron} for neuron in overview["neurons"] for row in neuron.get(name, ())
         ]
-        for neuron in neurons
-        for device in neuron["devices"]
-    ]
-    if devices:
-        columns = ("neuron", "status", "device", "free", "busy", "temperature")
-        parts.append(table_text(columns, devices))
-    replicas = [
-        [
-            replica["model"],
-            neuron["name"],
-            replica["status"] + (", outdated" if replica["is_outdated"] else ""),
-            replica["in_flight"],
-            replica["queue_depth"],
-            f"{replica['decode_tokens_per_s']:.1f}",
-        ]
-        for neuron in neurons
-        for replica in neuron["replicas"]
-    ]
-    if replicas:
-        columns = ("model", "neuron", "status", "running", "waiting", "tok/s")
-        parts.append(table_text(columns, replicas))
-    stages = [
-        [
-            stage["model"],
-            neuron["name"],
-            f"{stage['first_layer']} to {stage['last_layer'] - 1}",
-            stage["device"],
-            "" if stage["memory_bytes"] is None else size_text(stage["memory_bytes"]),
-            stage["engine_neuron"],
-            stage["status"],
-        ]
-        for neuron in neurons
-        for stage in neuron.get("held_stages", ())  # an older control has none
-    ]
-    if stages:
-        held = ("stage of", "neuron", "layers", "device", "memory", "engine on", "status")
-        parts.append(table_text(held, stages))
+        if rows:
+            parts.append(rows_text(columns, rows))
     unloaded = [
         model
         for model in overview["models"]
@@ -101,25 +100,12 @@ def overview_text(overview: dict[str, Any]) -> str:
         parts.append(f"Not loaded on request now: {', '.join(held_up)}")
     active = [job for job in overview["jobs"] if job["status"] in ("pending", "running")]
     if active:
-        parts.append(_jobs_text(active))
+        notes = [
+            f"{job['model']} on {job['neuron']}: {job['note']}" for job in active if job["note"]
+        ]
+        parts.append("\n".join((rows_text(JOBS, active), *notes)))
     return "\n\n".join(parts) or "There is nothing yet."
 
 
 def _finding_text(finding: dict[str, Any]) -> str:
     return f"{'-' if finding['level'] == NOTICE else '!'} {finding['text']}"
-
-
-def _jobs_text(jobs: list[dict[str, Any]]) -> str:
-    """A row a job, with the jobs' notes below the table."""
-    rows = [
-        [job["kind"], job["model"], job["neuron"], job["status"], job["stage"], _percent(job)]
-        for job in jobs
-    ]
-    notes = [f"{job['model']} on {job['neuron']}: {job['note']}" for job in jobs if job["note"]]
-    table = table_text(("job", "model", "neuron", "status", "stage", "done"), rows)
-    return "\n".join((table, *notes))
-
-
-def _percent(job: dict[str, Any]) -> str:
-    fraction = job["progress_fraction"]
-    return "" if fraction is None else f"{fraction:.0%}"

@@ -13,38 +13,27 @@ from dataclasses import replace
 
 from django.core.management.base import CommandError
 
+from fleet.management import verbs
 from fleet.management.backend import ensure_gateways_could_check
-from fleet.management.rows import (
-    AddRow,
-    ChangeRow,
-    Columns,
-    DoToRow,
-    ListRows,
-    RemoveRow,
-    Row,
-    Run,
-    ShowRow,
-    SubcommandsCommand,
-    cells,
-    rows_text,
-)
+from fleet.noun import Noun
 from fleet.nouns import UPSTREAMS
 from fleet.upstreams.discovery import PRICES
 
 KEY = "key"
 FLAG = "leaves_network"
-WITHOUT_KEY = replace(
-    UPSTREAMS, fields=tuple(field for field in UPSTREAMS.fields if field.name != KEY)
-)
-PLAIN_FLAGS = replace(
-    WITHOUT_KEY, fields=tuple(field for field in WITHOUT_KEY.fields if field.name != FLAG)
-)
+LISTED = verbs.cells("name", "url", "dialect", "has_key", "leaves_network")
 WORDS = {True: "yes", False: "no", None: "not tested"}
-PROBES: Columns = {
+PROBES: verbs.Columns = {
     "": lambda probe: probe["what"],
     "works": lambda probe: WORDS[probe["works"]],
     "detail": lambda probe: probe["detail"],
 }
+
+
+def without(*names: str) -> Noun:
+    return replace(
+        UPSTREAMS, fields=tuple(one for one in UPSTREAMS.fields if one.name not in names)
+    )
 
 
 def add_key_arguments(parser: ArgumentParser) -> None:
@@ -56,7 +45,14 @@ def add_key_arguments(parser: ArgumentParser) -> None:
     parser.set_defaults(key=None)  # that of the server is in HELEXA_API_KEY
 
 
-def key_of(run: Run) -> Row:
+def add_new_arguments(parser: ArgumentParser) -> None:
+    add_key_arguments(parser)
+    parser.add_argument(
+        "--leaves-network", action="store_true", help="its requests leave your network"
+    )
+
+
+def key_of(run: verbs.Run) -> verbs.Row:
     """Raises ``CommandError``."""
     if run.options["upstream_key"] is not None:
         key = sys.stdin.readline().strip()
@@ -70,70 +66,53 @@ def key_of(run: Run) -> Row:
     return {KEY: key}
 
 
-class AddUpstream(AddRow):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        add_key_arguments(parser)
-        parser.add_argument(
-            "--leaves-network", action="store_true", help="its requests leave your network"
-        )
-
-    def body(self, run: Run) -> Row:
-        return super().body(run) | {FLAG: run.options["leaves_network"]} | key_of(run)
-
-    def show(self, run: Run, row: Row) -> None:
-        name = row["name"]
-        run.show(row, f"Made the upstream {name}. upstreams test {name} shows what works of it.")
+def add_test_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", help="which of its models; else the first that chats, by its name"
+    )
+    parser.add_argument(
+        "--paid",
+        action="store_true",
+        help="also try moderation, speech, transcription and image generation, one request "
+        "each, which may cost money",
+    )
 
 
-class ChangeUpstream(ChangeRow):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        add_key_arguments(parser)
-
-    def body(self, run: Run) -> Row:
-        return super().body(run) | key_of(run)
+def tested_text(tested: verbs.Row) -> str:
+    of_model = f"\n\nTested with {tested['model']}." if tested["model"] else ""
+    return verbs.rows_text(PROBES, tested["probes"]) + of_model
 
 
-class TestUpstream(DoToRow):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--model", help="which of its models; else the first that chats, by its name"
-        )
-        parser.add_argument(
-            "--paid",
-            action="store_true",
-            help="also try moderation, speech, transcription and image generation, one request "
-            "each, which may cost money",
-        )
-
-    def body(self, run: Run) -> Row:
-        given = {"model": run.options["model"], "paid": run.options["paid"] or None}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def text(self, run: Run, answer: Row) -> str:
-        of_model = f"\n\nTested with {answer['model']}." if answer["model"] else ""
-        return rows_text(PROBES, answer["probes"]) + of_model
-
-
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = "Upstreams: endpoints of others that answer requests."
     subcommands = (
-        ListRows(
-            UPSTREAMS,
-            "all upstreams",
-            columns=cells("name", "url", "dialect", "has_key", "leaves_network"),
-        ),
-        ShowRow(
+        verbs.List(UPSTREAMS, "all upstreams", columns=LISTED),
+        verbs.Show(
             UPSTREAMS,
             "one upstream and the models that it listed when it was last tested",
-            tables={"models": cells("id", "context_tokens", "max_output_tokens", *PRICES)},
+            tables={"models": verbs.cells("id", "context_tokens", "max_output_tokens", *PRICES)},
         ),
-        AddUpstream(PLAIN_FLAGS, "name an endpoint of others", positional=("name", "url")),
-        ChangeUpstream(WITHOUT_KEY, "change an upstream, or its key"),
-        TestUpstream(
-            UPSTREAMS, "show what works of it, and record the models it lists", name="test"
+        verbs.Add(
+            without(KEY, FLAG),
+            "name an endpoint of others",
+            positional=("name", "url"),
+            done="Made the upstream {id}. upstreams test {id} shows what works of it.",
+            arguments=add_new_arguments,
+            body=lambda run: {FLAG: run.options[FLAG]} | key_of(run),
         ),
-        RemoveRow(UPSTREAMS, "remove an upstream and its key"),
+        verbs.Change(
+            without(KEY),
+            "change an upstream, or its key",
+            arguments=add_key_arguments,
+            body=key_of,
+        ),
+        verbs.Do(
+            UPSTREAMS,
+            "show what works of it, and record the models it lists",
+            name="test",
+            arguments=add_test_arguments,
+            body=lambda run: run.given("model", "paid"),
+            line=tested_text,
+        ),
+        verbs.Remove(UPSTREAMS, "remove an upstream and its key"),
     )

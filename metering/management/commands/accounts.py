@@ -2,67 +2,53 @@
 
 from __future__ import annotations
 
-from fleet.management.backend import rows_of
-from fleet.management.rows import (
-    AddRow,
-    ChangeRow,
-    Columns,
-    ListRows,
-    RemoveRow,
-    Row,
-    Run,
-    ShowRow,
-    SubcommandsCommand,
-    cells,
-)
+from fleet.management import verbs
 from helexa_site.program import program
-from metering.management.caps import OF_AN_OWNER, caps_text, limits_text
+from metering.management.caps import LIMITS_AND_LEFT, OF_AN_OWNER
 from metering.nouns import ACCOUNTS, KEYS
 
-LISTED: Columns = {
-    **cells("name", "enabled", "weight", "keys", "people", "description"),
-    "limits": limits_text,
-    "left": lambda row: caps_text(row["budgets"]),
+LISTED: verbs.Columns = {
+    **verbs.cells("name", "enabled", "weight", "keys", "people", "description"),
+    **LIMITS_AND_LEFT,
 }
-KEYS_OF_ONE: Columns = {
+KEYS_OF_ONE: verbs.Columns = {
     "key": lambda row: row["prefix"],
-    **cells("name", "status"),
-    "limits": limits_text,
-    "left": lambda row: caps_text(row["budgets"]),
+    **verbs.cells("name", "status"),
+    **LIMITS_AND_LEFT,
 }
 
 
-class ShowAccount(ShowRow):
+class ShowAccount(verbs.Show):
     """Shows an account with its keys, and the amounts left of their caps."""
 
-    def row(self, run: Run) -> Row:
+    def row(self, run: verbs.Run) -> verbs.Row:
         row = super().row(run)
-        keys = rows_of(run.backend, f"{KEYS.path}?account={row['name']}")
+        keys = run.rows(f"{KEYS.path}?account={row['name']}")
         budgets = [budget for key in keys for budget in key["budgets"]]
         return row | {"key_budgets": budgets, "api_keys": keys}
 
 
-class AddAccount(AddRow):
-    def show(self, run: Run, row: Row) -> None:
-        made = f"Made the account {row['name']}."
-        run.show(row, f"{made}\nA key for it: {program()} keys create {row['name']}")
-
-
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = f"Accounts: who pays. Their keys: {program()} keys; their caps: {program()} budgets."
     subcommands = (
-        ListRows(ACCOUNTS, "all accounts, with the rest of their caps", columns=LISTED),
+        verbs.List(ACCOUNTS, "all accounts, with the rest of their caps", columns=LISTED),
         ShowAccount(
             ACCOUNTS,
             "an account, its people, budgets and keys",
             tables={
-                "members": cells("user", "role"),
+                "members": verbs.cells("user", "role"),
                 "budgets": OF_AN_OWNER,
                 "api_keys": KEYS_OF_ONE,
             },
             hidden=("key_budgets",),
         ),
-        AddAccount(ACCOUNTS, "make an account", positional=("name",), aliases=("create",)),
-        ChangeRow(ACCOUNTS, "change an account; a disabled one's keys are refused"),
-        RemoveRow(ACCOUNTS, "remove an account that never had a key"),
+        verbs.Add(
+            ACCOUNTS,
+            "make an account",
+            positional=("name",),
+            aliases=("create",),
+            done=f"Made the account {{id}}.\nA key for it: {program()} keys create {{id}}",
+        ),
+        verbs.Change(ACCOUNTS, "change an account; a disabled one's keys are refused"),
+        verbs.Remove(ACCOUNTS, "remove an account that never had a key"),
     )

@@ -3,67 +3,50 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import Any
+from dataclasses import replace
 
 from django.core.management.base import CommandError
 
-from fleet.management.rows import (
-    AddRow,
-    ChangeRow,
-    Columns,
-    ListRows,
-    RemoveRow,
-    Row,
-    Run,
-    ShowRow,
-    SubcommandsCommand,
-    add_field_arguments,
-    add_id_argument,
-    given_fields,
-)
+from fleet.management import verbs
 from helexa_site.exit_codes import ExitCode
 from metering.errors import MeteringValueError
 from metering.management.caps import AMOUNTS, WINDOW_HELP, add_cap_arguments, caps, window_of
 from metering.money import cap_of
 from metering.nouns import BUDGETS
 
-OWNERS = tuple(one for one in BUDGETS.fields if one.name in ("account", "key"))
-LISTED: Columns = {
+OF_OWNERS = replace(
+    BUDGETS, fields=tuple(one for one in BUDGETS.fields if one.name in ("account", "key"))
+)
+LISTED: verbs.Columns = {
     "id": lambda row: row["id"],
     "on": lambda row: f"{row['on']} {row['owner']}",
     **AMOUNTS,
 }
 
 
-class AddBudget(AddRow):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_field_arguments(parser, OWNERS)
-        add_cap_arguments(parser)
-
-    def body(self, run: Run) -> Row:
-        """Raises ``MeteringValueError``."""
-        given = caps(run.options)
-        if len(given) != 1:
-            raise MeteringValueError("cap", "Give one of --cap-tokens and --cap-usd")
-        return given_fields(run.options, OWNERS) | given[0]
+def one_cap(run: verbs.Run) -> verbs.Row:
+    """Raises ``MeteringValueError``."""
+    given = caps(run.options)
+    if len(given) != 1:
+        raise MeteringValueError("cap", "Give one of --cap-tokens and --cap-usd")
+    return given[0]
 
 
-class ChangeBudget(ChangeRow):
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_id_argument(parser, self.noun)
+class ChangeBudget(verbs.Change):
+    def add_flags(self, parser: ArgumentParser) -> None:
         parser.add_argument("--cap", metavar="AMOUNT", help="in tokens or dollars, as it is in")
         parser.add_argument("--window", metavar="WINDOW", help=WINDOW_HELP)
 
-    def body(self, run: Run) -> Row:
-        """Raises ``CommandError``, ``MeteringValueError``."""
+    def run(self, run: verbs.Run) -> None:
+        """Raises ``MeteringValueError``."""
         cap, window = run.options["cap"], run.options["window"]
         if cap is None and window is None:
             raise CommandError("give --cap or --window", returncode=ExitCode.USAGE)
-        body: dict[str, Any] = {} if window is None else window_of(window)
+        body = {} if window is None else window_of(window)
         if cap is not None:
-            budget = run.backend.ask("GET", self.path(run))
-            body["cap"] = _cap(budget["unit"], cap)
-        return body
+            unit = run.ask("GET", self.path(run))["unit"]
+            body["cap"] = _cap(unit, cap)
+        self.change(run, body)
 
 
 def _cap(unit: str, word: str) -> int:
@@ -73,12 +56,12 @@ def _cap(unit: str, word: str) -> int:
         raise MeteringValueError("cap", str(error)) from None
 
 
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = "Budgets: hard caps on accounts and keys, in tokens or US dollars."
     subcommands = (
-        ListRows(BUDGETS, "all hard caps, as they stand now", columns=LISTED),
-        ShowRow(BUDGETS, "one budget"),
-        AddBudget(BUDGETS, "cap an account or a key"),
+        verbs.List(BUDGETS, "all hard caps, as they stand now", columns=LISTED),
+        verbs.Show(BUDGETS, "one budget"),
+        verbs.Add(OF_OWNERS, "cap an account or a key", arguments=add_cap_arguments, body=one_cap),
         ChangeBudget(BUDGETS, "change a cap or its window; a higher cap tops it up"),
-        RemoveRow(BUDGETS, "remove a cap, with the reservations on it"),
+        verbs.Remove(BUDGETS, "remove a cap, with the reservations on it"),
     )

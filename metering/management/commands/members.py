@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from fleet.management.rows import (
-    AddRow,
-    ChangeRow,
-    ListRows,
-    RemoveRow,
-    ShowRow,
-    SubcommandsCommand,
-    cells,
-)
+from fleet.management import verbs
 from metering.nouns import MEMBERS
 
 
-class Command(SubcommandsCommand):
+class Command(verbs.Command):
     help = "Members: people in accounts, as owner, member or viewer."
     subcommands = (
-        ListRows(MEMBERS, "people in accounts", columns=cells("account", "user", "role")),
-        ShowRow(MEMBERS, "one person's role in an account"),
-        AddRow(MEMBERS, "add a user to an account", positional=("account", "user")),
-        ChangeRow(MEMBERS, "give a member another role"),
-        RemoveRow(MEMBERS, "remove a member from an account"),
+        verbs.List(MEMBERS, "people in accounts", columns=verbs.cells("account", "user", "role")),
+        verbs.Show(MEMBERS, "one person's role in an account"),
+        verbs.Add(MEMBERS, "add a user to an account", positional=("account", "user")),
+        verbs.Change(MEMBERS, "give a member another role"),
+        verbs.Remove(MEMBERS, "remove a member from an account"),
     )

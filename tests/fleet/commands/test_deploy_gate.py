@@ -75,7 +75,7 @@ class FakeFleet:
         self.now_s = 0.0
         self.printed: list[str] = []
 
-    def overview(self) -> dict[str, Any]:
+    def _overview(self) -> dict[str, Any]:
         found = self.overviews.pop(0) if len(self.overviews) > 1 else self.overviews[0]
         if isinstance(found, Exception):
             raise found
@@ -84,10 +84,12 @@ class FakeFleet:
     def last_used(self, one: Loaded) -> str:
         return str(self.uses.get(one.neuron, 0))
 
-    def embedding_models(self) -> frozenset[str]:
-        return frozenset(self.embedding)
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        if path == "/v1/models":
+            cards = [{"id": name, "capabilities": ["embeddings"]} for name in self.embedding]
+            return {"data": cards}
+        if body is None:
+            return self._overview()
         self.asked.append((path, body["model"]))
         self.penalties += [value for key, value in body.items() if key.endswith("_penalty")]
         self.uses[self.served_by] = self.uses.get(self.served_by, 0) + 1

@@ -15,9 +15,10 @@ from django.utils import timezone
 from fleet import services
 from fleet.dashboard.board import board_of
 from fleet.dashboard.finding_links import grouped
-from fleet.dashboard.query import BoardQuery, Shown, page_of
+from fleet.dashboard.query import BoardQuery, Shown, listing_of
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, Replica
-from fleet.overview import Attention, Level, ModelLine, fleet_overview
+from fleet.overview.lines import Attention, Level, ModelLine
+from fleet.overview.selector import fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
@@ -223,7 +224,7 @@ def test_many_findings_of_a_kind_are_one_line() -> None:
 
 
 def line(name: str, rank: int) -> ModelLine:
-    """A model with that many replicas, which ``page_of`` is given as its rank."""
+    """A model with that many replicas, which ``listing_of`` is given as its rank."""
     return ModelLine(
         name=name,
         status="ready",
@@ -248,10 +249,12 @@ def line(name: str, rank: int) -> ModelLine:
 )
 def test_pages(page: int, kept: str, expected: str) -> None:
     lines = [line("a", 2), line("b", 1), line("c", 3), line("d", 0), line("e", 1)]
-    found = page_of(lines, rank=lambda one: one.replicas, page=page, page_size=2, kept=kept)
+    query = BoardQuery(models_page=page, kept_models=tuple(kept))
+    found = listing_of("models", lines, query, rank=lambda one: one.replicas, page_size=2)
     assert "".join(one.name for one in found.lines) == expected
     assert (found.num_pages, found.num_lines) == (3, 5)
-    assert page_of([], rank=len, page=4, page_size=2).page == 1
+    query = BoardQuery(models_page=4)
+    assert listing_of("models", [], query, rank=len, page_size=2).page == 1
 
 
 def test_a_query_goes_into_an_address_and_back() -> None:

@@ -14,10 +14,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from fleet import neuron_client
-from fleet.dashboard.board import board_of, progress_of_model
+from fleet.dashboard.board import board_of
+from fleet.dashboard.rows import progress_of_model
 from fleet.models import LoadJob, Replica
-from fleet.overview import fleet_overview
 from fleet.overview.lines import JobLine
+from fleet.overview.selector import fleet_overview
 from inference.neuron.replicas.engine_process import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import BROKE_WORKER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet.overview import ModelLine, NeuronLine, ReplicaLine, attention
-from fleet.overview.attention import LIMITS
+from fleet.overview.attention import LIMITS, attention
+from fleet.overview.lines import ModelLine, NeuronLine, ReplicaLine
 from inference.protocol.refusals import Cause, Refused
 from metering.selectors import BudgetStatus
 from tests.cases import each_case

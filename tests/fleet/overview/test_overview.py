@@ -12,11 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet import selectors, services
-from fleet.dashboard.neuron_rows import neuron_rows
 from fleet.dashboard.query import BoardQuery
+from fleet.dashboard.rows import neuron_rows
 from fleet.live import reading as live
 from fleet.models import Device, Download, Neuron, Replica
-from fleet.overview import HeldMemory, fleet_overview
+from fleet.overview.lines import HeldMemory
+from fleet.overview.selector import fleet_overview
 from inference.protocol import keys
 from inference.protocol.downloads import CacheReport, encode_cache_report
 from inference.version import VERSION

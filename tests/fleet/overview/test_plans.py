@@ -16,7 +16,7 @@ from django.core.management.base import CommandError
 from fleet import services
 from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
-from fleet.overview import DeviceLine, NeuronLine
+from fleet.overview.lines import DeviceLine, NeuronLine
 from fleet.overview.selector import why_no_host, why_not_now
 from metering.actor import COMMAND
 from tests.cases import each_case

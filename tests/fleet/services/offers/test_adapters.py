@@ -18,7 +18,7 @@ from fleet.live.catalogue_cache import OfferedModels
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
 from fleet.models_toml.reading import ModelsTomlError
-from fleet.overview import fleet_overview
+from fleet.overview.selector import fleet_overview
 from inference.protocol.load import AdapterSpec
 from metering.actor import COMMAND
 from tests.cases import each_case

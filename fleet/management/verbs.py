@@ -1,5 +1,4 @@
-"""Commands of subcommands, and those that every noun has: list, show, add, change, remove, and
-other actions on a row.
+"""A noun's command and its verbs: list, show, add, change, remove, and others on a row.
 
 Noun ─▶ flags ─▶ JSON body ─▶ Backend ─▶ the noun's rows in the API ─▶ the service
 """
@@ -11,7 +10,7 @@ import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 from django.core.management.base import CommandError, OutputWrapper
@@ -32,33 +31,59 @@ FILTER = "filter_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Arguments of a subcommand."""
+    """One call of a verb."""
 
     options: dict[str, Any]
     backend: Backend
     stdout: OutputWrapper
     stderr: OutputWrapper
 
+    def ask(self, method: str, path: str, body: Row | None = None) -> Any:
+        return self.backend.ask(method, path, body)
+
+    def rows(self, path: str) -> list[Row]:
+        return rows_of(self.backend, path)
+
+    def given(self, *names: str) -> Row:
+        """The options of these names that have a value."""
+        return {name: self.options[name] for name in names if self.options[name] not in (None, "")}
+
     def show(self, value: Any, text: str) -> None:
         """``value`` for programs, ``text`` for people."""
         self.stdout.write(json_text(value) if self.options["json"] else text)
 
 
-@dataclass(frozen=True)
-class Subcommand:
-    """Base of an action on one row.
+def _no_arguments(_parser: ArgumentParser) -> None:
+    pass
 
-    ``aliases``: its names in earlier releases.
-    """
+
+def _no_body(_run: Run) -> Row:
+    return {}
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Base of the verbs. ``arguments`` adds flags beside the noun's, ``body`` reads fields of the
+    request's body from them. ``aliases``: its names in earlier releases."""
 
     noun: Noun
     help: str
     _: KW_ONLY
     name: str = ""
     aliases: tuple[str, ...] = ()
+    arguments: Callable[[ArgumentParser], object] = _no_arguments
+    body: Callable[[Run], Row] = _no_body
+    has_id: ClassVar[bool] = True
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_id_argument(parser, self.noun)
+        if self.has_id:
+            metavar = self.noun.id_metavar or self.noun.id_field.upper()
+            parser.add_argument("id", metavar=metavar, help=self.noun.id_help or None)
+        self.add_flags(parser)
+        self.arguments(parser)
+
+    def add_flags(self, parser: ArgumentParser) -> None:
+        """Adds the noun's."""
 
     def run(self, run: Run) -> None:
         """Raises ``CommandError``, ``FleetError``."""
@@ -68,12 +93,17 @@ class Subcommand:
         return self.noun.id_of_word(run.options["id"])
 
     def path(self, run: Run) -> str:
-        """The row's. Raises ``CommandError``."""
-        return row_path(self.noun, self.row_id(run))
+        """The row's. Raises ``CommandError`` for an impossible name."""
+        row_id = self.row_id(run)
+        if not re.fullmatch(self.noun.id_pattern, row_id):
+            hint = f": give its {self.noun.id_field}, {self.noun.id_help}"
+            reason = f"There is no {self.noun.word} {row_id!r}{hint if self.noun.id_help else ''}"
+            raise CommandError(reason, returncode=ExitCode.NOT_FOUND)
+        return f"{self.noun.path}/{quoted(row_id)}"
 
 
-class SubcommandsCommand(QuickCommand):
-    subcommands: Sequence[Subcommand] = ()
+class Command(QuickCommand):
+    subcommands: Sequence[Verb] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parsers = parser.add_subparsers(dest="command", required=True)
@@ -84,48 +114,64 @@ class SubcommandsCommand(QuickCommand):
                 description=one.help,
                 aliases=one.aliases,
                 epilog=f"also: {', '.join(one.aliases)}" if one.aliases else None,
-                conflict_handler="resolve",  # a subcommand's own flag goes before a server's
+                conflict_handler="resolve",  # a verb's own flag goes before a server's
             )
             add_backend_arguments(inner)
             one.add_arguments(inner)
 
     def handle(self, *_args: Any, **options: Any) -> None:
         word = options["command"]
-        subcommand = next(one for one in self.subcommands if word in (one.name, *one.aliases))
+        verb = next(one for one in self.subcommands if word in (one.name, *one.aliases))
         run = Run(
             options=options, backend=backend_of(options), stdout=self.stdout, stderr=self.stderr
         )
         with errors_on_one_line(), run.backend.understood():
             try:
-                subcommand.run(run)
+                verb.run(run)
             except FleetError as error:
                 raise CommandError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListRows(Subcommand):
+class List(Verb):
     columns: Columns = field(default_factory=dict)
     name: str = "list"
+    has_id = False
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_filter_arguments(parser, self.noun)
+    def add_flags(self, parser: ArgumentParser) -> None:
+        flags = {one.name: one.option for one in self.noun.fields}
+        for word in self.noun.filters:
+            parser.add_argument(
+                flags.get(word, f"--{word.replace('_', '-')}"),
+                dest=FILTER + word,
+                metavar="VALUE",
+                help=self.noun.filter_help.get(
+                    word, f"only those of this {word}; several by commas"
+                ),
+            )
+
+    def list_path(self, run: Run, **others: object) -> str:
+        given = {word: run.options[FILTER + word] for word in self.noun.filters} | others
+        query = urlencode({word: value for word, value in given.items() if value is not None})
+        return f"{self.noun.path}?{query}" if query else self.noun.path
 
     def run(self, run: Run) -> None:
-        rows = rows_of(run.backend, list_path(self.noun, run.options))
+        rows = run.rows(self.list_path(run))
         run.show(rows, rows_text(self.columns, rows))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowRow(Subcommand):
+class Show(Verb):
     """``tables``: fields of the row that are lists of rows themselves. ``hidden``: fields that only
-    JSON has."""
+    JSON has. ``titles`` are of the table of the others."""
 
     tables: Mapping[str, Columns] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
+    titles: tuple[str, str] = ("", "")
     name: str = "show"
 
     def row(self, run: Run) -> Row:
-        found: Row = run.backend.ask("GET", self.path(run))
+        found: Row = run.ask("GET", self.path(run))
         return found
 
     def run(self, run: Run) -> None:
@@ -134,89 +180,97 @@ class ShowRow(Subcommand):
 
     def text(self, row: Row) -> str:
         others = {*self.tables, *self.hidden}
-        plain = [[name, cell_of(value)] for name, value in row.items() if name not in others]
-        parts = [table_text(("", ""), plain)]
+        parts = [pairs_text({name: row[name] for name in row if name not in others}, self.titles)]
         parts += [rows_text(self.tables[name], row[name]) for name in self.tables if row[name]]
         return "\n\n".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AddRow(Subcommand):
+class Add(Verb):
     """``positional``: fields given by their position."""
 
     positional: tuple[str, ...] = ()
+    done: str = "Made the {word} {id}."
     name: str = "add"
+    has_id = False
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
+    def add_flags(self, parser: ArgumentParser) -> None:
         by_name = {one.name: one for one in self.noun.fields}
         for name in self.positional:
             parser.add_argument(FIELD + name, metavar=name.upper(), help=by_name[name].help)
         others = [one for one in self.noun.fields if one.name not in self.positional]
         add_field_arguments(parser, others, required=True)
 
-    def body(self, run: Run) -> Row:
-        return given_fields(run.options, self.noun.fields)
-
     def run(self, run: Run) -> None:
-        row = run.backend.ask("POST", self.noun.path, self.body(run))
-        self.show(run, row)
+        body = given_fields(run.options, self.noun.fields) | self.body(run)
+        self.show(run, run.ask("POST", self.noun.path, body))
 
     def show(self, run: Run, row: Row) -> None:
-        run.show(row, f"Made the {self.noun.word} {row[self.noun.id_field]}.")
+        run.show(row, self.done.format(word=self.noun.word, id=row[self.noun.id_field]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeRow(Subcommand):
+class Change(Verb):
     name: str = "change"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
+    def add_flags(self, parser: ArgumentParser) -> None:
         add_field_arguments(parser, self.noun.changeable)
 
-    def body(self, run: Run) -> Row:
-        """Raises ``CommandError`` where nothing is given."""
-        return given_fields(run.options, self.noun.changeable)
-
     def run(self, run: Run) -> None:
-        body = self.body(run)
+        body = given_fields(run.options, self.noun.changeable) | self.body(run)
         if not body:
             flags = ", ".join(one.option for one in self.noun.changeable)
             raise CommandError(f"nothing to change: give {flags}", returncode=ExitCode.USAGE)
-        row = run.backend.ask("PATCH", self.path(run), body)
+        self.change(run, body)
+
+    def change(self, run: Run, body: Row) -> None:
+        row = run.ask("PATCH", self.path(run), body)
         run.show(row, f"Changed the {self.noun.word} {self.row_id(run)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveRow(Subcommand):
+class Remove(Verb):
     done: str = "Removed the {word} {id}."
     name: str = "remove"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
+    def add_flags(self, parser: ArgumentParser) -> None:
         add_dry_run_argument(parser)
 
     def run(self, run: Run) -> None:
-        if removed(run, self.path(run)):
+        if self.is_removed(run):
             row_id = self.row_id(run)
             run.show({"removed": row_id}, self.done.format(word=self.noun.word, id=row_id))
 
+    def is_removed(self, run: Run) -> bool:
+        """Deletes the row; with ``--dry-run`` only shows the effects."""
+        if not run.options["dry_run"]:
+            run.ask("DELETE", self.path(run))
+            return True
+        found = run.ask("DELETE", f"{self.path(run)}?dry_run=true")
+        run.show(found, "\n".join(map(_would_line, found["would"])) or "Nothing would be done.")
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
-class DoToRow(Subcommand):
-    """``POST`` to the action of the subcommand's name below the row's path. ``line``: its answer in
-    words."""
+class Do(Verb):
+    """``POST`` to the action of the verb's name below the row's path, or with another ``method``.
+    ``line``: its answer in words."""
 
     line: Callable[[Row], str] = str
-
-    def body(self, run: Run) -> Row:
-        return {}
+    method: str = "POST"
 
     def run(self, run: Run) -> None:
-        answer = run.backend.ask("POST", f"{self.path(run)}/{self.name}", self.body(run))
+        body = self.body(run) if self.method == "POST" else None
+        answer = run.ask(self.method, f"{self.path(run)}/{self.name}", body)
         run.show(answer, self.text(run, answer))
 
-    def text(self, run: Run, answer: Row) -> str:
+    def text(self, _run: Run, answer: Row) -> str:
         return self.line(answer)
+
+
+def quoted(name: str) -> str:
+    """As one part of a path, or in a query."""
+    return quote(name, safe="")
 
 
 def cells(*names: str) -> Columns:
@@ -232,18 +286,8 @@ def rows_text(columns: Columns, rows: Iterable[Row]) -> str:
     return table_text([*columns], [[cell(row) for cell in columns.values()] for row in rows])
 
 
-def row_path(noun: Noun, row_id: object) -> str:
-    """Raises ``CommandError`` for an impossible name."""
-    if not re.fullmatch(noun.id_pattern, str(row_id)):
-        hint = f": give its {noun.id_field}, {noun.id_help}" if noun.id_help else ""
-        reason = f"There is no {noun.word} {str(row_id)!r}{hint}"
-        raise CommandError(reason, returncode=ExitCode.NOT_FOUND)
-    return f"{noun.path}/{quote(str(row_id), safe='')}"
-
-
-def add_id_argument(parser: ArgumentParser, noun: Noun) -> None:
-    metavar = noun.id_metavar or noun.id_field.upper()
-    parser.add_argument("id", metavar=metavar, help=noun.id_help or None)
+def pairs_text(row: Row, titles: Sequence[str] = ("", "")) -> str:
+    return table_text(titles, [[name, cell_of(value)] for name, value in row.items()])
 
 
 def add_field_arguments(
@@ -254,7 +298,7 @@ def add_field_arguments(
         parser.add_argument(
             one.option,
             dest=FIELD + one.name,
-            type=reader_of(one.kind),
+            type=_reader_of(one.kind),
             metavar=one.placeholder or (one.flag or one.name).upper().replace("-", "_"),
             default=SUPPRESS,
             required=required and one.is_required,
@@ -262,7 +306,7 @@ def add_field_arguments(
         )
 
 
-def reader_of(kind: Kind) -> Callable[[str], Any]:
+def _reader_of(kind: Kind) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return value_of_text(kind, text)
@@ -276,35 +320,8 @@ def given_fields(options: dict[str, Any], fields: Iterable[Field]) -> Row:
     return {one.name: options[FIELD + one.name] for one in fields if FIELD + one.name in options}
 
 
-def add_filter_arguments(parser: ArgumentParser, noun: Noun) -> None:
-    flags = {one.name: one.option for one in noun.fields}
-    for word in noun.filters:
-        parser.add_argument(
-            flags.get(word, f"--{word.replace('_', '-')}"),
-            dest=FILTER + word,
-            metavar="VALUE",
-            help=noun.filter_help.get(word, f"only those of this {word}; several by commas"),
-        )
-
-
-def list_path(noun: Noun, options: dict[str, Any]) -> str:
-    given = {word: options[FILTER + word] for word in noun.filters}
-    query = urlencode({word: value for word, value in given.items() if value is not None})
-    return f"{noun.path}?{query}" if query else noun.path
-
-
 def add_dry_run_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
-
-
-def removed(run: Run, path: str) -> bool:
-    """Deletes the row at ``path``; with ``--dry-run`` only shows the effects."""
-    if not run.options["dry_run"]:
-        run.backend.ask("DELETE", path)
-        return True
-    found = run.backend.ask("DELETE", f"{path}?dry_run=true")
-    run.show(found, "\n".join(map(_would_line, found["would"])) or "Nothing would be done.")
-    return False
 
 
 def _would_line(would: Row) -> str:
