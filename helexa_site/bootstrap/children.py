@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import replace
 
 from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.redis_server import PrivateRedis
@@ -27,7 +26,6 @@ WARNINGS = re.compile(
     r'^\{"ts": "[^"]*", "level": "(WARNING|ERROR|CRITICAL)"'
 )
 """Records of that level, as ``inference.logs`` writes them; not lines that contain the word."""
-GATEWAY_TIER, CONTROL_TIER, NEURON_TIER, REDIS_TIER = 3, 2, 1, 0
 GATEWAY_GRACE_S = 1.4
 """After its drain."""
 CONTROL_GRACE_S = 4.0
@@ -36,55 +34,44 @@ REDIS_GRACE_S = 0.5
 
 
 def redis_spec(server: PrivateRedis) -> ChildSpec:
+    environment = environment_for(Role.OTHER, os.environ)
     return ChildSpec(
         name="redis",
         command=server.command,
-        environment=environment_for(Role.OTHER, os.environ),
-        tier=REDIS_TIER,
+        environment=environment,
+        tier=0,
         stop_grace_s=REDIS_GRACE_S,
     )
 
 
 def neuron_spec(*, expects_load: bool = False) -> ChildSpec:
-    """The gateway has ended its requests before the neuron is stopped."""
-    options = ("--expects-load",) if expects_load else ()
-    spec = _python_spec(
-        "neuron",
-        ("-m", "inference.neuron", "--name", default_neuron_name(), *options),
-        role=Role.NEURON,
-        tier=NEURON_TIER,
-        stop_grace_s=NEURON_GRACE_S,
-    )
-    return replace(spec, environment={**spec.environment, NEURON_DRAIN_S.name: "0"})
+    words = ["inference.neuron", "--name", default_neuron_name()]
+    if expects_load:
+        words.append("--expects-load")
+    # The gateway has ended its requests before the neuron is stopped.
+    return _module(1, words, Role.NEURON, NEURON_GRACE_S, {NEURON_DRAIN_S.name: "0"})
 
 
 def control_spec() -> ChildSpec:
-    return _python_spec(
-        "control",
-        ("-m", "helexa_site.control"),
-        role=Role.CONTROL,
-        tier=CONTROL_TIER,
-        stop_grace_s=CONTROL_GRACE_S,
-    )
+    return _module(2, ["helexa_site.control"], Role.CONTROL, CONTROL_GRACE_S)
 
 
 def gateway_spec(host: str, port: int) -> ChildSpec:
-    return _python_spec(
-        "gateway",
-        ("-m", "helexa_site", "gateway", "--host", host, "--port", str(port)),
-        role=Role.GATEWAY,
-        tier=GATEWAY_TIER,
-        stop_grace_s=DRAIN_SECONDS.read(os.environ) + GATEWAY_GRACE_S,
-    )
+    words = ["helexa_site", "gateway", "--host", host, "--port", str(port)]
+    return _module(3, words, Role.GATEWAY, DRAIN_SECONDS.read(os.environ) + GATEWAY_GRACE_S)
 
 
-def _python_spec(
-    name: str, arguments: tuple[str, ...], *, role: Role, tier: int, stop_grace_s: float
+def _module(
+    tier: int,
+    words: list[str],
+    role: Role,
+    stop_grace_s: float,
+    variables: dict[str, str] | None = None,
 ) -> ChildSpec:
     return ChildSpec(
-        name=name,
-        command=(sys.executable, *arguments),
-        environment=child_environment(role) | {"PYTHONUNBUFFERED": "1"},
+        name=role.name.lower(),
+        command=(sys.executable, "-m", *words),
+        environment=child_environment(role) | {"PYTHONUNBUFFERED": "1"} | (variables or {}),
         tier=tier,
         stop_grace_s=stop_grace_s,
         shown=WARNINGS,
