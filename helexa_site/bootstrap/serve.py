@@ -37,10 +37,11 @@ from helexa_site.bootstrap.redis_server import (
     PrivateRedis,
     configure_private_redis,
     discard_private_redis,
+    ensure_tls,
     find_redis_server,
     wait_for_redis,
 )
-from helexa_site.bootstrap.sharing import ensure_tls, find_share, try_to_listen
+from helexa_site.bootstrap.sharing import find_share, try_to_listen
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, read_config
 from helexa_site.instance import SecretKeyError, secret_key
