@@ -1,10 +1,9 @@
-"""The control's Celery app: its settings, its beat and nothing else.
+"""The control's Celery app: its tasks, and the thread that runs them when they are due.
 
-Beat is a thread, and its schedule is in memory: there is no schedule file to corrupt. Any number of
-controls may run; the ticks run on the one that leads, and no message is sent for them. So
-``helexa_site.control`` runs them without a worker. ``celery -A helexa_site.celery --quiet worker -Q
-control --pool solo``, which was the control's command, starts the same beside one that has nothing
-to do.
+Any number of controls may run; the tasks run on the one that leads, and no message is sent for
+them. So ``helexa_site.control`` runs them without a worker. ``celery -A helexa_site.celery --quiet
+worker -Q control --pool solo``, which was the control's command, starts the same beside one that
+has nothing to do.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -20,7 +21,6 @@ from typing import Any
 
 import django
 from celery import Celery, bootsteps
-from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import CPendingDeprecationWarning
 from celery.platforms import SecurityWarning
 from celery.signals import celeryd_after_setup, celeryd_init, setup_logging
@@ -33,7 +33,7 @@ from inference.logs.setup import configure_logging
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
-from inference.supervised_threads import SupervisedPool
+from inference.supervised_threads import SupervisedPool, SupervisedThread
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 # Celery would run Django's system checks, which import every page and the whole API.
@@ -68,40 +68,57 @@ HOUSEKEEPING = frozenset(
 """Tasks that may take minutes, in small transactions: a first clean-up deletes millions of rows."""
 
 
-class TickScheduler(Scheduler):  # type: ignore[misc]
-    """Celery's own in-memory scheduler. A tick runs here at once, on the control that leads: were
-    it sent to the queue, which controls share, another one might run it. Housekeeping runs in a
-    thread of its own, or ticks would wait for it and the lease would expire."""
+class Ticks:
+    """Runs each task when it is due, on the control that leads, and watches for floods.
+    Housekeeping has a thread of its own, or ticks would wait for it and the lease would expire."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = SupervisedThread(self._run, name="ticks")
         self._housekeeping = SupervisedPool(1, thread_name_prefix="housekeeping")
         self._under_way: dict[str, Future[None]] = {}
-        super().__init__(*args, **kwargs)
+        self._flood_watch: Any = None
 
-    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+    def start(self) -> None:
+        self._thread.start()
+        self._flood_watch = _flood_watch()
+        self._flood_watch.start()
+
+    def stop(self) -> None:
+        """Housekeeping that has not begun never begins; a running one ends with the process."""
+        from fleet.control import leadership
+
+        self._flood_watch.stop()
+        self._stopping.set()
+        self._thread.join()
+        self._housekeeping.shutdown(wait=False, cancel_futures=True)
+        leadership.this_control.resign()
+
+    def run(self, task: str) -> Future[None] | None:
+        """Returns the future of housekeeping, which is not begun again while it is under way."""
         from fleet.control import leadership  # models, once Django is set up
 
-        with _contained(entry.task):
+        with _contained(task):
             if not leadership.this_control.leads():
-                return
-            if entry.task in HOUSEKEEPING:
-                self._begin(entry.task)
-            else:
-                self.app.tasks[entry.task]()
+                return None
+            if task not in HOUSEKEEPING:
+                app.tasks[task]()
+                return None
+            if task not in self._under_way or self._under_way[task].done():
+                self._under_way[task] = self._housekeeping.submit(self._keep_house, task)
+        return self._under_way.get(task)
 
-    def _begin(self, task: str) -> None:
-        def run() -> None:
-            with _contained(task):
-                self.app.tasks[task]()
+    def _keep_house(self, task: str) -> None:
+        with _contained(task):
+            app.tasks[task]()
 
-        before = self._under_way.get(task)
-        if before is None or before.done():
-            self._under_way[task] = self._housekeeping.submit(run)
-
-    def close(self) -> None:
-        """Housekeeping that has not begun never begins; a running one ends with the process."""
-        self._housekeeping.shutdown(wait=False, cancel_futures=True)
-        super().close()
+    def _run(self) -> None:
+        started_s = time.monotonic()
+        due_s = {task: started_s + every_s for task, every_s in EVERY_S.items()}
+        while not self._stopping.wait(max(0.0, min(due_s.values()) - time.monotonic())):
+            task = min(due_s, key=due_s.__getitem__)
+            due_s[task] = time.monotonic() + EVERY_S[task]
+            self.run(task)
 
 
 @contextmanager
@@ -115,34 +132,6 @@ def _contained(task: str) -> Iterator[None]:
         logger.exception("%s broke", task)
     finally:
         close_old_connections()
-
-
-class Ticks:
-    """The beat, in a thread of its own, and the watch for floods."""
-
-    def __init__(self) -> None:
-        self._service: Any = None
-        self._flood_watch: Any = None
-
-    def start(self) -> None:
-        self._service = EmbeddedService(app, thread=True, scheduler_cls=TickScheduler)
-        self._service.start()
-        self._flood_watch = _flood_watch()
-        self._flood_watch.start()
-
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Whether the beat has ended, which it does by itself only where it broke."""
-        self._service.join(timeout_s)
-        return not self._service.is_alive()
-
-    def stop(self) -> None:
-        from fleet.control import leadership
-
-        if self._flood_watch is not None:
-            self._flood_watch.stop()
-        if self._service is not None:
-            self._service.stop()
-        leadership.this_control.resign()
 
 
 class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -239,7 +228,6 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     timezone="UTC",
-    beat_schedule={task: {"task": task, "schedule": every_s} for task, every_s in EVERY_S.items()},
 )
 app.steps["worker"].add(TicksOfWorker)
 app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])

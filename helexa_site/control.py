@@ -14,9 +14,6 @@ from inference.garbage import freeze_heap, uncollected
 with uncollected():
     from helexa_site import celery
 
-LOOK_S = 60.0
-"""Only so that a beat that broke ends the process."""
-
 
 def main() -> int:
     celery.log_as_control()
@@ -30,12 +27,8 @@ def main() -> int:
         signal.signal(number, lambda *_: stopping.set())
     ticks = celery.Ticks()
     ticks.start()
-    try:
-        while not stopping.wait(LOOK_S):
-            if ticks.wait_ended(0):
-                return 1
-    finally:
-        ticks.stop()
+    stopping.wait()
+    ticks.stop()
     return 0
 
 

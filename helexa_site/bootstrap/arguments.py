@@ -46,18 +46,13 @@ def parser_of(command: str, description: str, epilog: str = "") -> argparse.Argu
     return argparse.ArgumentParser(prog=prog, description=description, epilog=epilog)
 
 
-def add_address(parser: argparse.ArgumentParser, host_help: str) -> None:
-    parser.add_argument("--host", default=DEFAULT_HOST, help=f"{host_help} (%(default)s)")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
-
-
 def parse_serve(arguments: list[str]) -> ServeOptions:
     parser = parser_of(
         "serve",
         "Run everything here: Redis, gateway, control, one neuron and a small model.",
         "DATABASE_URL and REDIS_URL, where set, are used instead of SQLite and a private Redis.",
     )
-    add_address(parser, "address to bind")
+    _add_address(parser, "address to bind")
     parser.add_argument(
         "--data-dir",
         type=Path,
@@ -112,6 +107,18 @@ def parse_neuron(arguments: list[str]) -> NeuronOptions:
     return NeuronOptions(name=found.name, joining=found.join)
 
 
+def parse_doctor(arguments: list[str]) -> argparse.Namespace:
+    """``host`` and ``port`` of the gateway, and ``json``."""
+    parser = parser_of(
+        "doctor",
+        "Is everything here as helexa needs it? Each line is ok or names the remedy; "
+        "the exit code is 1 where something fails. Changes nothing.",
+    )
+    _add_address(parser, "the gateway's")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args(arguments)
+
+
 def gateway_host(arguments: list[str]) -> str:
     """The address in the arguments of ``manage.py gateway``. Django parses and checks the rest."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
@@ -150,6 +157,11 @@ def shown_urls(host: str, port: int) -> list[str]:
     """The server's URLs, for people. The first one works from other machines where any does."""
     elsewhere = reached_at(host) if host in ANY_ADDRESS else []
     return [*(base_url(address, port) for address in elsewhere), base_url(host, port)]
+
+
+def _add_address(parser: argparse.ArgumentParser, host_help: str) -> None:
+    parser.add_argument("--host", default=DEFAULT_HOST, help=f"{host_help} (%(default)s)")
+    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
 
 
 def _share(word: str) -> Share:

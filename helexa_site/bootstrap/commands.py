@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helexa_site.bootstrap.arguments import (
-    add_address,
     default_neuron_name,
     gateway_host,
+    parse_doctor,
     parse_neuron,
     parse_serve,
     parser_of,
@@ -192,14 +192,7 @@ def _version(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    parser = parser_of(
-        "doctor",
-        "Is everything here as helexa needs it? Each line is ok or names the remedy; "
-        "the exit code is 1 where something fails. Changes nothing.",
-    )
-    add_address(parser, "the gateway's")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
+    options = parse_doctor(arguments)
     if importlib.util.find_spec("django") is None:
         ensure_environment(REQUIREMENTS)
     if not REDIS_URL.read(os.environ) and (joining := kept_joining(_data_dir(), None)):
