@@ -172,20 +172,15 @@ def ignore_pending_deprecations(**_: Any) -> None:
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 
-def ensure_secret_key(**_: Any) -> None:
-    try:
-        secret_key(CONFIG)
-    except SecretKeyError as error:
-        raise SystemExit(f"control: {error}") from error
-
-
-def ensure_schema(**_: Any) -> None:
+def ensure_startable(**_: Any) -> None:
+    """Exits where there is no key to sign with, or the database is of another version."""
     from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 
-    django.setup()
     try:
+        secret_key(CONFIG)
+        django.setup()
         ensure_schema_is_known()
-    except SchemaError as error:
+    except (SecretKeyError, SchemaError) as error:
         raise SystemExit(f"control: {error}") from error
     except DatabaseError as error:
         logger.warning("the database does not answer yet: %s", error)
@@ -193,8 +188,7 @@ def ensure_schema(**_: Any) -> None:
         close_old_connections()
 
 
-celeryd_init.connect(ensure_secret_key, weak=False)
-celeryd_init.connect(ensure_schema, weak=False)
+celeryd_init.connect(ensure_startable, weak=False)
 celeryd_after_setup.connect(ignore_pending_deprecations, weak=False)
 # Celery skips its own logging setup where this signal has a receiver.
 setup_logging.connect(log_as_control, weak=False)

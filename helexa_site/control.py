@@ -17,8 +17,7 @@ with uncollected():
 
 def main() -> int:
     celery.log_as_control()
-    celery.ensure_secret_key()
-    celery.ensure_schema()
+    celery.ensure_startable()
     with uncollected():
         celery.app.loader.import_default_modules()
     freeze_heap()
