@@ -19,6 +19,8 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
+from helexa_site.bootstrap.errors import BootstrapError
+
 OLDEST = "0.2.0"
 """The release whose tables each app's first migration makes."""
 OUR_PACKAGES = frozenset({"fleet", "helexa_site", "inference", "metering"})
@@ -26,7 +28,7 @@ MIGRATION_LOCK = 0x68656C66
 POLL_S = 0.2
 
 
-class SchemaError(Exception):
+class SchemaError(BootstrapError):
     """The database's schema is newer than this version, or older than its first migrations."""
 
 

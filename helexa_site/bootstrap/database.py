@@ -16,7 +16,7 @@ from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.sharing import Share
-from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
+from helexa_site.migration_guard import ensure_schema_is_known, missing_migrations
 
 # Models are imported inside the functions: only after django.setup().
 
@@ -91,8 +91,6 @@ def _database() -> Iterator[None]:
     """Raises ``BootstrapError`` in place of Django's errors, and closes the connections."""
     try:
         yield
-    except SchemaError as error:
-        raise BootstrapError(str(error)) from error
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:

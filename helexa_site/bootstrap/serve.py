@@ -109,25 +109,23 @@ def serve(options: ServeOptions) -> int:
 
 def _wait_and_stop(events: Events, supervisor: Supervisor) -> None:
     """Returns when a signal came and every child has ended. Raises the error of the start."""
-    event: Signals | BaseException | None = None
-    while event is None:
-        event = _next(events)
-    if isinstance(event, BaseException):
-        raise event
-    print_step("stopping", f"{event.name}: open answers are finished first; again: nothing is")
-    stopping = threading.Thread(target=supervisor.stop, daemon=True)
-    stopping.start()
-    while stopping.is_alive():
-        # The start may fail as well, because its children end.
-        if isinstance(event := _next(events), Signals):
+    stopping: threading.Thread | None = None
+    while stopping is None or stopping.is_alive():
+        try:
+            event = events.get(timeout=SIGNAL_POLL_S)
+        except Empty:
+            continue
+        if isinstance(event, Signals) and stopping is None:
+            print_step(
+                "stopping", f"{event.name}: open answers are finished first; again: nothing is"
+            )
+            stopping = threading.Thread(target=supervisor.stop, daemon=True)
+            stopping.start()
+        elif isinstance(event, Signals):
             print_step("stopping", f"{event.name} again: ending every process at once")
             supervisor.kill()
-
-
-def _next(events: Events) -> Signals | BaseException | None:
-    with contextlib.suppress(Empty):
-        return events.get(timeout=SIGNAL_POLL_S)
-    return None
+        elif stopping is None:  # later, the start may fail because its children end
+            raise event
 
 
 def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:

@@ -131,12 +131,21 @@ class Child:
 
     def _live(self) -> str:
         """Runs one process to its end. Returns how it ended, in words."""
-        try:
-            process = self._spawn()
-        except OSError as error:
-            return f"cannot start {self.spec.command[0]}: {error.strerror}"
-        if process is None:
-            return "not started"
+        with self._lock:
+            if self._stopping.is_set():
+                return "not started"
+            try:
+                process = self._process = subprocess.Popen(
+                    self.spec.command,
+                    env=dict(self.spec.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return f"cannot start {self.spec.command[0]}: {error.strerror}"
+            self._guardian.watch(process.pid)
         pump = threading.Thread(target=self._pump, args=(process.stdout,), daemon=True)
         pump.start()
         return_code = process.wait()
@@ -148,21 +157,6 @@ class Child:
         if return_code < 0:
             return f"killed by {Signals(-return_code).name}"
         return f"exit code {return_code}"
-
-    def _spawn(self) -> subprocess.Popen[bytes] | None:
-        with self._lock:
-            if self._stopping.is_set():
-                return None
-            self._process = subprocess.Popen(
-                self.spec.command,
-                env=dict(self.spec.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self._guardian.watch(self._process.pid)
-            return self._process
 
     def _pump(self, output: IO[bytes]) -> None:
         self._last_line = ""
