@@ -33,13 +33,6 @@ class ServeOptions:
     """The address of the private Redis for invited hosts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeuronOptions:
-    name: str | None
-    """``None``: its name when it joined, else the host's."""
-    joining: Joining | None = None
-
-
 def parser_of(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
     """It exits with code 2 and a usage line for an unknown flag."""
     prog = f"{program()} {command}"
@@ -93,18 +86,25 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
     return ServeOptions(**found)
 
 
-def parse_neuron(arguments: list[str]) -> NeuronOptions:
+def parse_neuron(arguments: list[str]) -> argparse.Namespace:
+    """``name``, else that of the invitation or the host's, and ``joining``, the invitation."""
     parser = parser_of(
         "neuron",
         "Run only a neuron, on a GPU host. Needs no database: a line that "
         f"`{program()} neurons invite` printed, once, or REDIS_URL.",
     )
     parser.add_argument("--name", type=_neuron_name, help="by default the host's")
-    parser.add_argument("--join", metavar="LINE", type=_joining, help="what neurons invite printed")
+    parser.add_argument(
+        "--join",
+        dest="joining",
+        metavar="LINE",
+        type=_joining,
+        help="what neurons invite printed",
+    )
     found = parser.parse_args(arguments)
-    if found.join and found.name not in (None, found.join.neuron):
-        parser.error(f"the invitation is for the name {found.join.neuron}")
-    return NeuronOptions(name=found.name, joining=found.join)
+    if found.joining and found.name not in (None, found.joining.neuron):
+        parser.error(f"the invitation is for the name {found.joining.neuron}")
+    return found
 
 
 def parse_doctor(arguments: list[str]) -> argparse.Namespace:

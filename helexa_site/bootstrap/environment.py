@@ -282,23 +282,26 @@ def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
         size = f"torch with CUDA, {CUDA_SIZE} with its libraries"
         print_step("environment", f"there is an NVIDIA driver: {size}")
         return False
-    index = TORCH_CPU_INDEX.read(os.environ)
-    # The package index may have it too.
-    source = ["--extra-index-url", index] if index else []
-    locked = ["--require-hashes", "--requirement", str(REPOSITORY_DIR / CPU_LOCK)]
-    place = index or "the package index"
-    print_step("environment", f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {place}")
-    is_done, output = _pip("--no-deps", *source, *(locked if is_locked else [f"{pin}+cpu"]))
-    if OTHER_HASH in output:
-        raise BootstrapError(_install_failure(pin, output))
-    if not is_done:
-        print_step(
-            "environment",
-            f"{place} does not have {pin} for CPUs, or does not answer: what pip finds, and from "
-            f"PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it; {TORCH_CPU_INDEX.name} names "
-            "another index",
-        )
-    return is_done
+    index, source, what = TORCH_CPU_INDEX.read(os.environ), [], [pin]
+    if is_locked:  # the package index may have the locked files too
+        what = ["--require-hashes", "--requirement", str(REPOSITORY_DIR / CPU_LOCK)]
+    if index:
+        source = ["--extra-index-url" if is_locked else "--index-url", index]
+    if index or is_locked:
+        place = index or "the package index"
+        print_step("environment", f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {place}")
+        is_done, output = _pip("--no-deps", *source, *what)
+        if is_done:
+            return True
+        if OTHER_HASH in output:
+            raise BootstrapError(_install_failure(pin, output))
+        print_step("environment", f"{place} does not have {pin} for CPUs, or does not answer")
+    print_step(
+        "environment",
+        f"what pip finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it; "
+        f"{TORCH_CPU_INDEX.name} names another index",
+    )
+    return False
 
 
 def _pip(*arguments: str) -> tuple[bool, str]:
