@@ -137,15 +137,8 @@ def _contained(task: str) -> Iterator[None]:
 class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     """For ``celery -A helexa_site.celery worker``."""
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self._ticks = Ticks()
-
-    def start(self, worker: Any) -> None:
-        self._ticks.start()
-
-    def stop(self, worker: Any) -> None:
-        self._ticks.stop()
+    def create(self, worker: Any) -> Ticks:
+        return Ticks()
 
 
 def _flood_watch() -> Any:
@@ -163,15 +156,19 @@ def _flood_watch() -> Any:
     return FloodWatch(client, measure)
 
 
+# Celery skips its own logging setup where this signal has a receiver.
+@setup_logging.connect  # type: ignore[untyped-decorator]
 def log_as_control(**_: Any) -> None:
     configure_logging("control")
 
 
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]
 def ignore_pending_deprecations(**_: Any) -> None:
     """The worker has just turned them on: each lost connection would print one about Celery 6."""
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 
+@celeryd_init.connect  # type: ignore[untyped-decorator]
 def ensure_startable(**_: Any) -> None:
     """Exits where there is no key to sign with, or the database is of another version."""
     from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
@@ -186,12 +183,6 @@ def ensure_startable(**_: Any) -> None:
         logger.warning("the database does not answer yet: %s", error)
     finally:
         close_old_connections()
-
-
-celeryd_init.connect(ensure_startable, weak=False)
-celeryd_after_setup.connect(ignore_pending_deprecations, weak=False)
-# Celery skips its own logging setup where this signal has a receiver.
-setup_logging.connect(log_as_control, weak=False)
 
 
 # Root in a container is ordinary, and messages are JSON: none can carry code.
