@@ -198,7 +198,6 @@ app = Celery("control")
 app.conf.update(
     broker_url=celery_broker_url(CONFIG.redis_url),
     broker_use_ssl=celery_ssl_options(CONFIG.redis_url),
-    broker_connection_retry=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={"socket_connect_timeout": 5, "socket_timeout": 30},
@@ -206,13 +205,9 @@ app.conf.update(
     accept_content=["json"],
     task_ignore_result=True,
     task_default_queue=CONTROL_QUEUE,
-    task_publish_retry=False,
     worker_enable_remote_control=False,
-    worker_send_task_events=False,
-    worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    timezone="UTC",
 )
 app.steps["worker"].add(TicksOfWorker)
 app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])

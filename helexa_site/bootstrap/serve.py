@@ -33,7 +33,6 @@ from helexa_site.bootstrap.data_directory import (
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
-    PRIVATE,
     PrivateRedis,
     configure_private_redis,
     discard_private_redis,
@@ -159,7 +158,7 @@ def check_ports(options: ServeOptions) -> None:
 
 def _configure_redis(options: ServeOptions, redis_dir: Path) -> PrivateRedis:
     if options.share is None:
-        return configure_private_redis(redis_dir, listening=PRIVATE)
+        return configure_private_redis(redis_dir)
     if options.share.is_tls:
         options.share.certificate()
         ensure_tls(find_redis_server())

@@ -28,6 +28,12 @@ from inference.backoff import Backoff
 
 BACKOFF = Backoff(first_s=0.5, max_s=30.0)
 """Before an exited process is started again."""
+WARNINGS = re.compile(
+    r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
+    r'^\{"ts": "[^"]*", "level": "(WARNING|ERROR|CRITICAL)"'
+)
+"""Lines of the output for the console too: records of that level, as ``inference.logs`` writes
+them; not lines that contain the word."""
 STABLE_AFTER_S = 60.0
 """A process that lived this long resets its back-off."""
 PUMP_DRAIN_TIMEOUT_S = 1.0
@@ -40,12 +46,8 @@ class ChildSpec:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    tier: int
-    """The stop order: a child with a lower tier outlives others."""
     stop_grace_s: float
     """Seconds between SIGTERM and SIGKILL."""
-    shown: re.Pattern[str] | None = None
-    """Lines of its output for the console too; ``None``: none."""
 
 
 class StoppingError(Exception):
@@ -87,16 +89,13 @@ class Child:
         self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.name}", daemon=True)
         self._keeper.start()
 
-    def ask_to_stop(self) -> None:
-        """SIGTERM, and no restart from now on."""
+    def stop(self) -> None:
+        """SIGTERM, and no restart from now on. Returns when it has exited; sends SIGKILL to its
+        whole group after the grace."""
         with self._lock:
             self._stopping.set()
             if self._process is not None:
                 self._process.terminate()
-
-    def stop(self) -> None:
-        """Returns when it has exited; sends SIGKILL to its whole group after the grace."""
-        self.ask_to_stop()
         self._keeper.join(self.spec.stop_grace_s)
         if self._keeper.is_alive():
             print_step(
@@ -163,7 +162,7 @@ class Child:
         for line in output:
             text = line.decode(errors="replace").rstrip()
             self._log.write(text)
-            if self.spec.shown is not None and self.spec.shown.search(text):
+            if WARNINGS.search(text):
                 relay(self.spec.name, text)
                 self._last_line = ""
             elif text:
@@ -198,16 +197,12 @@ class Supervisor:
             return child
 
     def stop(self) -> None:
-        """One tier after the other, each in parallel. Takes at most the sum of the tiers'
-        graces."""
+        """One after the other, the last first: each may need those that started before it. Takes at
+        most the sum of their graces."""
         with self._lock:
             self.is_stopping = True
-        for tier in sorted({child.spec.tier for child in self._children}, reverse=True):
-            children = [child for child in self._children if child.spec.tier == tier]
-            for child in children:
-                child.ask_to_stop()
-            for child in children:
-                child.stop()
+        for child in reversed(self._children):
+            child.stop()
 
     def kill(self) -> None:
         for child in self._children:

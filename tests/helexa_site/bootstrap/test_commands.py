@@ -21,7 +21,6 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
-from helexa_site.bootstrap.children import WARNINGS
 from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
 from helexa_site.bootstrap.console import print_line, print_step, relay
 from helexa_site.bootstrap.errors import BootstrapError
@@ -29,6 +28,7 @@ from helexa_site.bootstrap.readiness import replica_line
 from helexa_site.bootstrap.serve import check_ports
 from helexa_site.bootstrap.sharing import Share
 from helexa_site.bootstrap.suite import coverage_last, num_processes, spreading
+from helexa_site.bootstrap.supervisor import WARNINGS
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.program import REPOSITORY_DIR, Installation
