@@ -57,7 +57,7 @@ DRIVER_SIGNS = (
 CPU_SIZE, CUDA_SIZE = "about 200 MB", "about 3.5 GB"
 FAILURE_LINES = 12
 NAMES_SHOWN = 4
-PROGRESS = re.compile(r"Downloading .*\d [MG]B\)|Installing collected")
+PROGRESS = re.compile(r"Downloading .*(\d{2,}\.\d M|\d G)B\)|Installing collected")
 """Lines of pip that are shown: what follows them takes a while."""
 MAX_SHOWN_CHARACTERS = 100
 OTHER_HASH = "DO NOT MATCH THE HASHES"

@@ -132,6 +132,20 @@ def test_a_tick_that_breaks_ends_nothing(control, monkeypatch, caplog) -> None:
     assert "no.such.task broke" in caplog.text
 
 
+def test_each_task_runs_whenever_it_is_due(monkeypatch) -> None:
+    monkeypatch.setattr("helexa_site.celery.EVERY_S", {"often": 0.001, "seldom": 0.003})
+    ticks, ran = Ticks(), []
+
+    def run(task: str) -> None:
+        ran.append(task)
+        if ran.count("seldom") == 3:
+            ticks._stopping.set()
+
+    monkeypatch.setattr(ticks, "run", run)
+    ticks._run()
+    assert ran.count("often") >= 3
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     "task",
