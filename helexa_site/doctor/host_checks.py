@@ -73,10 +73,10 @@ def disk_findings(
         free = free_bytes(there)
         text = f"{what} {folder} has {free / GIB:.1f} GiB free"
         mend = "delete cached models on the neuron's page, or give it more room"
-        if free >= LITTLE_BYTES:
-            yield ok(text)
+        if free < LEAST_BYTES:
+            yield failed(text, mend)
         else:
-            yield (failed if free < LEAST_BYTES else warning)(text, mend)
+            yield warning(text, mend) if free < LITTLE_BYTES else ok(text)
 
 
 def descriptor_findings() -> Iterator[Finding]:

@@ -43,17 +43,15 @@ def redis_findings(config: Config) -> Iterator[Finding]:
     except ValueError as error:
         yield failed(f"REDIS_URL is no address of a Redis: {error}", "see the settings page")
         return
-    start = f"{program()} serve runs it: start that, or set REDIS_URL"
+    mend = f"{program()} serve runs it: start that, or set REDIS_URL"
     if not config.redis_url.startswith("unix://"):
-        start = (
-            f"start {program()} serve here, or set REDIS_URL to a Redis that runs and lets this "
-        )
-        start += "host in"
+        elsewhere = "set REDIS_URL to a Redis that runs and lets this host in"
+        mend = f"start {program()} serve here, or {elsewhere}"
     with contextlib.closing(client):
         try:
             yield from _redis_findings(client)
         except (redis.RedisError, OSError) as error:
-            yield failed(f"does not answer: {error}", start)
+            yield failed(f"does not answer: {error}", mend)
 
 
 def _redis_findings(client: Any) -> Iterator[Finding]:
