@@ -10,56 +10,17 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
 from inference.batches.files import FileStore
-from inference.gateway.batches.endpoints import (
-    BatchConsumer,
-    BatchesConsumer,
-    CancelBatchConsumer,
-    CancelMessageBatchConsumer,
-    FileConsumer,
-    FileContentConsumer,
-    FilesConsumer,
-    MessageBatchConsumer,
-    MessageBatchesConsumer,
-    MessageBatchResultsConsumer,
-)
+from inference.gateway.batches import endpoints as batches
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
+from inference.gateway.consumers import generate, ollama, tokenize
 from inference.gateway.consumers.api_consumer import OpenApiConsumer, UnknownUrlConsumer
-from inference.gateway.consumers.generate import (
-    EmbeddingsConsumer,
-    GenerationConsumer,
-    RerankConsumer,
-    ScoreConsumer,
-)
 from inference.gateway.consumers.health import HealthConsumer, PingConsumer
 from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
-from inference.gateway.consumers.ollama import (
-    OPERATORS,
-    OllamaConsumer,
-    OllamaEmbedConsumer,
-    OllamaModelsConsumer,
-    OllamaOperatorsConsumer,
-    OllamaPullConsumer,
-    OllamaShowConsumer,
-    OllamaVersionConsumer,
-)
-from inference.gateway.consumers.tokenize import (
-    DetokenizeConsumer,
-    MessageTokenCountConsumer,
-    ResponseTokenCountConsumer,
-    TokenizeConsumer,
-    TokenizerInfoConsumer,
-)
 from inference.gateway.gateway import Gateway, LifespanConsumer
 from inference.gateway.metrics.endpoint import MetricsEndpoint
+from inference.gateway.responses import consumer as responses
 from inference.gateway.responses.background import BackgroundRuns
-from inference.gateway.responses.consumer import (
-    CancelResponseConsumer,
-    CompactionConsumer,
-    InputItemsConsumer,
-    ResponseConsumer,
-    ResponsesConsumer,
-)
 from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.websocket import ResponseSocket
 from inference.gateway.server.origins import with_cors
@@ -168,28 +129,28 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
     kept = {"store": store, "runs": BackgroundRuns(gateway, store)}
     response = r"^v1/responses/(?P<response_id>[^/]+)"
     table: list[Route] = [
-        (r"^v1/chat/completions/?$", GenerationConsumer, chat),
-        (r"^v1/completions/?$", GenerationConsumer, completions),
-        (r"^v1/embeddings/?$", EmbeddingsConsumer, {}),
+        (r"^v1/chat/completions/?$", generate.GenerationConsumer, chat),
+        (r"^v1/completions/?$", generate.GenerationConsumer, completions),
+        (r"^v1/embeddings/?$", generate.EmbeddingsConsumer, {}),
         *passed,
-        (r"^v1/messages/?$", GenerationConsumer, messages),
-        (r"^v1/messages/count_tokens/?$", MessageTokenCountConsumer, {}),
+        (r"^v1/messages/?$", generate.GenerationConsumer, messages),
+        (r"^v1/messages/count_tokens/?$", tokenize.MessageTokenCountConsumer, {}),
         (r"^v1/messages/", UnknownUrlConsumer, {"errors": anthropic_errors}),
-        (r"^(v1/)?score/?$", ScoreConsumer, {}),
-        (r"^(v1/)?rerank/?$", RerankConsumer, {}),
-        (r"^v2/rerank/?$", RerankConsumer, {"version": 2}),
-        (r"^v1/responses/?$", ResponsesConsumer, kept),
-        (r"^v1/responses/input_tokens/?$", ResponseTokenCountConsumer, {"store": store}),
-        (r"^v1/responses/compact/?$", CompactionConsumer, {"store": store}),
-        (response + r"/input_items/?$", InputItemsConsumer, kept),
-        (response + r"/cancel/?$", CancelResponseConsumer, kept),
-        (response + r"/?$", ResponseConsumer, kept),
+        (r"^(v1/)?score/?$", generate.ScoreConsumer, {}),
+        (r"^(v1/)?rerank/?$", generate.RerankConsumer, {}),
+        (r"^v2/rerank/?$", generate.RerankConsumer, {"version": 2}),
+        (r"^v1/responses/?$", responses.ResponsesConsumer, kept),
+        (r"^v1/responses/input_tokens/?$", tokenize.ResponseTokenCountConsumer, {"store": store}),
+        (r"^v1/responses/compact/?$", responses.CompactionConsumer, {"store": store}),
+        (response + r"/input_items/?$", responses.InputItemsConsumer, kept),
+        (response + r"/cancel/?$", responses.CancelResponseConsumer, kept),
+        (response + r"/?$", responses.ResponseConsumer, kept),
         (r"^v1/models/?$", ModelListConsumer, {}),
         (r"(?s)^v1/models/(?P<name>.+?)/?$", ModelConsumer, {}),
         (r"(?s)^v1(?:/.*)?$", UnknownUrlConsumer, {}),
-        (r"^tokenize/?$", TokenizeConsumer, {}),
-        (r"^detokenize/?$", DetokenizeConsumer, {}),
-        (r"^tokenizer_info/?$", TokenizerInfoConsumer, {}),
+        (r"^tokenize/?$", tokenize.TokenizeConsumer, {}),
+        (r"^detokenize/?$", tokenize.DetokenizeConsumer, {}),
+        (r"^tokenizer_info/?$", tokenize.TokenizerInfoConsumer, {}),
         (r"^openapi\.json$", OpenApiConsumer, {}),
         *_ollama(),
         (r"^health/?$", HealthConsumer, {}),
@@ -205,16 +166,16 @@ def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> li
     messages = r"^v1/messages/batches"
     one = messages + r"/(?P<name>[^/]+)"
     consumers = {
-        r"^v1/files/?$": FilesConsumer,
-        file + r"/content/?$": FileContentConsumer,
-        file + r"/?$": FileConsumer,
-        r"^v1/batches/?$": BatchesConsumer,
-        batch + r"/cancel/?$": CancelBatchConsumer,
-        batch + r"/?$": BatchConsumer,
-        messages + r"/?$": MessageBatchesConsumer,
-        one + r"/cancel/?$": CancelMessageBatchConsumer,
-        one + r"/results/?$": MessageBatchResultsConsumer,
-        one + r"/?$": MessageBatchConsumer,
+        r"^v1/files/?$": batches.FilesConsumer,
+        file + r"/content/?$": batches.FileContentConsumer,
+        file + r"/?$": batches.FileConsumer,
+        r"^v1/batches/?$": batches.BatchesConsumer,
+        batch + r"/cancel/?$": batches.CancelBatchConsumer,
+        batch + r"/?$": batches.BatchConsumer,
+        messages + r"/?$": batches.MessageBatchesConsumer,
+        one + r"/cancel/?$": batches.CancelMessageBatchConsumer,
+        one + r"/results/?$": batches.MessageBatchResultsConsumer,
+        one + r"/?$": batches.MessageBatchConsumer,
     }
     made = {"store": store, "worker": worker}
     return _patterns([(path, consumer, made) for path, consumer in consumers.items()], gateway)
@@ -223,22 +184,22 @@ def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> li
 def _ollama() -> list[Route]:
     """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
     consumers: dict[str, tuple[Any, dict[str, Any]]] = {
-        "/api/chat": (OllamaConsumer, {"parse": ollama_chat.parse}),
-        "/api/generate": (OllamaConsumer, {"parse": ollama_chat.parse_generate}),
-        "/api/embed": (OllamaEmbedConsumer, {}),
-        "/api/embeddings": (OllamaEmbedConsumer, {}),
-        "/api/tags": (OllamaModelsConsumer, {}),
-        "/api/ps": (OllamaModelsConsumer, {}),
-        **dict.fromkeys(OPERATORS, (OllamaOperatorsConsumer, {})),
+        "/api/chat": (ollama.OllamaConsumer, {"parse": ollama_chat.parse}),
+        "/api/generate": (ollama.OllamaConsumer, {"parse": ollama_chat.parse_generate}),
+        "/api/embed": (ollama.OllamaEmbedConsumer, {}),
+        "/api/embeddings": (ollama.OllamaEmbedConsumer, {}),
+        "/api/tags": (ollama.OllamaModelsConsumer, {}),
+        "/api/ps": (ollama.OllamaModelsConsumer, {}),
+        **dict.fromkeys(ollama.OPERATORS, (ollama.OllamaOperatorsConsumer, {})),
     }
     routes: list[Route] = [
         (f"^{path[1:]}$", consumer, {**options, "endpoint": path})
         for path, (consumer, options) in consumers.items()
     ]
     routes += [
-        (r"^api/show$", OllamaShowConsumer, {}),
-        (r"^api/pull$", OllamaPullConsumer, {}),
-        (r"^api/version$", OllamaVersionConsumer, {}),
+        (r"^api/show$", ollama.OllamaShowConsumer, {}),
+        (r"^api/pull$", ollama.OllamaPullConsumer, {}),
+        (r"^api/version$", ollama.OllamaVersionConsumer, {}),
     ]
     assert {f"/{path[1:-1]}" for path, _, _ in routes} == OLLAMA_PATHS, "a path without an answer"
     return routes
