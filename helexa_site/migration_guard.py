@@ -7,11 +7,10 @@ PostgreSQL: a session's advisory lock. SQLite: a lock on a file beside the datab
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import connection
@@ -20,6 +19,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.whole_file import try_lock
 
 OLDEST = "0.2.0"
 """The release whose tables each app's first migration makes."""
@@ -103,21 +103,13 @@ def migrating_alone(report_waiting: Callable[[], None]) -> Iterator[None]:
         yield  # no other process has it
     else:
         with Path(f"{name}.migrating").open("w") as file:
-            _wait(lambda: _flocks(file), report_waiting)
+            _wait(lambda: try_lock(file), report_waiting)
             yield
 
 
 def _locks(cursor: Any, function: str) -> bool:
     cursor.execute(f"SELECT {function}(%s)", [MIGRATION_LOCK])
     return bool(cursor.fetchone()[0])
-
-
-def _flocks(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _wait(take: Callable[[], bool], report_waiting: Callable[[], None]) -> None:

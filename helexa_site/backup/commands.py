@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import Config
 from helexa_site.migration_guard import OLDEST, recorded
 from helexa_site.program import REPOSITORY_DIR, program
+from helexa_site.whole_file import try_lock
 from inference.settings.storage import FILES_DIR
 from inference.version import VERSION
 
@@ -192,11 +192,7 @@ def ensure_restorable(manifest: Manifest) -> None:
 def without_serve(data_dir: Path) -> Iterator[None]:
     """Raises ``BackupError`` where a serve runs here."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (data_dir / LOCK_FILE).open("a") as file:
+        if not try_lock(file):
+            raise BackupError(f"{program()} serve runs on {data_dir}: stop it first")
         yield
-    except BlockingIOError:
-        raise BackupError(f"{program()} serve runs on {data_dir}: stop it first") from None
-    finally:
-        os.close(descriptor)

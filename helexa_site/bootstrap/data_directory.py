@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import time
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.whole_file import write_whole
+from helexa_site.whole_file import try_lock, write_whole
 
 LOCK_FILE = "serve.lock"
 RUNNING_FILE = "serve.json"
@@ -65,18 +64,14 @@ def claimed_data_directory(path: Path) -> Iterator[int]:
 
 def _take_lock(path: Path, lock_fd: int) -> None:
     deadline_s = time.monotonic() + ORPHANED_LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
-                raise BootstrapError(
-                    f"another copy (process {holder or 'unknown'}) runs on the data directory "
-                    f"{path}; stop it, or choose another directory with --data-dir"
-                ) from None
-            time.sleep(POLL_INTERVAL_S)
+    while not try_lock(lock_fd):
+        if time.monotonic() > deadline_s:
+            holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
+            raise BootstrapError(
+                f"another copy (process {holder or 'unknown'}) runs on the data directory "
+                f"{path}; stop it, or choose another directory with --data-dir"
+            )
+        time.sleep(POLL_INTERVAL_S)
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from helexa_site.bootstrap.console import print_line, print_step
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.program import REPOSITORY_DIR
+from helexa_site.whole_file import try_lock
 from inference.settings.installation import (
     ENVIRONMENT_ATTEMPT,
     REQUIRE_HASHES,
@@ -201,9 +202,7 @@ def _locked(venv: Path) -> Iterator[None]:
     except OSError as error:
         raise BootstrapError(f"cannot make {venv}: {error.strerror}") from error
     try:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(directory):
             print_step("environment", f"another start is at work in {venv}; waiting for it")
             fcntl.flock(directory, fcntl.LOCK_EX)
         yield
