@@ -1,10 +1,9 @@
-"""The control's Celery app: its settings, its beat and nothing else.
+"""The control's Celery app: its tasks, and the thread that runs them when they are due.
 
-Beat is a thread, and its schedule is in memory: there is no schedule file to corrupt. Any number of
-controls may run; the ticks run on the one that leads, and no message is sent for them. So
-``helexa_site.control`` runs them without a worker. ``celery -A helexa_site.celery --quiet worker -Q
-control --pool solo``, which was the control's command, starts the same beside one that has nothing
-to do.
+Any number of controls may run; the tasks run on the one that leads, and no message is sent for
+them. So ``helexa_site.control`` runs them without a worker. ``celery -A helexa_site.celery --quiet
+worker -Q control --pool solo``, which was the control's command, starts the same beside one that
+has nothing to do.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -20,7 +21,6 @@ from typing import Any
 
 import django
 from celery import Celery, bootsteps
-from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import CPendingDeprecationWarning
 from celery.platforms import SecurityWarning
 from celery.signals import celeryd_after_setup, celeryd_init, setup_logging
@@ -33,7 +33,7 @@ from inference.logs.setup import configure_logging
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
-from inference.supervised_threads import SupervisedPool
+from inference.supervised_threads import SupervisedPool, SupervisedThread
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 # Celery would run Django's system checks, which import every page and the whole API.
@@ -68,40 +68,57 @@ HOUSEKEEPING = frozenset(
 """Tasks that may take minutes, in small transactions: a first clean-up deletes millions of rows."""
 
 
-class TickScheduler(Scheduler):  # type: ignore[misc]
-    """Celery's own in-memory scheduler. A tick runs here at once, on the control that leads: were
-    it sent to the queue, which controls share, another one might run it. Housekeeping runs in a
-    thread of its own, or ticks would wait for it and the lease would expire."""
+class Ticks:
+    """Runs each task when it is due, on the control that leads, and watches for floods.
+    Housekeeping has a thread of its own, or ticks would wait for it and the lease would expire."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = SupervisedThread(self._run, name="ticks")
         self._housekeeping = SupervisedPool(1, thread_name_prefix="housekeeping")
         self._under_way: dict[str, Future[None]] = {}
-        super().__init__(*args, **kwargs)
+        self._flood_watch: Any = None
 
-    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+    def start(self) -> None:
+        self._thread.start()
+        self._flood_watch = _flood_watch()
+        self._flood_watch.start()
+
+    def stop(self) -> None:
+        """Housekeeping that has not begun never begins; a running one ends with the process."""
+        from fleet.control import leadership
+
+        self._flood_watch.stop()
+        self._stopping.set()
+        self._thread.join()
+        self._housekeeping.shutdown(wait=False, cancel_futures=True)
+        leadership.this_control.resign()
+
+    def run(self, task: str) -> Future[None] | None:
+        """Returns the future of housekeeping, which is not begun again while it is under way."""
         from fleet.control import leadership  # models, once Django is set up
 
-        with _contained(entry.task):
+        with _contained(task):
             if not leadership.this_control.leads():
-                return
-            if entry.task in HOUSEKEEPING:
-                self._begin(entry.task)
-            else:
-                self.app.tasks[entry.task]()
+                return None
+            if task not in HOUSEKEEPING:
+                app.tasks[task]()
+                return None
+            if task not in self._under_way or self._under_way[task].done():
+                self._under_way[task] = self._housekeeping.submit(self._keep_house, task)
+        return self._under_way.get(task)
 
-    def _begin(self, task: str) -> None:
-        def run() -> None:
-            with _contained(task):
-                self.app.tasks[task]()
+    def _keep_house(self, task: str) -> None:
+        with _contained(task):
+            app.tasks[task]()
 
-        before = self._under_way.get(task)
-        if before is None or before.done():
-            self._under_way[task] = self._housekeeping.submit(run)
-
-    def close(self) -> None:
-        """Housekeeping that has not begun never begins; a running one ends with the process."""
-        self._housekeeping.shutdown(wait=False, cancel_futures=True)
-        super().close()
+    def _run(self) -> None:
+        started_s = time.monotonic()
+        due_s = {task: started_s + every_s for task, every_s in EVERY_S.items()}
+        while not self._stopping.wait(max(0.0, min(due_s.values()) - time.monotonic())):
+            task = min(due_s, key=due_s.__getitem__)
+            due_s[task] = time.monotonic() + EVERY_S[task]
+            self.run(task)
 
 
 @contextmanager
@@ -117,46 +134,11 @@ def _contained(task: str) -> Iterator[None]:
         close_old_connections()
 
 
-class Ticks:
-    """The beat, in a thread of its own, and the watch for floods."""
-
-    def __init__(self) -> None:
-        self._service: Any = None
-        self._flood_watch: Any = None
-
-    def start(self) -> None:
-        self._service = EmbeddedService(app, thread=True, scheduler_cls=TickScheduler)
-        self._service.start()
-        self._flood_watch = _flood_watch()
-        self._flood_watch.start()
-
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Whether the beat has ended, which it does by itself only where it broke."""
-        self._service.join(timeout_s)
-        return not self._service.is_alive()
-
-    def stop(self) -> None:
-        from fleet.control import leadership
-
-        if self._flood_watch is not None:
-            self._flood_watch.stop()
-        if self._service is not None:
-            self._service.stop()
-        leadership.this_control.resign()
-
-
 class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     """For ``celery -A helexa_site.celery worker``."""
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self._ticks = Ticks()
-
-    def start(self, worker: Any) -> None:
-        self._ticks.start()
-
-    def stop(self, worker: Any) -> None:
-        self._ticks.stop()
+    def create(self, worker: Any) -> Ticks:
+        return Ticks()
 
 
 def _flood_watch() -> Any:
@@ -174,41 +156,33 @@ def _flood_watch() -> Any:
     return FloodWatch(client, measure)
 
 
+# Celery skips its own logging setup where this signal has a receiver.
+@setup_logging.connect  # type: ignore[untyped-decorator]
 def log_as_control(**_: Any) -> None:
     configure_logging("control")
 
 
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]
 def ignore_pending_deprecations(**_: Any) -> None:
     """The worker has just turned them on: each lost connection would print one about Celery 6."""
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 
-def ensure_secret_key(**_: Any) -> None:
-    try:
-        secret_key(CONFIG)
-    except SecretKeyError as error:
-        raise SystemExit(f"control: {error}") from error
-
-
-def ensure_schema(**_: Any) -> None:
+@celeryd_init.connect  # type: ignore[untyped-decorator]
+def ensure_startable(**_: Any) -> None:
+    """Exits where there is no key to sign with, or the database is of another version."""
     from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 
-    django.setup()
     try:
+        secret_key(CONFIG)
+        django.setup()
         ensure_schema_is_known()
-    except SchemaError as error:
+    except (SecretKeyError, SchemaError) as error:
         raise SystemExit(f"control: {error}") from error
     except DatabaseError as error:
         logger.warning("the database does not answer yet: %s", error)
     finally:
         close_old_connections()
-
-
-celeryd_init.connect(ensure_secret_key, weak=False)
-celeryd_init.connect(ensure_schema, weak=False)
-celeryd_after_setup.connect(ignore_pending_deprecations, weak=False)
-# Celery skips its own logging setup where this signal has a receiver.
-setup_logging.connect(log_as_control, weak=False)
 
 
 # Root in a container is ordinary, and messages are JSON: none can carry code.
@@ -224,7 +198,6 @@ app = Celery("control")
 app.conf.update(
     broker_url=celery_broker_url(CONFIG.redis_url),
     broker_use_ssl=celery_ssl_options(CONFIG.redis_url),
-    broker_connection_retry=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={"socket_connect_timeout": 5, "socket_timeout": 30},
@@ -232,14 +205,9 @@ app.conf.update(
     accept_content=["json"],
     task_ignore_result=True,
     task_default_queue=CONTROL_QUEUE,
-    task_publish_retry=False,
     worker_enable_remote_control=False,
-    worker_send_task_events=False,
-    worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    timezone="UTC",
-    beat_schedule={task: {"task": task, "schedule": every_s} for task, every_s in EVERY_S.items()},
 )
 app.steps["worker"].add(TicksOfWorker)
 app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])

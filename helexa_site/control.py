@@ -14,14 +14,10 @@ from inference.garbage import freeze_heap, uncollected
 with uncollected():
     from helexa_site import celery
 
-LOOK_S = 60.0
-"""Only so that a beat that broke ends the process."""
-
 
 def main() -> int:
     celery.log_as_control()
-    celery.ensure_secret_key()
-    celery.ensure_schema()
+    celery.ensure_startable()
     with uncollected():
         celery.app.loader.import_default_modules()
     freeze_heap()
@@ -30,12 +26,8 @@ def main() -> int:
         signal.signal(number, lambda *_: stopping.set())
     ticks = celery.Ticks()
     ticks.start()
-    try:
-        while not stopping.wait(LOOK_S):
-            if ticks.wait_ended(0):
-                return 1
-    finally:
-        ticks.stop()
+    stopping.wait()
+    ticks.stop()
     return 0
 
 

@@ -38,13 +38,11 @@ class SecretKeyError(SettingError):
 
 
 def secret_key(config: Config) -> str:
-    """Raises ``SecretKeyError``, for the operator."""
-    return config.secret_key or kept_secret_key(config.data_dir)
-
-
-def kept_secret_key(data_dir: Path) -> str:
-    """The data directory's, which the first reader creates. Raises ``SecretKeyError``."""
-    path = data_dir / SECRET_KEY_FILE
+    """The first reader creates the data directory's. Raises ``SecretKeyError``, for the
+    operator."""
+    if config.secret_key is not None:
+        return config.secret_key
+    path = config.data_dir / SECRET_KEY_FILE
     try:
         if not path.exists():
             keep_once(path, secrets.token_urlsafe(SECRET_KEY_BYTES))

@@ -3,7 +3,7 @@
     log-in form ─▶ ThrottleBackend ─ counts the attempt ─▶ Django's backend compares the password
                         │                                      │
                         ▼ too many                             ▼ user_login_failed, user_logged_in
-                   PermissionDenied ─▶ request.login_refusal ─▶ LockoutMiddleware: 429
+                   PermissionDenied ─▶ request's refusal ─▶ LockoutMiddleware: 429
 
 An attempt is counted before its password is compared, and a login removes its user's count.
 Otherwise any number of simultaneous attempts would be compared before the first one counts. No log
@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.contrib.auth.views import LoginView, LogoutView
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -76,15 +75,9 @@ LIMITS = (FAILURES_PER_USER, FAILURES_PER_ADDRESS)
 """The limits of one user from one address, and of all users from it."""
 MAX_USERNAME_CHARACTERS = 150
 """The longest name that Django's users have; the login form refuses longer ones."""
-REFUSAL = "login_refusal"
+REFUSAL = "login_refused_until"
 """The attribute of a request whose login was refused."""
 Credentials = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    at: datetime
-    until: datetime
 
 
 class ThrottleBackend:
@@ -101,10 +94,15 @@ class ThrottleBackend:
         LoginAttempt.objects.filter(last_at__lt=now - COOL_OFF).delete()
         until = locked_until(username, address, now)
         if until is None:
-            _count(username, address, now)
+            LoginAttempt.objects.update_or_create(
+                username=username,
+                address=address,
+                defaults={"failures": F("failures") + 1, "last_at": now},
+                create_defaults={"failures": 1, "last_at": now},
+            )
             until = locked_until(username, address, now, num_allowed=1)
         if until is not None:
-            setattr(request, REFUSAL, Refusal(at=now, until=until))
+            setattr(request, REFUSAL, until)
             raise PermissionDenied
 
 
@@ -132,13 +130,13 @@ def login_failed(
     logger.warning("a login from %s failed", address)
     if until := locked_until(typed_username(credentials), address, now):
         logger.warning("logins from %s are refused for now", address)
-        setattr(request, REFUSAL, Refusal(at=now, until=until))
+        setattr(request, REFUSAL, until)
 
 
 @receiver(user_logged_in)
 def logged_in(sender: object, request: HttpRequest, user: AbstractBaseUser, **_: Any) -> None:
-    name = user.get_username()
-    _attempts_of(name, request_address(request)).delete()
+    name, address = user.get_username(), request_address(request)
+    LoginAttempt.objects.filter(username=name, address=address).delete()
     if request.method is None:
         return  # a session that a program has made
     with transaction.atomic():
@@ -146,7 +144,7 @@ def logged_in(sender: object, request: HttpRequest, user: AbstractBaseUser, **_:
             actor=user_actor(name),
             action="login",
             object_id=name,
-            detail={"address": request_address(request)},
+            detail={"address": address},
         )
 
 
@@ -169,35 +167,22 @@ class LockoutMiddleware(MiddlewareMixin):
     """Answers a refused login with a page that names the wait until the next try."""
 
     def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        refusal = getattr(request, REFUSAL, None)
-        return response if refusal is None else locked_out(request, refusal)
+        until = getattr(request, REFUSAL, None)
+        return response if until is None else locked_out(request, until)
 
 
-def locked_out(request: HttpRequest, refusal: Refusal) -> HttpResponse:
-    wait_s = max(1, math.ceil((refusal.until - refusal.at).total_seconds()))
+def locked_out(request: HttpRequest, until: datetime) -> HttpResponse:
+    wait_s = max(1, math.ceil((until - timezone.now()).total_seconds()))
     context = {
         **admin.site.each_context(request),
         "title": "Too many failed logins",
         "minutes": math.ceil(wait_s / 60),
-        "until": refusal.until,
+        "until": until,
     }
     response = render(request, "admin/locked_out.html", context, status=429)
     response["Retry-After"] = str(wait_s)
     add_never_cache_headers(response)
     return response
-
-
-def _attempts_of(username: str, address: str) -> QuerySet[LoginAttempt]:
-    return LoginAttempt.objects.filter(username=username, address=address)
-
-
-def _count(username: str, address: str, now: datetime) -> None:
-    LoginAttempt.objects.update_or_create(
-        username=username,
-        address=address,
-        defaults={"failures": F("failures") + 1, "last_at": now},
-        create_defaults={"failures": 1, "last_at": now},
-    )
 
 
 class LoginForm(StyledForm):

@@ -7,18 +7,19 @@ PostgreSQL: a session's advisory lock. SQLite: a lock on a file beside the datab
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+
+from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.whole_file import try_lock
 
 OLDEST = "0.2.0"
 """The release whose tables each app's first migration makes."""
@@ -27,7 +28,7 @@ MIGRATION_LOCK = 0x68656C66
 POLL_S = 0.2
 
 
-class SchemaError(Exception):
+class SchemaError(BootstrapError):
     """The database's schema is newer than this version, or older than its first migrations."""
 
 
@@ -87,48 +88,28 @@ def _labels(keys: Iterable[tuple[str, str]]) -> list[str]:
 def migrating_alone(report_waiting: Callable[[], None]) -> Iterator[None]:
     """Waits until no other process migrates this database. ``report_waiting`` is called once where
     one does. Raises ``django.db.Error``."""
-    lock = _postgresql_lock if connection.vendor == "postgresql" else _file_lock
-    with lock(report_waiting):
-        yield
-
-
-@contextlib.contextmanager
-def _postgresql_lock(report_waiting: Callable[[], None]) -> Iterator[None]:
-    def take() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [MIGRATION_LOCK])
-            return bool(cursor.fetchone()[0])
-
-    _wait(take, report_waiting)
-    try:
-        yield
-    finally:
-        # A lost connection loses its lock, too.
-        if connection.connection is not None and connection.is_usable():
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])
-
-
-@contextlib.contextmanager
-def _file_lock(report_waiting: Callable[[], None]) -> Iterator[None]:
     name = str(connection.settings_dict["NAME"])
-    if not Path(name).parent.is_dir() or "mode=memory" in name or name == ":memory:":
-        yield  # no other process has it
-        return
-    descriptor = os.open(f"{name}.migrating", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def take() -> bool:
+    if connection.vendor == "postgresql":
+        # A lost connection loses its lock, too.
+        with connection.cursor() as cursor:
+            _wait(lambda: _locks(cursor, "pg_try_advisory_lock"), report_waiting)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            yield
+        finally:
+            if connection.connection is not None and connection.is_usable():
+                with connection.cursor() as cursor:
+                    _locks(cursor, "pg_advisory_unlock")
+    elif not Path(name).parent.is_dir() or "mode=memory" in name or name == ":memory:":
+        yield  # no other process has it
+    else:
+        with Path(f"{name}.migrating").open("w") as file:
+            _wait(lambda: try_lock(file), report_waiting)
+            yield
 
-    try:
-        _wait(take, report_waiting)
-        yield
-    finally:
-        os.close(descriptor)
+
+def _locks(cursor: Any, function: str) -> bool:
+    cursor.execute(f"SELECT {function}(%s)", [MIGRATION_LOCK])
+    return bool(cursor.fetchone()[0])
 
 
 def _wait(take: Callable[[], bool], report_waiting: Callable[[], None]) -> None:

@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
 from inference.batches.files import FileStore
-from inference.gateway.batches.endpoints import (
-    BatchConsumer,
-    BatchesConsumer,
-    CancelBatchConsumer,
-    CancelMessageBatchConsumer,
-    FileConsumer,
-    FileContentConsumer,
-    FilesConsumer,
-    MessageBatchConsumer,
-    MessageBatchesConsumer,
-    MessageBatchResultsConsumer,
-)
+from inference.gateway.batches import endpoints as batches
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
+from inference.gateway.consumers import generate, ollama, tokenize
 from inference.gateway.consumers.api_consumer import OpenApiConsumer, UnknownUrlConsumer
-from inference.gateway.consumers.generate import (
-    EmbeddingsConsumer,
-    GenerationConsumer,
-    RerankConsumer,
-    ScoreConsumer,
-)
 from inference.gateway.consumers.health import HealthConsumer, PingConsumer
 from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
-from inference.gateway.consumers.ollama import (
-    OPERATORS,
-    OllamaConsumer,
-    OllamaEmbedConsumer,
-    OllamaModelsConsumer,
-    OllamaOperatorsConsumer,
-    OllamaPullConsumer,
-    OllamaShowConsumer,
-    OllamaVersionConsumer,
-)
-from inference.gateway.consumers.tokenize import (
-    DetokenizeConsumer,
-    MessageTokenCountConsumer,
-    ResponseTokenCountConsumer,
-    TokenizeConsumer,
-    TokenizerInfoConsumer,
-)
 from inference.gateway.gateway import Gateway, LifespanConsumer
 from inference.gateway.metrics.endpoint import MetricsEndpoint
+from inference.gateway.responses import consumer as responses
 from inference.gateway.responses.background import BackgroundRuns
-from inference.gateway.responses.consumer import (
-    CancelResponseConsumer,
-    CompactionConsumer,
-    InputItemsConsumer,
-    ResponseConsumer,
-    ResponsesConsumer,
-)
 from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.websocket import ResponseSocket
 from inference.gateway.server.origins import with_cors
@@ -79,6 +41,8 @@ from metering.playground.login import path_by_login, with_login
 
 BENCH_PATH = "/api/bench/"
 """Read by pages of other origins, as the original's was."""
+Route = tuple[str, Any, dict[str, Any]]
+"""The pattern of a path, its consumer, and the consumer's options beside ``gateway``."""
 RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
@@ -151,110 +115,98 @@ def build_application(
 
 
 def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
-    chat = GenerationConsumer.as_asgi(
-        gateway=gateway, parse=openai_chat.parse, endpoint="/v1/chat/completions"
-    )
-    completions = GenerationConsumer.as_asgi(
-        gateway=gateway, parse=openai_completions.parse, endpoint="/v1/completions"
-    )
-    messages = GenerationConsumer.as_asgi(
-        gateway=gateway,
-        parse=anthropic_messages.parse,
-        errors=anthropic_errors,
-        endpoint="/v1/messages",
-    )
-    count_tokens = MessageTokenCountConsumer.as_asgi(gateway=gateway)
-    no_messages = UnknownUrlConsumer.as_asgi(gateway=gateway, errors=anthropic_errors)
-    return [
-        re_path(r"^v1/chat/completions/?$", chat),
-        re_path(r"^v1/completions/?$", completions),
-        re_path(r"^v1/embeddings/?$", EmbeddingsConsumer.as_asgi(gateway=gateway)),
-        *(
-            re_path(
-                rf"^{one.path.removeprefix('/')}/?$",
-                PassThroughConsumer.as_asgi(gateway=gateway, passed=one),
-            )
-            for one in ENDPOINTS
-        ),
-        re_path(r"^v1/messages/?$", messages),
-        re_path(r"^v1/messages/count_tokens/?$", count_tokens),
-        re_path(r"^v1/messages/", no_messages),
-        re_path(r"^(v1/)?score/?$", ScoreConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^(v1/)?rerank/?$", RerankConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^v2/rerank/?$", RerankConsumer.as_asgi(gateway=gateway, version=2)),
-        *_responses(gateway, store),
-        re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
-        re_path(r"(?s)^v1/models/(?P<name>.+?)/?$", ModelConsumer.as_asgi(gateway=gateway)),
-        re_path(r"(?s)^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^tokenize/?$", TokenizeConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^detokenize/?$", DetokenizeConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^tokenizer_info/?$", TokenizerInfoConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^openapi\.json$", OpenApiConsumer.as_asgi(gateway=gateway)),
-        *_ollama(gateway),
-        re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^ping/?$", PingConsumer.as_asgi(gateway=gateway)),
+    chat = {"parse": openai_chat.parse, "endpoint": "/v1/chat/completions"}
+    completions = {"parse": openai_completions.parse, "endpoint": "/v1/completions"}
+    messages = {
+        "parse": anthropic_messages.parse,
+        "errors": anthropic_errors,
+        "endpoint": "/v1/messages",
+    }
+    passed = [
+        (rf"^{one.path.removeprefix('/')}/?$", PassThroughConsumer, {"passed": one})
+        for one in ENDPOINTS
     ]
+    kept = {"store": store, "runs": BackgroundRuns(gateway, store)}
+    response = r"^v1/responses/(?P<response_id>[^/]+)"
+    table: list[Route] = [
+        (r"^v1/chat/completions/?$", generate.GenerationConsumer, chat),
+        (r"^v1/completions/?$", generate.GenerationConsumer, completions),
+        (r"^v1/embeddings/?$", generate.EmbeddingsConsumer, {}),
+        *passed,
+        (r"^v1/messages/?$", generate.GenerationConsumer, messages),
+        (r"^v1/messages/count_tokens/?$", tokenize.MessageTokenCountConsumer, {}),
+        (r"^v1/messages/", UnknownUrlConsumer, {"errors": anthropic_errors}),
+        (r"^(v1/)?score/?$", generate.ScoreConsumer, {}),
+        (r"^(v1/)?rerank/?$", generate.RerankConsumer, {}),
+        (r"^v2/rerank/?$", generate.RerankConsumer, {"version": 2}),
+        (r"^v1/responses/?$", responses.ResponsesConsumer, kept),
+        (r"^v1/responses/input_tokens/?$", tokenize.ResponseTokenCountConsumer, {"store": store}),
+        (r"^v1/responses/compact/?$", responses.CompactionConsumer, {"store": store}),
+        (response + r"/input_items/?$", responses.InputItemsConsumer, kept),
+        (response + r"/cancel/?$", responses.CancelResponseConsumer, kept),
+        (response + r"/?$", responses.ResponseConsumer, kept),
+        (r"^v1/models/?$", ModelListConsumer, {}),
+        (r"(?s)^v1/models/(?P<name>.+?)/?$", ModelConsumer, {}),
+        (r"(?s)^v1(?:/.*)?$", UnknownUrlConsumer, {}),
+        (r"^tokenize/?$", tokenize.TokenizeConsumer, {}),
+        (r"^detokenize/?$", tokenize.DetokenizeConsumer, {}),
+        (r"^tokenizer_info/?$", tokenize.TokenizerInfoConsumer, {}),
+        (r"^openapi\.json$", OpenApiConsumer, {}),
+        *_ollama(),
+        (r"^health/?$", HealthConsumer, {}),
+        (r"^ping/?$", PingConsumer, {}),
+    ]
+    return _patterns(table, gateway)
 
 
 def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> list[URLPattern]:
     """The URL patterns of files and batches, before those of ``api_routes``, which have no further
     paths under these."""
-    made = {"gateway": gateway, "store": store, "worker": worker}
     file, batch = r"^v1/files/(?P<name>[^/]+)", r"^v1/batches/(?P<name>[^/]+)"
     messages = r"^v1/messages/batches"
     one = messages + r"/(?P<name>[^/]+)"
-    return [
-        re_path(r"^v1/files/?$", FilesConsumer.as_asgi(**made)),
-        re_path(file + r"/content/?$", FileContentConsumer.as_asgi(**made)),
-        re_path(file + r"/?$", FileConsumer.as_asgi(**made)),
-        re_path(r"^v1/batches/?$", BatchesConsumer.as_asgi(**made)),
-        re_path(batch + r"/cancel/?$", CancelBatchConsumer.as_asgi(**made)),
-        re_path(batch + r"/?$", BatchConsumer.as_asgi(**made)),
-        re_path(messages + r"/?$", MessageBatchesConsumer.as_asgi(**made)),
-        re_path(one + r"/cancel/?$", CancelMessageBatchConsumer.as_asgi(**made)),
-        re_path(one + r"/results/?$", MessageBatchResultsConsumer.as_asgi(**made)),
-        re_path(one + r"/?$", MessageBatchConsumer.as_asgi(**made)),
-    ]
-
-
-def _ollama(gateway: Gateway) -> list[URLPattern]:
-    """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
-    parsers = {"/api/chat": ollama_chat.parse, "/api/generate": ollama_chat.parse_generate}
     consumers = {
-        "/api/show": OllamaShowConsumer.as_asgi(gateway=gateway),
-        "/api/pull": OllamaPullConsumer.as_asgi(gateway=gateway),
-        "/api/version": OllamaVersionConsumer.as_asgi(gateway=gateway),
-        **{
-            path: OllamaConsumer.as_asgi(gateway=gateway, parse=parse, endpoint=path)
-            for path, parse in parsers.items()
-        },
-        **{
-            path: OllamaEmbedConsumer.as_asgi(gateway=gateway, endpoint=path)
-            for path in ("/api/embed", "/api/embeddings")
-        },
-        **{
-            path: OllamaModelsConsumer.as_asgi(gateway=gateway, endpoint=path)
-            for path in ("/api/tags", "/api/ps")
-        },
-        **{
-            path: OllamaOperatorsConsumer.as_asgi(gateway=gateway, endpoint=path)
-            for path in OPERATORS
-        },
+        r"^v1/files/?$": batches.FilesConsumer,
+        file + r"/content/?$": batches.FileContentConsumer,
+        file + r"/?$": batches.FileConsumer,
+        r"^v1/batches/?$": batches.BatchesConsumer,
+        batch + r"/cancel/?$": batches.CancelBatchConsumer,
+        batch + r"/?$": batches.BatchConsumer,
+        messages + r"/?$": batches.MessageBatchesConsumer,
+        one + r"/cancel/?$": batches.CancelMessageBatchConsumer,
+        one + r"/results/?$": batches.MessageBatchResultsConsumer,
+        one + r"/?$": batches.MessageBatchConsumer,
     }
-    assert consumers.keys() == OLLAMA_PATHS, "a path without an answer"
-    return [re_path(f"^{path[1:]}$", consumer) for path, consumer in consumers.items()]
+    made = {"store": store, "worker": worker}
+    return _patterns([(path, consumer, made) for path, consumer in consumers.items()], gateway)
 
 
-def _responses(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
-    kept = {"gateway": gateway, "store": store, "runs": BackgroundRuns(gateway, store)}
-    count_tokens = ResponseTokenCountConsumer.as_asgi(gateway=gateway, store=store)
-    compact = CompactionConsumer.as_asgi(gateway=gateway, store=store)
-    one = r"^v1/responses/(?P<response_id>[^/]+)"
+def _ollama() -> list[Route]:
+    """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
+    consumers: dict[str, tuple[Any, dict[str, Any]]] = {
+        "/api/chat": (ollama.OllamaConsumer, {"parse": ollama_chat.parse}),
+        "/api/generate": (ollama.OllamaConsumer, {"parse": ollama_chat.parse_generate}),
+        "/api/embed": (ollama.OllamaEmbedConsumer, {}),
+        "/api/embeddings": (ollama.OllamaEmbedConsumer, {}),
+        "/api/tags": (ollama.OllamaModelsConsumer, {}),
+        "/api/ps": (ollama.OllamaModelsConsumer, {}),
+        **dict.fromkeys(ollama.OPERATORS, (ollama.OllamaOperatorsConsumer, {})),
+    }
+    routes: list[Route] = [
+        (f"^{path[1:]}$", consumer, {**options, "endpoint": path})
+        for path, (consumer, options) in consumers.items()
+    ]
+    routes += [
+        (r"^api/show$", ollama.OllamaShowConsumer, {}),
+        (r"^api/pull$", ollama.OllamaPullConsumer, {}),
+        (r"^api/version$", ollama.OllamaVersionConsumer, {}),
+    ]
+    assert {f"/{path[1:-1]}" for path, _, _ in routes} == OLLAMA_PATHS, "a path without an answer"
+    return routes
+
+
+def _patterns(routes: Iterable[Route], gateway: Gateway) -> list[URLPattern]:
     return [
-        re_path(r"^v1/responses/?$", ResponsesConsumer.as_asgi(**kept)),
-        re_path(r"^v1/responses/input_tokens/?$", count_tokens),
-        re_path(r"^v1/responses/compact/?$", compact),
-        re_path(one + r"/input_items/?$", InputItemsConsumer.as_asgi(**kept)),
-        re_path(one + r"/cancel/?$", CancelResponseConsumer.as_asgi(**kept)),
-        re_path(one + r"/?$", ResponseConsumer.as_asgi(**kept)),
+        re_path(path, consumer.as_asgi(gateway=gateway, **options))
+        for path, consumer, options in routes
     ]

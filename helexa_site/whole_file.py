@@ -1,4 +1,4 @@
-"""Writes files atomically, even if the process or the machine dies meanwhile.
+"""Writes files atomically, even if the process or the machine dies meanwhile, and locks them.
 
     a new file beside it ─▶ written, fsync ─▶ renamed over the old one (``write_whole``)
                                            └▶ linked where there is none (``keep_once``)
@@ -8,12 +8,13 @@ A failure leaves the old file as it was, and nothing beside it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 OWNER_ALONE = 0o600
 
@@ -49,7 +50,14 @@ def keep_once(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-        try:
+        with suppress(FileExistsError):
             os.link(file.name, path)
-        except FileExistsError:
-            return
+
+
+def try_lock(file: int | IO[Any]) -> bool:
+    """Whether this process holds the lock of the open file now; closing the file releases it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -25,12 +24,14 @@ from helexa_site.backup.files_and_secrets import (
     copy_secrets,
     ensure_key_fits,
     restore_files,
-    restore_secrets,
+    restore_key,
+    restore_settings,
 )
 from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import Config
 from helexa_site.migration_guard import OLDEST, recorded
 from helexa_site.program import REPOSITORY_DIR, program
+from helexa_site.whole_file import try_lock
 from inference.settings.storage import FILES_DIR
 from inference.version import VERSION
 
@@ -48,10 +49,9 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
         migrations = [list(one) for one in MigrationRecorder(connection).applied_migrations()]
         if not migrations:
             raise BackupError("there is no database to back up here yet")
-        columns: dict[str, list[str]] = {}
         if connection.vendor == "sqlite":
-            database = Path(connection.settings_dict["NAME"])
-            rows = sqlite_part.copy_database(database, folder)
+            columns: dict[str, list[str]] = {}
+            rows = sqlite_part.copy_database(Path(connection.settings_dict["NAME"]), folder)
         else:
             rows, columns = postgres_part.copy_tables(folder)
         copy_files(config, folder)
@@ -86,7 +86,8 @@ class Restored:
 
 
 def restore(config: Config, source: Path, *, replace: bool) -> Restored:
-    """Raises ``BackupError``, ``django.db.Error``."""
+    """The database is replaced last but its key, when all else is there: a restore that fails
+    leaves it as it was. Raises ``BackupError``, ``django.db.Error``."""
     with (
         tempfile.TemporaryDirectory(prefix="helexa-restore-") as scratch,
         without_serve(config.data_dir),
@@ -95,59 +96,29 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
         manifest = unpack(source, folder)
         ensure_restorable(manifest)
         ensure_key_fits(config, folder)
-        kept = None
+        database, kept = Path(connection.settings_dict["NAME"]), None
         if manifest.vendor == "sqlite":
-            kept = _restore_sqlite(folder, replace=replace)
+            _migrate_sqlite(folder / sqlite_part.FILE, database, replace=replace)
         else:
             _restore_postgresql(folder, manifest)
-        try:
-            call_command("migrate", verbosity=0, interactive=False)
-            restore_files(config, folder)
-            settings = restore_secrets(config, folder)
-        except BaseException:
-            if manifest.vendor == "sqlite":
-                connection.close()
-                sqlite_part.take_back(Path(connection.settings_dict["NAME"]), kept)
-            raise
+        restore_files(config, folder)
+        settings = restore_settings(config, folder)
+        if manifest.vendor == "sqlite":
+            kept = sqlite_part.put_in_place(folder, database)
+        restore_key(config, folder)
     return Restored(manifest=manifest, settings=settings, kept=kept)
 
 
-def check(source: Path) -> None:
-    """Raises ``BackupError``."""
-    with tempfile.TemporaryDirectory(prefix="helexa-restore-check-") as scratch:
-        variables = {
-            "HELEXA_DATA_DIR": scratch,
-            "DATABASE_URL": f"sqlite:///{scratch}/check.sqlite3",
-        }
-        if connection.vendor == "sqlite":
-            _restore_there(source, variables)
-        else:
-            with _scratch_database() as url:
-                _restore_there(source, variables | {"DATABASE_URL": url})
-
-
-def _restore_there(source: Path, variables: dict[str, str]) -> None:
-    elsewhere = ("HELEXA_SECRET_KEY", FILES_DIR.name)
-    environment = {name: os.environ[name] for name in os.environ if name not in elsewhere}
-    done = subprocess.run(
-        [sys.executable, "-m", "helexa_site", "restore", str(source)],
-        cwd=REPOSITORY_DIR,
-        env=environment | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        raise BackupError(f"it cannot be restored: {done.stderr.strip().rpartition(chr(10))[2]}")
-
-
-def _restore_sqlite(folder: Path, *, replace: bool) -> Path | None:
-    database = Path(connection.settings_dict["NAME"])
-    sqlite_part.whole_rows(folder / sqlite_part.FILE)
+def _migrate_sqlite(restored: Path, database: Path, *, replace: bool) -> None:
+    """Migrates the restored file before it is the database."""
+    sqlite_part.whole_rows(restored)
     if sqlite_part.has_rows(database) and not replace:
         raise BackupError(f"{database} is there already: --replace puts it aside")
     connection.close()
-    return sqlite_part.put_in_place(folder, database)
+    connection.settings_dict["NAME"] = str(restored)
+    call_command("migrate", verbosity=0, interactive=False)
+    connection.close()
+    connection.settings_dict["NAME"] = str(database)
 
 
 def _restore_postgresql(folder: Path, manifest: Manifest) -> None:
@@ -159,6 +130,44 @@ def _restore_postgresql(folder: Path, manifest: Manifest) -> None:
     if postgres_part.has_other_sessions():
         raise BackupError("others are connected to this database: stop them first")
     postgres_part.load_tables(folder, manifest.migrations, manifest.rows, manifest.columns)
+    call_command("migrate", verbosity=0, interactive=False)
+
+
+def check(source: Path) -> None:
+    """Restores into a place that is thrown away. Raises ``BackupError``."""
+    environment = {**os.environ}
+    for name in ("HELEXA_SECRET_KEY", FILES_DIR.name):
+        environment.pop(name, None)
+    with (
+        tempfile.TemporaryDirectory(prefix="helexa-restore-check-") as scratch,
+        _scratch_database(scratch) as url,
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "helexa_site", "restore", str(source)],
+            cwd=REPOSITORY_DIR,
+            env=environment | {"HELEXA_DATA_DIR": scratch, "DATABASE_URL": url},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode != 0:
+        raise BackupError(f"it cannot be restored: {done.stderr.strip().rpartition(chr(10))[2]}")
+
+
+@contextmanager
+def _scratch_database(scratch: str) -> Iterator[str]:
+    if connection.vendor == "sqlite":
+        yield f"sqlite:///{scratch}/check.sqlite3"
+        return
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    name = f"{SCRATCH_DATABASE}_{os.getpid()}"
+    with connection.cursor() as cursor:
+        cursor.execute(f'CREATE DATABASE "{name}"')
+    try:
+        yield urlunsplit(parts._replace(path=f"/{name}"))
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 def ensure_restorable(manifest: Manifest) -> None:
@@ -183,24 +192,7 @@ def ensure_restorable(manifest: Manifest) -> None:
 def without_serve(data_dir: Path) -> Iterator[None]:
     """Raises ``BackupError`` where a serve runs here."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (data_dir / LOCK_FILE).open("a") as file:
+        if not try_lock(file):
+            raise BackupError(f"{program()} serve runs on {data_dir}: stop it first")
         yield
-    except BlockingIOError:
-        raise BackupError(f"{program()} serve runs on {data_dir}: stop it first") from None
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _scratch_database() -> Iterator[str]:
-    parts = urlsplit(os.environ["DATABASE_URL"])
-    name = f"{SCRATCH_DATABASE}_{os.getpid()}"
-    with connection.cursor() as cursor:
-        cursor.execute(f'CREATE DATABASE "{name}"')
-    try:
-        yield urlunsplit(parts._replace(path=f"/{name}"))
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -91,20 +91,21 @@ def ensure_key_fits(config: Config, folder: Path) -> None:
         )
 
 
-def restore_secrets(config: Config, folder: Path) -> Path:
+def restore_settings(config: Config, folder: Path) -> Path:
     """Returns the path of the settings. The operator sets them again: addresses may have
     changed."""
-    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (joined := folder / JOINED).is_dir():
         (config.data_dir / JOINED).mkdir(mode=0o700, exist_ok=True)
         for path in joined.iterdir():
             _put(path, config.data_dir / JOINED / path.name)
     settings = config.data_dir / f"restored-{SETTINGS}"
     _put(folder / SETTINGS, settings)
-    if config.secret_key is None:
-        # Last: it belongs to the database, which stays as it was where one of these fails.
-        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
     return settings
+
+
+def restore_key(config: Config, folder: Path) -> None:
+    if config.secret_key is None:
+        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
 
 
 def _put(source: Path, target: Path) -> None:

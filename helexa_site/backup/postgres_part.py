@@ -32,7 +32,7 @@ def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
             description = connection.introspection.get_table_description(cursor, table)
             columns[table] = [column.name for column in description]
             with (folder / FOLDER / f"{table}.copy").open("wb") as file:
-                with _raw(cursor).copy(f"COPY {_table(table, columns[table])} TO STDOUT") as copy:
+                with cursor.cursor.copy(f"COPY {_table(table, columns[table])} TO STDOUT") as copy:
                     for chunk in copy:
                         file.write(chunk)
             rows[table] = _count(cursor, table)
@@ -50,7 +50,7 @@ def load_tables(
         cursor.execute(f"TRUNCATE {', '.join(map(_quoted, columns))}")
         for table, names in columns.items():
             with (folder / FOLDER / f"{table}.copy").open("rb") as file:
-                with _raw(cursor).copy(f"COPY {_table(table, names)} FROM STDIN") as copy:
+                with cursor.cursor.copy(f"COPY {_table(table, names)} FROM STDIN") as copy:
                     while chunk := file.read(1 << 20):
                         copy.write(chunk)
             if (found := _count(cursor, table)) != rows[table]:
@@ -98,10 +98,6 @@ def _reset_sequence(cursor: Any, table: str, column: str) -> None:
 def _count(cursor: Any, table: str) -> int:
     cursor.execute(f"SELECT count(*) FROM {_quoted(table)}")
     return int(cursor.fetchone()[0])
-
-
-def _raw(cursor: Any) -> Any:
-    return cursor.cursor
 
 
 def _table(table: str, columns: list[str]) -> str:

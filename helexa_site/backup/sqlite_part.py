@@ -77,15 +77,6 @@ def put_in_place(folder: Path, database: Path) -> Path | None:
         return _put_aside(database) if database.exists() else None
 
 
-def take_back(database: Path, kept: Path | None) -> None:
-    for name in _files_of(database):
-        name.unlink(missing_ok=True)
-    if kept is not None:
-        for was, name in zip(_files_of(kept), _files_of(database), strict=True):
-            if was.exists():
-                was.replace(name)
-
-
 def _put_aside(database: Path) -> Path:
     """Renames the database with its log, which a damaged one may have left; returns the new
     path."""
@@ -93,11 +84,8 @@ def _put_aside(database: Path) -> Path:
     with contextlib.suppress(sqlite3.Error):
         with contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    for name, aside in zip(_files_of(database), _files_of(kept), strict=True):
+    for suffix in ("", "-wal", "-shm"):
+        name = database.with_name(database.name + suffix)
         if name.exists():
-            name.replace(aside)
+            name.replace(kept.with_name(kept.name + suffix))
     return kept
-
-
-def _files_of(database: Path) -> list[Path]:
-    return [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm")]

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helexa_site.bootstrap.sharing import ANY_ADDRESS, Share, reached_at
@@ -33,30 +33,19 @@ class ServeOptions:
     """The address of the private Redis for invited hosts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeuronOptions:
-    name: str | None
-    """``None``: its name when it joined, else the host's."""
-    joining: Joining | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    host: str
-    port: int
-    as_json: bool
+def parser_of(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """It exits with code 2 and a usage line for an unknown flag."""
+    prog = f"{program()} {command}"
+    return argparse.ArgumentParser(prog=prog, description=description, epilog=epilog)
 
 
 def parse_serve(arguments: list[str]) -> ServeOptions:
-    """Exits with code 2 and a usage line for an unknown flag."""
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} serve",
-        description="Run everything here: Redis, gateway, control, one neuron and a small model.",
-        epilog="DATABASE_URL and REDIS_URL, where set, are used instead of SQLite and a private "
-        "Redis.",
+    parser = parser_of(
+        "serve",
+        "Run everything here: Redis, gateway, control, one neuron and a small model.",
+        "DATABASE_URL and REDIS_URL, where set, are used instead of SQLite and a private Redis.",
     )
-    parser.add_argument("--host", default=DEFAULT_HOST, help="address to bind (%(default)s)")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
+    _add_address(parser, "address to bind")
     parser.add_argument(
         "--data-dir",
         type=Path,
@@ -64,64 +53,70 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
         "of a wheel ~/.local/share/helexa)",
     )
     parser.add_argument(
-        "--no-model", action="store_true", help="do not offer and load the small default model"
+        "--no-model",
+        dest="with_model",
+        action="store_false",
+        help="do not offer and load the small default model",
     )
     parser.add_argument(
-        "--no-neuron", action="store_true", help="load no models on this machine: other hosts do"
+        "--no-neuron",
+        dest="with_neuron",
+        action="store_false",
+        help="load no models on this machine: other hosts do",
     )
     parser.add_argument(
         "--share",
         metavar="ADDRESS:PORT",
+        type=_share,
         help=f"let hosts that were invited ({program()} neurons invite) reach the private Redis "
         "there",
     )
-    parser.add_argument("--share-tls-cert", type=Path, metavar="FILE", help="over TLS: PEM")
-    parser.add_argument("--share-tls-key", type=Path, metavar="FILE", help="its private key")
-    found = parser.parse_args(arguments)
-    return ServeOptions(
-        host=found.host,
-        port=found.port,
-        data_dir=found.data_dir,
-        with_model=not found.no_model,
-        with_neuron=not found.no_neuron,
-        share=_share(parser, found),
-    )
+    parser.add_argument("--share-tls-cert", type=_file, metavar="FILE", help="over TLS: PEM")
+    parser.add_argument("--share-tls-key", type=_file, metavar="FILE", help="its private key")
+    found = vars(parser.parse_args(arguments))
+    tls_cert, tls_key = found.pop("share_tls_cert"), found.pop("share_tls_key")
+    if (tls_cert is None) != (tls_key is None):
+        parser.error("--share-tls-cert and --share-tls-key need each other")
+    if found["share"] is None and tls_cert is not None:
+        parser.error("--share-tls-cert needs --share")
+    if found["share"] is not None:
+        if REDIS_URL.read(os.environ):
+            parser.error("--share opens the private Redis, and REDIS_URL names another one")
+        found["share"] = replace(found["share"], tls_cert=tls_cert, tls_key=tls_key)
+    return ServeOptions(**found)
 
 
-def parse_neuron(arguments: list[str]) -> NeuronOptions:
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} neuron",
-        description="Run only a neuron, on a GPU host. Needs no database: a line that "
+def parse_neuron(arguments: list[str]) -> argparse.Namespace:
+    """``name``, else that of the invitation or the host's, and ``joining``, the invitation."""
+    parser = parser_of(
+        "neuron",
+        "Run only a neuron, on a GPU host. Needs no database: a line that "
         f"`{program()} neurons invite` printed, once, or REDIS_URL.",
     )
     parser.add_argument("--name", type=_neuron_name, help="by default the host's")
-    parser.add_argument("--join", metavar="LINE", type=_joining, help="what neurons invite printed")
-    found = parser.parse_args(arguments)
-    if found.join and found.name not in (None, found.join.neuron):
-        parser.error(f"the invitation is for the name {found.join.neuron}")
-    return NeuronOptions(name=found.name, joining=found.join)
-
-
-def parse_environment(arguments: list[str], kinds: tuple[str, ...]) -> str:
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} environment",
-        description="Make the environment (HELEXA_VENV) for this kind of process, or mend it.",
+    parser.add_argument(
+        "--join",
+        dest="joining",
+        metavar="LINE",
+        type=_joining,
+        help="what neurons invite printed",
     )
-    parser.add_argument("kind", choices=kinds)
-    return str(parser.parse_args(arguments).kind)
+    found = parser.parse_args(arguments)
+    if found.joining and found.name not in (None, found.joining.neuron):
+        parser.error(f"the invitation is for the name {found.joining.neuron}")
+    return found
 
 
-def parse_doctor(arguments: list[str]) -> DoctorOptions:
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} doctor",
-        description="Is everything here as helexa needs it? Each line is ok or names the remedy; "
+def parse_doctor(arguments: list[str]) -> argparse.Namespace:
+    """``host`` and ``port`` of the gateway, and ``json``."""
+    parser = parser_of(
+        "doctor",
+        "Is everything here as helexa needs it? Each line is ok or names the remedy; "
         "the exit code is 1 where something fails. Changes nothing.",
     )
-    parser.add_argument("--host", default=DEFAULT_HOST, help="the gateway's (%(default)s)")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
+    _add_address(parser, "the gateway's")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    found = parser.parse_args(arguments)
-    return DoctorOptions(host=found.host, port=found.port, as_json=found.json)
+    return parser.parse_args(arguments)
 
 
 def gateway_host(arguments: list[str]) -> str:
@@ -129,10 +124,9 @@ def gateway_host(arguments: list[str]) -> str:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--host", default=DEFAULT_HOST)
     try:
-        host: str = parser.parse_known_args(arguments)[0].host
+        return str(parser.parse_known_args(arguments)[0].host)
     except argparse.ArgumentError:
         return DEFAULT_HOST
-    return host
 
 
 def default_neuron_name() -> str:
@@ -161,38 +155,25 @@ def base_url(host: str, port: int) -> str:
 
 def shown_urls(host: str, port: int) -> list[str]:
     """The server's URLs, for people. The first one works from other machines where any does."""
-    here = base_url(host, port)
-    if host not in ANY_ADDRESS:
-        return [here]
-    return [*(base_url(address, port) for address in reached_at(host)), here]
+    elsewhere = reached_at(host) if host in ANY_ADDRESS else []
+    return [*(base_url(address, port) for address in elsewhere), base_url(host, port)]
 
 
-def _share(parser: argparse.ArgumentParser, found: argparse.Namespace) -> Share | None:
-    if (found.share_tls_cert is None) != (found.share_tls_key is None):
-        parser.error("--share-tls-cert and --share-tls-key need each other")
-    if found.share is None:
-        if found.share_tls_cert is not None:
-            parser.error("--share-tls-cert needs --share")
-        return None
-    if REDIS_URL.read(os.environ):
-        parser.error("--share opens the private Redis, and REDIS_URL names another one")
-    host, colon, port = found.share.rpartition(":")
-    try:
-        number = _port(port)
-    except argparse.ArgumentTypeError as error:
-        parser.error(f"--share: {error}")
+def _add_address(parser: argparse.ArgumentParser, host_help: str) -> None:
+    parser.add_argument("--host", default=DEFAULT_HOST, help=f"{host_help} (%(default)s)")
+    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
+
+
+def _share(word: str) -> Share:
+    host, colon, port = word.rpartition(":")
+    number = _port(port)
     if not colon:
-        parser.error("--share: use ADDRESS:PORT, as in 10.0.0.5:31315")
-    return Share(
-        host=host.strip("[]") or "0.0.0.0",
-        port=number,
-        tls_cert=_absolute(found.share_tls_cert),
-        tls_key=_absolute(found.share_tls_key),
-    )
+        raise argparse.ArgumentTypeError("use ADDRESS:PORT, as in 10.0.0.5:31315")
+    return Share(host=host.strip("[]") or "0.0.0.0", port=number)
 
 
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
+def _file(word: str) -> Path:
+    return Path(word).absolute()
 
 
 def _joining(line: str) -> Joining:

@@ -17,9 +17,9 @@ from helexa_site.bootstrap.arguments import (
     default_neuron_name,
     gateway_host,
     parse_doctor,
-    parse_environment,
     parse_neuron,
     parse_serve,
+    parser_of,
 )
 from helexa_site.bootstrap.console import complain, print_line, print_step
 from helexa_site.bootstrap.environment import ensure_environment, venv_dir
@@ -50,11 +50,9 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 """The exit code of a program killed by SIGPIPE: the reader closed the pipe, as in ``status | head
 -1``."""
-VERSION_WORDS = ("--version", "version")
 SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that work without a database."""
 HELP_FLAGS = {"--help", "-h"}
-HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 
 OVERVIEW = """\
 helexa turns the machines you own into one private AI endpoint.
@@ -74,6 +72,10 @@ All commands are listed here, and each prints its flags with --help, once the en
 """
 
 
+def main() -> int:
+    return run(sys.argv[1:])
+
+
 def run(arguments: list[str]) -> int:
     """Returns the exit code of the command. A ``BootstrapError`` is one line and code 1, an invalid
     setting one line and code 2."""
@@ -81,12 +83,9 @@ def run(arguments: list[str]) -> int:
     raise_descriptor_limit()  # for this process and its children
     if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in BEFORE_DJANGO:
         arguments = [arguments[1], "--help"]
-    name = arguments[0] if arguments else ""
-    if name in VERSION_WORDS:
-        return _version(arguments[1:])
+    own = BEFORE_DJANGO.get(arguments[0]) if arguments else None
     try:
         try:
-            own = BEFORE_DJANGO.get(name)
             return own(arguments[1:]) if own else _django(arguments)
         finally:
             sys.stdout.flush()
@@ -97,20 +96,12 @@ def run(arguments: list[str]) -> int:
         complain(str(error))
         return FAILURE
     except BrokenPipeError:
-        _discard_output()
+        # Python would retry the write at its exit.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return OUTPUT_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _discard_output() -> None:
-    """Python would retry the write at its exit."""
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def main() -> int:
-    return run(sys.argv[1:])
 
 
 def _check_settings() -> None:
@@ -133,8 +124,7 @@ def _serve(arguments: list[str]) -> int:
 def _neuron(arguments: list[str]) -> int:
     options = parse_neuron(arguments)
     _check_settings()
-    data_dir = (DATA_DIR.read(os.environ) or default_data_dir()).absolute()
-    joining = options.joining
+    data_dir, joining = _data_dir(), options.joining
     if joining is None and not REDIS_URL.read(os.environ):
         joining = kept_joining(data_dir, options.name)
         if joining is None:
@@ -144,16 +134,15 @@ def _neuron(arguments: list[str]) -> int:
                 "REDIS_URL, as in REDIS_URL=redis://:password@gateway:6379/0"
             )
     ensure_environment(REQUIREMENTS)
-    if joining is not None:
-        if options.joining is not None:
-            keep_joining(joining, data_dir)
-        os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
     if options.joining is not None:
+        keep_joining(options.joining, data_dir)
         print_step(
             "neuron",
             f"keeping the invitation of {options.joining.neuron}; from now on: "
             f"{neuron_program()} neuron",
         )
+    if joining is not None:
+        os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
     os.environ[DATA_DIR.name] = str(data_dir)
     sys.stdout.flush()
     from inference.environment import Role, child_environment
@@ -161,6 +150,10 @@ def _neuron(arguments: list[str]) -> int:
     name = options.name or (joining.neuron if joining else default_neuron_name())
     command = [sys.executable, "-m", "inference.neuron", "--name", name]
     os.execve(sys.executable, command, child_environment(Role.NEURON) | {"PYTHONUNBUFFERED": "1"})
+
+
+def _data_dir() -> Path:
+    return (DATA_DIR.read(os.environ) or default_data_dir()).absolute()
 
 
 def _test(arguments: list[str]) -> int:
@@ -179,18 +172,22 @@ def _test(arguments: list[str]) -> int:
 
 
 def _environment(arguments: list[str]) -> int:
-    what = parse_environment(arguments, tuple(REQUIREMENTS_FOR))
+    parser = parser_of(
+        "environment",
+        "Make the environment (HELEXA_VENV) for this kind of process, or mend it.",
+    )
+    parser.add_argument("kind", choices=REQUIREMENTS_FOR)
+    kind = parser.parse_args(arguments).kind
     check_settings(os.environ)
-    ensure_environment(REQUIREMENTS_FOR[what])
-    print_step("environment", f"{sys.prefix} has all that a {what} needs")
+    ensure_environment(REQUIREMENTS_FOR[kind])
+    print_step("environment", f"{sys.prefix} has all that a {kind} needs")
     return SUCCESS
 
 
 def _version(arguments: list[str]) -> int:
-    if "--json" in arguments:
-        sys.stdout.write(json.dumps(version_object(this_build()), indent=2) + "\n")
-    else:
-        sys.stdout.write(f"helexa {VERSION}\n")
+    is_json = "--json" in arguments
+    text = json.dumps(version_object(this_build()), indent=2) if is_json else f"helexa {VERSION}"
+    sys.stdout.write(f"{text}\n")
     return SUCCESS
 
 
@@ -198,19 +195,18 @@ def _doctor(arguments: list[str]) -> int:
     options = parse_doctor(arguments)
     if importlib.util.find_spec("django") is None:
         ensure_environment(REQUIREMENTS)
-    data_dir = (DATA_DIR.read(os.environ) or default_data_dir()).absolute()
-    if not REDIS_URL.read(os.environ) and (joining := kept_joining(data_dir, None)):
-        os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
+    if not REDIS_URL.read(os.environ) and (joining := kept_joining(_data_dir(), None)):
+        os.environ[REDIS_URL.name] = redis_url_of(joining, _data_dir())
     os.environ.setdefault(LISTEN_HOST.name, options.host)
     from helexa_site.doctor.examine import examine
     from helexa_site.doctor.findings import has_failed, lines_of, object_of
 
     findings = []
-    for finding in examine(options):
+    for finding in examine(options.host, options.port):
         findings.append(finding)
-        for line in () if options.as_json else lines_of(finding):
+        for line in () if options.json else lines_of(finding):
             print_line(line)
-    if options.as_json:
+    if options.json:
         sys.stdout.write(json.dumps(object_of(findings), indent=2) + "\n")
     return FAILURE if has_failed(findings) else SUCCESS
 
@@ -222,7 +218,7 @@ def _django(arguments: list[str]) -> int:
             sys.stdout.write(f"{OVERVIEW}\n{NOT_INSTALLED}".format(program=program()))
             return SUCCESS
         ensure_environment(REQUIREMENTS)
-    if set(arguments) in HELP_WORDS:
+    if not set(arguments) - HELP_FLAGS - {"help"}:
         # Not by print_line, which keeps its output on one line.
         sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
         sys.stdout.flush()
@@ -255,4 +251,6 @@ BEFORE_DJANGO: dict[str, Callable[[list[str]], int]] = {
     "test": _test,
     "doctor": _doctor,
     "environment": _environment,
+    "--version": _version,
+    "version": _version,
 }

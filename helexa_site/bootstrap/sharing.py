@@ -10,16 +10,11 @@ import ipaddress
 import json
 import socket
 import ssl
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.whole_file import write_whole
-
-CHECK_TIMEOUT_S = 10.0
-WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
-"""Errors of a Redis without TLS: since 7.2, and earlier, when the directive was unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +62,6 @@ class Share:
         return text if is_its_own else ""
 
 
-def ensure_tls(server: Path) -> None:
-    """Raises ``BootstrapError`` where that Redis was built without TLS."""
-    # Without a certificate, one with TLS exits as well, and listens nowhere.
-    done = subprocess.run(
-        [str(server), "-"],
-        input="port 0\ntls-port 1\n",
-        capture_output=True,
-        text=True,
-        timeout=CHECK_TIMEOUT_S,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    if any(words in output for words in WITHOUT_TLS):
-        raise BootstrapError(
-            f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
-            "apt install redis-server), or leave --share-tls-cert out in a network that you trust"
-        )
-
-
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 SOMEWHERE_ELSE = ("192.0.2.1", 9)
 """An address of documentation: nothing is sent there."""
@@ -99,20 +75,14 @@ def reached_at(host: str) -> list[str]:
     import psutil  # with the other requirements
 
     stats = psutil.net_if_stats()
-    found = [
-        address.address
-        for interface, addresses in psutil.net_if_addrs().items()
-        if interface in stats and stats[interface].isup
-        for address in addresses
-        if address.family == socket.AF_INET and _is_of_a_network(address.address)
-    ]
+    found = []
+    for interface, addresses in psutil.net_if_addrs().items():
+        if interface in stats and stats[interface].isup:
+            found += [one.address for one in addresses if one.family == socket.AF_INET]
+    parsed = map(ipaddress.ip_address, found)
+    usable = [str(one) for one in parsed if not (one.is_loopback or one.is_link_local)]
     first = _outgoing_address()
-    return sorted(found, key=lambda address: address != first)
-
-
-def _is_of_a_network(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local)
+    return sorted(usable, key=lambda address: address != first)
 
 
 def _outgoing_address() -> str | None:
@@ -121,8 +91,7 @@ def _outgoing_address() -> str | None:
             probe.connect(SOMEWHERE_ELSE)
         except OSError:
             return None
-        address: str = probe.getsockname()[0]
-        return address
+        return str(probe.getsockname()[0])
 
 
 def try_to_listen(host: str, port: int) -> OSError | None:

@@ -29,13 +29,21 @@ from inference.environment import Role, environment_for
 from inference.protocol.refusals import OVERLOADED, Refused
 from inference.settings.gateway import MetricsListen
 from inference.settings.neuron import HF_CACHE, HF_HOME, HF_HUB_CACHE
-from inference.settings.setting import Setting
 from inference.settings.storage import DATA_DIR, FILES_DIR
 
 GIB = 1024**3
 LEAST_BYTES = 1 * GIB
 LITTLE_BYTES = 10 * GIB
 """The doctor warns below this: less than a model of 14 billion parameters in 4 bits."""
+FEW_DESCRIPTORS = 4096
+REFUSALS_HOURS = 2
+HOW_TO_RAISE = "raise the limit: LimitNOFILE= of the unit, nofile in limits.conf, or ulimit -Hn"
+HOST_CHECK = (sys.executable, "-m", "inference.neuron.host.host_check")
+HOST_CHECK_TIMEOUT_S = 180.0
+"""The check imports torch where there are cards, and waits for a driver that may hang."""
+ANSWER_TIMEOUT_S = 5.0
+SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
+"""Bytes in the answers of any helexa."""
 
 
 def disk_findings(
@@ -43,58 +51,37 @@ def disk_findings(
     environment: Mapping[str, str],
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> Iterator[Finding]:
-    folders: list[tuple[str, Path, Setting[Any]]] = [
-        ("the data directory", config.data_dir, DATA_DIR)
-    ]
+    folders = [("the data directory", config.data_dir, DATA_DIR.name)]
     if config.files_dir is not None:
-        folders.append(("the directory of clients' files", config.files_dir, FILES_DIR))
-    for setting in (HF_CACHE, HF_HUB_CACHE, HF_HOME):
-        if named := setting.read(environment):
-            folders.append(("the cache of Hugging Face", Path(named), setting))
-            break
+        folders.append(("the directory of clients' files", config.files_dir, FILES_DIR.name))
+    caches = [one for one in (HF_CACHE, HF_HUB_CACHE, HF_HOME) if one.read(environment)]
+    for cache in caches[:1]:
+        folder = Path(str(cache.read(environment)))
+        folders.append(("the cache of Hugging Face", folder, cache.name))
     for what, folder, setting in folders:
-        there = _nearest(folder)
-        if error := _try_to_make(there):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        try:
+            # Only making a directory shows it: root may write where none can be made.
+            Path(tempfile.mkdtemp(prefix=".helexa-doctor-", dir=there)).rmdir()
+        except OSError as error:
             verb = "written" if there == folder and there.is_dir() else "made"
             yield failed(
-                "disk",
                 f"{what} {folder} cannot be {verb}: {error.strerror}",
-                f"let this user write to {there}, or set {setting.name} to another directory",
+                f"let this user write to {there}, or set {setting} to another directory",
             )
             continue
-        yield _room(what, folder, free_bytes(there))
-
-
-def _room(what: str, folder: Path, free: int) -> Finding:
-    text = f"{what} {folder} has {free / GIB:.1f} GiB free"
-    mend = "delete cached models on the neuron's page, or give it more room"
-    if free < LEAST_BYTES:
-        return failed("disk", text, mend)
-    return warning("disk", text, mend) if free < LITTLE_BYTES else ok("disk", text)
-
-
-def _try_to_make(there: Path) -> OSError | None:
-    """Why no directory can be made there. Only making one shows it: root may write where nothing
-    can be made. It is removed at once."""
-    try:
-        Path(tempfile.mkdtemp(prefix=".helexa-doctor-", dir=there)).rmdir()
-    except OSError as error:
-        return error
-    return None
-
-
-def _nearest(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-FEW = 4096
-HOURS = 2
-HOW_TO_RAISE = "raise the limit: LimitNOFILE= of the unit, nofile in limits.conf, or ulimit -Hn"
+        free = free_bytes(there)
+        text = f"{what} {folder} has {free / GIB:.1f} GiB free"
+        mend = "delete cached models on the neuron's page, or give it more room"
+        if free < LEAST_BYTES:
+            yield failed(text, mend)
+        else:
+            yield warning(text, mend) if free < LITTLE_BYTES else ok(text)
 
 
 def descriptor_findings() -> Iterator[Finding]:
     try:
-        refused = read_refusals(redis_client(), hours=HOURS)
+        refused = read_refusals(redis_client(), hours=REFUSALS_HOURS)
     except (redis.RedisError, OSError):
         refused = {}  # Redis has a line of its own
     yield from descriptor_limit_findings(raise_descriptor_limit(), refused)
@@ -104,25 +91,19 @@ def descriptor_limit_findings(limit: int, refused: Mapping[Refused, int]) -> Ite
     """``limit``: of a process started from here. Pure."""
     num_clients = DescriptorMarks.of_limit(limit).refuse_from
     text = f"a process may have {limit:,} file descriptors, a gateway's clients {num_clients:,}"
-    yield warning("files", text, HOW_TO_RAISE) if limit < FEW else ok("files", text)
+    yield warning(text, HOW_TO_RAISE) if limit < FEW_DESCRIPTORS else ok(text)
     num_refused = sum(number for one, number in refused.items() if one.code == OVERLOADED)
     if num_refused:
         yield warning(
-            "files",
             f"gateways ran out of file descriptors: {num_refused:,} connections were refused since "
             "the last full hour but one",
             f"{HOW_TO_RAISE}, or run another gateway",
         )
 
 
-HOST_CHECK = (sys.executable, "-m", "inference.neuron.host.host_check")
-HOST_CHECK_TIMEOUT_S = 180.0
-"""The check imports torch where there are cards, and waits for a driver that may hang."""
-
-
 def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
     if importlib.util.find_spec("pynvml") is None:
-        yield ok("gpu", "this environment is a gateway's: it runs no models")
+        yield ok("this environment is a gateway's: it runs no models")
         return
     try:
         done = subprocess.run(
@@ -136,9 +117,9 @@ def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
         )
         facts = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        yield failed("gpu", "the NVIDIA driver does not answer", "reboot this host")
+        yield failed("the NVIDIA driver does not answer", "reboot this host")
     except (OSError, ValueError) as error:
-        yield warning("gpu", f"this host cannot be looked at: {error}", "see the lines above")
+        yield warning(f"this host cannot be looked at: {error}", "see the lines above")
     else:
         yield from gpu_fact_findings(facts)
 
@@ -147,39 +128,32 @@ def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
     """The findings from the output of ``inference.neuron.host.host_check``. Pure."""
     for problem in facts["problems"]:
         text, _, mend = problem.partition(": ")
-        yield failed("gpu", text, mend or "see the troubleshooting page")
+        yield failed(text, mend or "see the troubleshooting page")
     if problem := facts.get("triton_problem"):
         text, _, mend = problem.partition(": ")
-        yield warning("gpu", text, mend)
+        yield warning(text, mend)
     if facts["torch"] is None:
         mend = f"{program()} neuron"
         if installation() is Installation.WHEEL:
             mend = "install helexa's wheel with its extra: pip install 'helexa-….whl[neuron]'"
-        yield warning("gpu", "torch is not installed: no model can be loaded here", mend)
+        yield warning("torch is not installed: no model can be loaded here", mend)
     elif _is_older(facts["driver_cuda"], facts["torch_cuda"]):
         yield failed(
-            "gpu",
             f"the driver {facts['driver']} runs CUDA {facts['driver_cuda']}, and torch "
             f"{facts['torch']} is built for {facts['torch_cuda']}",
             f"install a driver for CUDA {facts['torch_cuda']} or newer",
         )
     elif not facts["problems"]:
         if facts["cards"]:
-            cards = ", ".join(facts["cards"])
-            yield ok("gpu", f"{cards}: driver {facts['driver']} and torch agree")
+            yield ok(f"{', '.join(facts['cards'])}: driver {facts['driver']} and torch agree")
         else:
-            yield ok("gpu", "no NVIDIA GPU: models run on the CPU")
+            yield ok("no NVIDIA GPU: models run on the CPU")
 
 
 def _is_older(driver_cuda: str | None, torch_cuda: str | None) -> bool:
     """A driver runs code built for its own major version of CUDA and for older ones."""
     majors = [int(cuda.partition(".")[0]) for cuda in (driver_cuda, torch_cuda) if cuda]
     return len(majors) == 2 and majors[0] < majors[1]
-
-
-ANSWER_TIMEOUT_S = 5.0
-SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
-"""Bytes in the answers of any helexa."""
 
 
 def port_findings(
@@ -193,21 +167,19 @@ def port_findings(
 
 def _port(instance: str | None, host: str, port: int, path: str, what: str) -> Finding:
     if (error := try_to_listen(host, port)) is None:
-        return ok("ports", f"{port} on {host} is free")
+        return ok(f"{port} on {host} is free")
     holder = _instance_at(reachable_host(host), port, path)
     if holder is None:
         return failed(
-            "ports",
             f"{port} on {host} cannot be listened on: {error.strerror or error}",
             f"see who has it (ss -ltnp sport = :{port}), or choose another port",
         )
     if holder != (instance or ""):
         return failed(
-            "ports",
             f"{port} on {host} is {what} of another helexa, with another data directory",
             "stop that one, choose another port, or set HELEXA_DATA_DIR to its directory",
         )
-    return ok("ports", f"{what} answers on {port} of {host}")
+    return ok(f"{what} answers on {port} of {host}")
 
 
 def _instance_at(host: str, port: int, path: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,39 +41,47 @@ def redis_findings(config: Config) -> Iterator[Finding]:
             config.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
         )
     except ValueError as error:
-        yield failed(
-            "redis", f"REDIS_URL is no address of a Redis: {error}", "see the settings page"
-        )
+        yield failed(f"REDIS_URL is no address of a Redis: {error}", "see the settings page")
         return
+    mend = f"{program()} serve runs it: start that, or set REDIS_URL"
+    if not config.redis_url.startswith("unix://"):
+        elsewhere = "set REDIS_URL to a Redis that runs and lets this host in"
+        mend = f"start {program()} serve here, or {elsewhere}"
     with contextlib.closing(client):
         try:
             yield from _redis_findings(client)
         except (redis.RedisError, OSError) as error:
-            yield failed("redis", f"does not answer: {error}", _how_to_reach_redis(config))
+            yield failed(f"does not answer: {error}", mend)
 
 
-def _redis_findings(client: redis.Redis) -> Iterator[Finding]:
+def _redis_findings(client: Any) -> Iterator[Finding]:
     before_s = time.time()
     client.ping()
     took_ms = (time.time() - before_s) * 1000
-    now: Any = client.time()
-    yield from clock_findings(now[0] + now[1] / 1e6, before_s, time.time())
+    seconds, microseconds = client.time()
+    yield clock_finding(seconds + microseconds / 1e6, before_s, time.time())
     try:
-        facts: Any = client.info()
+        facts = client.info()
     except redis.ResponseError:
-        yield ok("redis", f"answers in {took_ms:.0f} ms; this user may not ask it for more")
+        yield ok(f"answers in {took_ms:.0f} ms; this user may not ask it for more")
         return
     yield from info_findings(facts, took_ms)
-    yield from _bounds(client)
-
-
-def _bounds(client: redis.Redis) -> Iterator[Finding]:
     try:
-        users: Any = client.acl_users()
+        users = client.acl_users()
         settings = {name: int(client.config_get(name)[name] or 0) for name in BOUNDS}
     except (redis.ResponseError, KeyError):
         return  # an older Redis, or one that hides them from this user
     yield from bounds_findings(users, settings)
+
+
+def clock_finding(there_s: float, before_s: float, after_s: float) -> Finding:
+    """``there_s`` was read from Redis' clock between the other two, which are ours. Pure."""
+    apart_s = max(before_s - there_s, there_s - after_s, 0.0)
+    found = ok("agrees with Redis' host")
+    if apart_s > MAX_APART_S:
+        text = f"this host and Redis' host are {apart_s:.1f} s apart"
+        found = warning(text, "let both follow a time server: timedatectl set-ntp true")
+    return replace(found, check="clock")
 
 
 def bounds_findings(users: Sequence[str | bytes], settings: Mapping[str, int]) -> Iterator[Finding]:
@@ -82,7 +91,7 @@ def bounds_findings(users: Sequence[str | bytes], settings: Mapping[str, int]) -
     for name, most in BOUNDS.items():
         if is_shared and not 0 < settings[name] <= most:
             text = f"{name} is {settings[name]}: an invited host can fill Redis' memory"
-            yield warning("redis", text, f"set {name} {most}")
+            yield warning(text, f"set {name} {most}")
 
 
 def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
@@ -90,111 +99,78 @@ def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
     version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
     policy = facts.get("maxmemory_policy", "noeviction")
     limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
-    upgrade, is_well = "upgrade it to 7 or newer", True
-    if version < INVITING_VERSION:
-        is_well = False
-        if version < MIN_VERSION:
-            yield failed("redis", f"{word} is too old", upgrade)
-        else:
-            yield warning("redis", f"{word} cannot confine invited hosts", upgrade)
+    found = []
+    if version < MIN_VERSION:
+        found.append(failed(f"{word} is too old", "upgrade it to 7 or newer"))
+    elif version < INVITING_VERSION:
+        found.append(warning(f"{word} cannot confine invited hosts", "upgrade it to 7 or newer"))
     if policy != "noeviction":
-        is_well = False
         text = f"maxmemory-policy is {policy}: it may throw away what requests wait for"
-        yield failed("redis", text, "set maxmemory-policy noeviction")
+        found.append(failed(text, "set maxmemory-policy noeviction"))
     if limit and used > USED_SHARE * limit:
-        is_well = False
-        yield warning("redis", f"{used / limit:.0%} of maxmemory is in use", "raise maxmemory")
-    if is_well:
-        yield ok("redis", f"{word} answers in {took_ms:.0f} ms and evicts nothing")
-
-
-def clock_findings(there_s: float, before_s: float, after_s: float) -> Iterator[Finding]:
-    """``there_s`` was read from Redis' clock between the other two, which are ours. Pure."""
-    apart_s = max(before_s - there_s, there_s - after_s, 0.0)
-    if apart_s > MAX_APART_S:
-        yield warning(
-            "clock",
-            f"this host and Redis' host are {apart_s:.1f} s apart",
-            "let both follow a time server: timedatectl set-ntp true",
-        )
-    else:
-        yield ok("clock", "agrees with Redis' host")
-
-
-def _how_to_reach_redis(config: Config) -> str:
-    if config.redis_url.startswith("unix://"):
-        return f"{program()} serve runs it: start that, or set REDIS_URL"
-    return (
-        f"start {program()} serve here, or set REDIS_URL to a Redis that runs and lets this host in"
-    )
+        found.append(warning(f"{used / limit:.0%} of maxmemory is in use", "raise maxmemory"))
+    yield from found or [ok(f"{word} answers in {took_ms:.0f} ms and evicts nothing")]
 
 
 def database_findings(config: Config) -> Iterator[Finding]:
-    if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
-        yield ok("database", "none on this host: serve makes one, and a neuron needs none")
+    is_sqlite = connection.vendor == "sqlite"
+    if is_sqlite and not Path(connection.settings_dict["NAME"]).exists():
+        yield ok("none on this host: serve makes one, and a neuron needs none")
         return
     try:
-        yield from schema_findings()
-        yield from _postgresql() if connection.vendor == "postgresql" else _sqlite()
+        yield schema_finding()
+        yield from _sqlite() if is_sqlite else _postgresql()
     except DatabaseError as error:
         reason = str(error).strip().partition("\n")[0]
-        yield failed("database", f"does not answer: {reason}", _how_to_reach_database(config))
+        mend = "look at DATABASE_URL, and whether that server runs and lets this host in"
+        if config.database_url.startswith("sqlite"):
+            mend = "look whether this user may read and write the data directory"
+        yield failed(f"does not answer: {reason}", mend)
     finally:
         connection.close()
 
 
-def schema_findings() -> Iterator[Finding]:
+def schema_finding() -> Finding:
     try:
         ensure_schema_is_known()
     except SchemaError as error:
-        yield failed("database", str(error), "see docs/operating/backup-and-upgrade.md")
-        return
+        return failed(str(error), "see docs/operating/backup-and-upgrade.md")
     if missing := missing_migrations():
-        yield failed(
-            "database",
+        return failed(
             f"{len(missing)} migrations are missing, {missing[0]} first",
             f"{program()} migrate (serve does so by itself)",
         )
-    else:
-        yield ok("database", f"{connection.vendor} answers, and its tables are of this version")
+    return ok(f"{connection.vendor} answers, and its tables are of this version")
 
 
 def _postgresql() -> Iterator[Finding]:
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW server_version_num")
-        version = int(cursor.fetchone()[0])
-        cursor.execute("SHOW max_connections")
-        limit = int(cursor.fetchone()[0])
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_type='client backend'")
-        used = int(cursor.fetchone()[0])
+    version = int(_first_value("SHOW server_version_num"))
+    limit = int(_first_value("SHOW max_connections"))
+    used = int(
+        _first_value("SELECT count(*) FROM pg_stat_activity WHERE backend_type='client backend'")
+    )
     if version < MIN_POSTGRESQL:
         yield warning(
-            "database",
             f"PostgreSQL {version // 10000} is older than what helexa is tested with",
             "upgrade to PostgreSQL 14 or newer",
         )
-    if used > 0.8 * limit:
+    if used > USED_SHARE * limit:
         yield warning(
-            "database",
             f"{used} of {limit} connections are in use",
             "raise max_connections, or run fewer gateways",
         )
 
 
 def _sqlite() -> Iterator[Finding]:
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA quick_check(1)")
-        found = cursor.fetchone()[0]
+    found = _first_value("PRAGMA quick_check(1)")
     if found != "ok":
-        yield failed(
-            "database", f"the file is damaged: {found}", f"{program()} restore the last backup"
-        )
+        yield failed(f"the file is damaged: {found}", f"{program()} restore the last backup")
 
 
-def _how_to_reach_database(config: Config) -> str:
-    if config.database_url.startswith("sqlite"):
-        return "look whether this user may read and write the data directory"
-    return "look at DATABASE_URL, and whether that server runs and lets this host in"
+def _first_value(query: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetchone()[0]
 
 
 def fleet_findings() -> Iterator[Finding]:
@@ -208,32 +184,21 @@ def fleet_findings() -> Iterator[Finding]:
 def report_findings(reports: Sequence[Report]) -> Iterator[Finding]:
     if not reports:
         yield warning(
-            "fleet",
             "no neuron reports",
             f"start one: {program()} serve, or {program()} neurons invite NAME for another host",
         )
     for report in reports:
-        heartbeat = report.heartbeat
+        name, heartbeat = report.name, report.heartbeat
         if heartbeat is None:
-            yield warning(
-                "fleet",
-                f"{report.name}: {report.problem}",
-                f"bring {report.name} to helexa {VERSION}",
-            )
+            yield warning(f"{name}: {report.problem}", f"bring {name} to helexa {VERSION}")
             continue
-        problems = list(heartbeat.host.problems)
-        for problem in problems:
+        for problem in heartbeat.host.problems:
             text, _, mend = problem.partition(": ")
-            yield warning(
-                "fleet",
-                f"{report.name}: {text}",
-                mend or f"run {program()} doctor on {report.name}",
-            )
+            yield warning(f"{name}: {text}", mend or f"run {program()} doctor on {name}")
         if heartbeat.version != VERSION:
             yield warning(
-                "fleet",
-                f"{report.name} runs helexa {heartbeat.version}, this is {VERSION}",
+                f"{name} runs helexa {heartbeat.version}, this is {VERSION}",
                 "upgrade the gateway and control first, then one neuron at a time",
             )
-        elif not problems:
-            yield ok("fleet", f"{report.name} runs helexa {VERSION}")
+        elif not heartbeat.host.problems:
+            yield ok(f"{name} runs helexa {VERSION}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from django.http import HttpRequest, HttpResponse
@@ -67,13 +67,9 @@ def calls() -> tuple[Call, ...]:
         method, _, where = head.partition(" ")
         for path in where.split(" and "):
             if nested:
-                call = found.get(path)
+                call = found.get(path) or Call(method, path, what)  # a socket has no body
                 table = FieldTable(what, _rows(fields))
-                if call is None:  # a socket has no body of its own
-                    call = Call(method, path, what)
-                found[path] = Call(
-                    call.method, path, call.summary, call.body, (*call.nested, table)
-                )
+                found[path] = replace(call, nested=(*call.nested, table))
             else:
                 found[path] = Call(method, path, CALLS[path], FieldTable("body", _rows(fields)))
     for endpoint in ENDPOINTS:

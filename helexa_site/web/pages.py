@@ -90,15 +90,12 @@ class Row:
 
 
 def rows_of(environment: Mapping[str, str]) -> list[Row]:
-    return [
-        Row(setting, _shown(setting, environment.get(setting.name, "").strip()))
-        for setting in SETTINGS
-        if not setting.is_internal
-    ]
-
-
-def _shown(setting: Setting[Any], word: str) -> str:
-    return HIDDEN if word and setting.is_secret else word
+    rows = []
+    for setting in SETTINGS:
+        word = environment.get(setting.name, "").strip()
+        if not setting.is_internal:
+            rows.append(Row(setting, HIDDEN if word and setting.is_secret else word))
+    return rows
 
 
 @require_GET

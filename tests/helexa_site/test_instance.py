@@ -7,11 +7,13 @@ import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from helexa_site.instance import SecretKeyError, instance_id, kept_secret_key
+from helexa_site.config import read_config
+from helexa_site.instance import SecretKeyError, instance_id, secret_key
 from helexa_site.program import REPOSITORY_DIR
 from helexa_site.whole_file import keep_once, write_whole, written_whole
 
@@ -63,7 +65,7 @@ def test_what_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "secret_key").touch()
     with pytest.raises(SecretKeyError, match="is empty"):
-        kept_secret_key(tmp_path)
+        secret_key(replace(read_config(), data_dir=tmp_path, secret_key=None))
 
 
 @pytest.mark.parametrize(

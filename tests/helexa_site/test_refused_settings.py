@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.commands import FAILURE, run
 from helexa_site.config import read_config
 from helexa_site.doctor.examine import examine
@@ -23,7 +22,7 @@ from tests.inference.settings.samples import accepted, refused
 from tests.slow_cases import slow_but
 
 EACH = each_case("setting", SETTINGS, ids=lambda setting: setting.name)
-DOCTOR = DoctorOptions(host="127.0.0.1", port=1, as_json=False)
+DOCTOR = ("127.0.0.1", 1)
 NAMED = {
     "HELEXA_CSRF_TRUSTED_ORIGINS": "chat.example.org",
     "HELEXA_ALLOWED_HOSTS": "chat.example.org/path",
@@ -83,7 +82,7 @@ def test_all_of_them_refuse_what_is_outside(
         assert rule in the_line(capsys.readouterr().err, setting.name)
         assert running.run("box") == EXIT_MISCONFIGURED
         assert rule in the_line(capsys.readouterr().err, setting.name)
-        (finding,) = examine(DOCTOR)
+        (finding,) = examine(*DOCTOR)
         assert rule in finding.text and setting.name in finding.text
     assert not (tmp_path / "var").exists()
 
@@ -166,7 +165,7 @@ def test_what_once_passed_is_refused_and_the_doctor_lists_it(
         with pytest.raises(SettingError, match=name):
             read_config({name: word})
         monkeypatch.setenv(name, word)
-    assert {finding.text.partition("=")[0].split()[0] for finding in examine(DOCTOR)} == set(NAMED)
+    assert {finding.text.partition("=")[0].split()[0] for finding in examine(*DOCTOR)} == set(NAMED)
     with pytest.raises(SettingError) as refusal:
         read_config({"HELEXA_REDIS_STALL_S": "0"})
     assert str(refusal.value) == (

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import redis
-from celery.beat import ScheduleEntry
 
 from fleet import services, tasks
 from fleet.control.leadership import LEASE_S, Leadership
@@ -19,7 +18,7 @@ from helexa_site.celery import (
     TASK_FORGET_REQUEST_RECORDS,
     TASK_FORGET_RESPONSES,
     TASK_ROLL_UP_SERIES,
-    TickScheduler,
+    Ticks,
     app,
 )
 from inference.protocol.keys import CONTROL_LEADER
@@ -114,25 +113,37 @@ def test_without_redis_the_term_holds(redis_db) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch) -> None:
     publish()
-    scheduler = TickScheduler(app, lazy=True)
-    entry = ScheduleEntry(name="t", task=tasks.tick.name, schedule=1.0, app=app)
+    ticks = Ticks()
     leader, other = control(), control()
     assert leader.leads()
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
     monkeypatch.setattr("fleet.control.leadership.this_control", other)
-    scheduler.apply_entry(entry)
+    ticks.run(tasks.tick.name)
     assert not Neuron.objects.exists()
     monkeypatch.setattr("fleet.control.leadership.this_control", leader)
-    scheduler.apply_entry(entry)
+    ticks.run(tasks.tick.name)
     assert Neuron.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_tick_that_breaks_does_not_end_the_beat(control, monkeypatch, caplog) -> None:
+def test_a_tick_that_breaks_ends_nothing(control, monkeypatch, caplog) -> None:
     monkeypatch.setattr("fleet.control.leadership.this_control", control())
-    broken = ScheduleEntry(name="t", task="no.such.task", schedule=1.0, app=app)
-    TickScheduler(app, lazy=True).apply_entry(broken)
+    Ticks().run("no.such.task")
     assert "no.such.task broke" in caplog.text
+
+
+def test_each_task_runs_whenever_it_is_due(monkeypatch) -> None:
+    monkeypatch.setattr("helexa_site.celery.EVERY_S", {"often": 0.001, "seldom": 0.003})
+    ticks, ran = Ticks(), []
+
+    def run(task: str) -> None:
+        ran.append(task)
+        if ran.count("seldom") == 3:
+            ticks._stopping.set()
+
+    monkeypatch.setattr(ticks, "run", run)
+    ticks._run()
+    assert ran.count("often") >= 3
 
 
 @pytest.mark.django_db(transaction=True)
@@ -160,18 +171,15 @@ def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch, task: str) -> 
 
     for name, run in ((task, forgetting), ("a tick", lambda: runs.append("tick"))):
         monkeypatch.setitem(app.tasks, name, run)
-    scheduler = TickScheduler(app, lazy=True)
-    slow, tick = (
-        ScheduleEntry(name=name, task=name, schedule=1.0, app=app) for name in (task, "a tick")
-    )
-    scheduler.apply_entry(slow)
-    assert began.wait(60)
-    scheduler.apply_entry(slow)
-    scheduler.apply_entry(tick)
+    ticks = Ticks()
+    under_way = ticks.run(task)
+    assert under_way is not None and began.wait(60)
+    assert ticks.run(task) is under_way
+    ticks.run("a tick")
     assert runs == ["forgetting", "tick"]
     may_end.set()
-    scheduler._under_way[task].result(60)
-    scheduler.apply_entry(slow)
-    scheduler._under_way[task].result(60)
+    under_way.result(60)
+    again = ticks.run(task)
+    assert again is not None
+    again.result(60)
     assert runs == ["forgetting", "tick", "forgetting"]
-    scheduler.close()

@@ -93,6 +93,9 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     refused = manage(here, "restore", str(archive), succeeds=False)
     assert "--replace" in refused.stderr
     assert users(here) == {"alice", "half-written", "later"}
+    nowhere = str(archive / "files")  # a failure at the files leaves the database there
+    manage(here, "restore", "--replace", str(archive), succeeds=False, HELEXA_FILES_DIR=nowhere)
+    assert users(here) == {"alice", "half-written", "later"}
     manage(here, "restore", "--replace", str(archive))
     assert users(here) == {"alice"}
     (aside,) = here.glob("helexa.sqlite3.before-*")

@@ -21,14 +21,14 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
-from helexa_site.bootstrap.children import WARNINGS
 from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
 from helexa_site.bootstrap.console import print_line, print_step, relay
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.readiness import LoadProgressView, replica_line
+from helexa_site.bootstrap.readiness import replica_line
 from helexa_site.bootstrap.serve import check_ports
 from helexa_site.bootstrap.sharing import Share
 from helexa_site.bootstrap.suite import coverage_last, num_processes, spreading
+from helexa_site.bootstrap.supervisor import WARNINGS
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.program import REPOSITORY_DIR, Installation
@@ -232,15 +232,13 @@ def replica(status: ReplicaStatus, **fields: Any) -> ReplicaView:
     return ReplicaView(neuron="n", model="m", job_id="1", status=status, status_age_s=0.0, **fields)
 
 
-def test_progress_is_reported_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:
-    view = LoadProgressView("m")
+def test_progress_is_reported_in_tenths() -> None:
+    lines = []
     for done in range(101):
         progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=done * 10**6, total=10**8)
-        view.update([replica(ReplicaStatus.LOADING, progress=progress)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 11
-    assert lines[5].endswith("m: downloading 50 % of 100 MB")
-    assert not view.is_ready
+        lines.append(replica_line(replica(ReplicaStatus.LOADING, progress=progress)))
+    assert len(set(lines)) == 11
+    assert lines[50] == "downloading 50 % of 100 MB"
 
 
 def test_a_failed_load_is_reported_in_its_words() -> None:

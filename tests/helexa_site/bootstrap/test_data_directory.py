@@ -30,9 +30,9 @@ from tests.cases import each_case
 
 def test_it_is_made_for_its_owner_alone_and_claimed_once(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "var"
-    with claimed_data_directory(place) as data:
-        assert stat.S_IMODE(data.path.stat().st_mode) == 0o700
-        assert (data.path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+    with claimed_data_directory(place):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        assert (place / LOCK_FILE).read_text() == f"{os.getpid()}\n"
         with pytest.raises(BootstrapError, match=f"process {os.getpid()}"):
             with claimed_data_directory(place):
                 pass
@@ -44,8 +44,8 @@ def test_waits_for_a_guardian_of_a_serve_that_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock's holder by name is dead, and a process that inherited it is about to end."""
-    with claimed_data_directory(tmp_path) as data:
-        inherited = os.dup(data.lock_fd)
+    with claimed_data_directory(tmp_path) as lock_fd:
+        inherited = os.dup(lock_fd)
         guardian = subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(0.5)"], pass_fds=(inherited,)
         )

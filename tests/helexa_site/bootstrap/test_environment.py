@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap import environment, pip_run
+from helexa_site.bootstrap import environment
 from helexa_site.bootstrap.commands import run
 from helexa_site.bootstrap.environment import CPU_SIZE, CUDA_SIZE, pins_of, unmet
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
 from tests.cases import each_case
@@ -61,12 +60,12 @@ def test_versions(
 
 
 class Host:
-    """A host without torch, on which pip finds torch for CPUs in ``places`` alone."""
+    """A host without torch, on which pip finds torch for CPUs or does not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, driver_sign: Path) -> None:
         self.printed: list[str] = []
         self.ran: list[tuple[str, ...]] = []
-        self.places = {"--index-url"}
+        self.finds_it = True
         self.installed: str | None = None
         monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
         monkeypatch.setattr(environment, "_pip", self.pip)
@@ -74,10 +73,9 @@ class Host:
         monkeypatch.setattr(environment, "installed_version", lambda name: self.installed)
         monkeypatch.setattr(environment, "DRIVER_SIGNS", (str(driver_sign),))
 
-    def pip(self, *arguments: str) -> PipOutcome:
+    def pip(self, *arguments: str) -> tuple[bool, str]:
         self.ran.append(arguments)
-        is_found = "--no-deps" not in arguments or arguments[1] in self.places
-        return PipOutcome(0 if is_found else 1, "")
+        return "--no-deps" not in arguments or self.finds_it, ""
 
     def files(self) -> list[str]:
         """The names of the files that the last run of pip installed."""
@@ -93,7 +91,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
 def test_without_a_driver_torch_for_cpus_comes_first_and_alone(host: Host) -> None:
     environment.install(REQUIREMENTS)
     first, _ = host.ran
-    assert first[:4] == ("--no-deps", "--index-url", TORCH_CPU_INDEX_URL, "--require-hashes")
+    assert first[:4] == ("--no-deps", "--extra-index-url", TORCH_CPU_INDEX_URL, "--require-hashes")
     assert first[-1].endswith("requirements-cpu.lock")
     assert host.files() == ["requirements-gateway.lock", "requirements-neuron.lock"]
     assert CPU_SIZE in host.printed[0]
@@ -120,15 +118,14 @@ def test_the_package_index_may_have_the_build_for_cpus_too(
 ) -> None:
     if is_off:
         monkeypatch.setenv("HELEXA_TORCH_CPU_INDEX", "off")
-    host.places = {"--require-hashes"}
+    host.finds_it = True
     environment.install(REQUIREMENTS)
-    assert host.ran[-2][:2] == ("--no-deps", "--require-hashes")
+    assert ("--extra-index-url" in host.ran[-2]) is not is_off
     assert host.files()[-1] == "requirements-neuron.lock"
-    host.places, host.printed = set(), []
+    host.finds_it, host.printed = False, []
     environment.install(REQUIREMENTS)
     assert host.files()[-1] == "requirements-cuda.lock", "nobody has it"
     assert any(CUDA_SIZE in line for line in host.printed)
-    host.places = {"--index-url"}
 
 
 @ON_LINUX
@@ -214,25 +211,19 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @each_case("is_inside", [False, True])
-@each_case("place", ["", "bin", "pip.log", "lib/python3.11/site-packages"])
-def test_it_is_left_as_it_is(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, place: str, is_inside: bool
+def test_an_environment_of_another_user_is_left_as_it_is(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, is_inside: bool
 ) -> None:
-    foreign = venv / place
     before = sorted(venv.rglob("*"))
-
-    def is_not_foreign(path: Path, _mode: int) -> bool:
-        return Path(path) != foreign
-
-    monkeypatch.setattr(os, "access", is_not_foreign)
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != venv)
     monkeypatch.setenv("HELEXA_ENVIRONMENT_ATTEMPT", "0")
     monkeypatch.setattr(sys, "prefix", str(venv) if is_inside else "/usr")
     problem = "lacks what requirements.txt asks for" if is_inside else "does not run as this user"
     with pytest.raises(BootstrapError, match=problem) as refused:
         environment.ensure_environment("requirements.txt")
     line = str(refused.value)
-    assert f"{foreign} cannot be written" in line
-    assert foreign.owner() in line
+    assert f"{venv} cannot be written" in line
+    assert venv.owner() in line
     assert "HELEXA_VENV" in line
     assert sorted(venv.rglob("*")) == before
 
@@ -246,56 +237,27 @@ Collecting torch==2.13.0
 Installing collected packages: torch, django
 Successfully installed django-5.2.19 torch-2.13.0
 """
-UNTIL_THERE = """
-import os, time
-print({lines!r})
-give_up_s = time.monotonic() + 120
-while not os.path.exists({path!r}) and time.monotonic() < give_up_s:
-    time.sleep(0.01)
-"""
 
 
-@pytest.fixture
-def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs a program in pip's place, and gives what the console shows and the log has."""
-
-    def run(code: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-        real = subprocess.Popen
-        monkeypatch.setattr(
-            pip_run.subprocess,
-            "Popen",
-            lambda _command, **options: real([sys.executable, "-u", "-c", code], **options),
-        )
-        outcome = run_pip(["anything"], tmp_path / "pip.log")
-        return outcome.return_code, capsys.readouterr().out, (tmp_path / "pip.log").read_text()
-
-    return run
-
-
-def test_what_pip_prints_is_in_the_log(
-    pip, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_what_pip_prints_is_in_the_log_and_long_steps_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown, log = pip(f"print({LINES!r}, end=''); exit(3)", capsys)
-    assert (code, log) == (3, LINES)
-    assert shown.splitlines() == [f"environment pip's output: {tmp_path / 'pip.log'}"]
-
-
-def test_a_long_download_is_reported_now_and_then(
-    pip, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
-    downloading = "Downloading torch-2.13.0.whl (190.1 MB)"
-    is_shown, print_step = tmp_path / "shown", pip_run.print_step
-
-    def noted(subject: str, text: str) -> None:
-        print_step(subject, text)
-        if downloading in text:
-            is_shown.touch()
-
-    monkeypatch.setattr(pip_run, "print_step", noted)
-    lines = f"Collecting torch\n  {downloading}\nWARNING: Location 'wheels' is ignored"
-    _, shown, _ = pip(UNTIL_THERE.format(lines=lines, path=str(is_shown)), capsys)
-    assert downloading in shown
+    """A program runs in pip's place."""
+    code = f"print({LINES!r}, end=''); exit(3)"
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        environment.subprocess,
+        "Popen",
+        lambda _command, **options: real([sys.executable, "-u", "-c", code], **options),
+    )
+    monkeypatch.setenv("HELEXA_VENV", str(tmp_path))
+    assert environment._pip("anything") == (False, LINES)
+    assert (tmp_path / "pip.log").read_text() == LINES
+    assert capsys.readouterr().out.splitlines() == [
+        f"environment pip's output: {tmp_path / 'pip.log'}",
+        "environment Downloading https://download.example.org/whl/torch-2.13.0.whl (190.1 MB)",
+        "environment Installing collected packages: torch, django",
+    ]
 
 
 def test_the_setting() -> None:

@@ -17,10 +17,11 @@ from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
+    ensure_tls,
     find_redis_server,
     wait_for_redis,
 )
-from helexa_site.bootstrap.sharing import Share, ensure_tls, reached_at
+from helexa_site.bootstrap.sharing import Share, reached_at
 from inference.protocol.joining import (
     Joining,
     JoinLineError,

@@ -14,9 +14,7 @@ from helexa_site.bootstrap.children import (
     GATEWAY_GRACE_S,
     NEURON_GRACE_S,
     REDIS_GRACE_S,
-    control_spec,
     gateway_spec,
-    neuron_spec,
 )
 from inference.settings.gateway import DRAIN_SECONDS
 from tests.cases import each_case
@@ -108,7 +106,7 @@ def test_what_the_start_fails_with_is_raised(tmp_path: Path) -> None:
 
 
 def test_its_programs_are_given_ten_seconds_beside_open_answers() -> None:
-    """Their tiers end one after the other. How long that takes here is not asked."""
+    """They end one after the other. How long that takes here is not asked."""
     assert GATEWAY_GRACE_S + CONTROL_GRACE_S + NEURON_GRACE_S + REDIS_GRACE_S < 10.0
 
 
@@ -123,5 +121,3 @@ def test_its_gateway_drains_as_long_as_any_other(
     drain_s = DRAIN_SECONDS.read(gateway.environment)
     assert drain_s == int(setting or DRAIN_SECONDS.default)
     assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
-    # What answers need is stopped after it.
-    assert gateway.tier > max(control_spec().tier, neuron_spec().tier)

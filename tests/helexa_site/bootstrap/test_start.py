@@ -26,7 +26,7 @@ from fleet.live.desired_state import (
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.readiness import EnsureWanted
-from helexa_site.bootstrap.serve import first_key_lines, wait_for_default_model
+from helexa_site.bootstrap.serve import first_key_lines
 from helexa_site.bootstrap.supervisor import StoppingError
 from helexa_site.instance import instance_id
 from helexa_site.program import REPOSITORY_DIR
@@ -58,7 +58,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start() -> None:
-    wait_for_default_model("http://host", lambda: None)
+    readiness.wait_for_default_model("http://host", lambda: None)
 
 
 def test_the_default_model_is_waited_for_while_it_is_pinned(waits: list[str]) -> None:

@@ -23,7 +23,6 @@ from helexa_site.bootstrap.supervisor import (
     LogFile,
     StoppingError,
     Supervisor,
-    ending_in_words,
 )
 from tests.processes import has_ended
 
@@ -31,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 WAIT_TIMEOUT_S = 120.0
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
+HOT = "2026-11-22 10:00:00,123 WARNING gateway fleet: hot"
 SLEEP = "time.sleep(60)"
 WITH_GRANDCHILD = (
     "import subprocess, sys, time; "
@@ -39,14 +39,12 @@ WITH_GRANDCHILD = (
 )
 
 
-def python(code: str, *, name: str = "child", tier: int = 0, grace_s: float = 10.0) -> ChildSpec:
+def python(code: str, *, name: str = "child", grace_s: float = 10.0) -> ChildSpec:
     return ChildSpec(
         name=name,
         command=(sys.executable, "-u", "-c", code),
         environment=dict(os.environ),
-        tier=tier,
         stop_grace_s=grace_s,
-        shown=re.compile("WARNING"),
     )
 
 
@@ -77,27 +75,23 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
 
 def test_no_child_is_started_after_the_stop(supervised: Supervised) -> None:
     """A signal may come while another thread still starts children."""
-    cleaned_up: list[str] = []
-    supervised.supervisor.on_stopped(lambda: cleaned_up.append("before"))
     supervised.supervisor.stop()
-    supervised.supervisor.on_stopped(lambda: cleaned_up.append("after"))
     with pytest.raises(StoppingError):
         supervised.supervisor.start(python("print('up')"))
     assert supervised.log() == ""
-    assert cleaned_up == ["before", "after"]
 
 
 def test_output_is_logged_and_warnings_are_shown(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
     supervised.supervisor.start(
-        python("print('plain'); print('WARNING: hot'); import time; time.sleep(60)")
+        python(f"print('plain'); print('{HOT}'); import time; time.sleep(60)")
     )
     wait_until(lambda: "hot" in supervised.log())
     supervised.supervisor.stop()
-    assert supervised.log() == "plain\nWARNING: hot\n"
+    assert supervised.log() == f"plain\n{HOT}\n"
     shown = capfd.readouterr().out
-    assert "WARNING: hot" in shown
+    assert HOT in shown
     assert "plain" not in shown
 
 
@@ -111,65 +105,34 @@ def test_a_child_that_ends_is_restarted_and_reported(
     shown = capfd.readouterr().out
     assert "ended (exit code 1); restarting in 0.5 s" in shown
     assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
-    hot = python("import sys; print('WARNING: hot'); sys.exit(2)", name="hot")
+    hot = python(f"import sys; print('{HOT}'); sys.exit(2)", name="hot")
     started = supervised.supervisor.start(hot)
     wait_until(lambda: started.num_failures > 0)
     supervised.supervisor.stop()
     shown = capfd.readouterr().out
     assert "ended (exit code 2); restarting" in shown
-    assert shown.count("WARNING: hot") == 1, "what the console has shown is not repeated"
+    assert shown.count(HOT) == 1, "what the console has shown is not repeated"
     assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert BACKOFF.wait_s(100) == BACKOFF.max_s
-    assert (ending_in_words(2), ending_in_words(-9)) == ("exit code 2", "killed by SIGKILL")
+
+
+def test_a_child_that_is_killed_is_reported_by_its_signal(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = supervised.supervisor.start(python("import os; os.kill(os.getpid(), 9)"))
+    wait_until(lambda: started.num_failures > 0)
+    supervised.supervisor.stop()
+    assert "ended (killed by SIGKILL); restarting" in capfd.readouterr().out
 
 
 def test_a_child_that_cannot_start_is_tried_again(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = ChildSpec(
-        name="child", command=("/nonexistent",), environment={}, tier=0, stop_grace_s=1.0
-    )
+    spec = ChildSpec(name="child", command=("/nonexistent",), environment={}, stop_grace_s=1.0)
     started = supervised.supervisor.start(spec)
     wait_until(lambda: started.num_failures >= 1)
     supervised.supervisor.stop()
     assert "cannot start /nonexistent" in capfd.readouterr().out
-
-
-def test_a_child_whose_keeper_breaks_is_kept_by_the_next(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process ends first: two of one program would be in each other's way."""
-    errors: list[BaseException] = [SystemExit(1)]
-    real_end = supervision.ending_in_words
-
-    def ending(code: int) -> str:
-        if errors:
-            raise errors.pop()
-        return real_end(code)
-
-    monkeypatch.setattr(supervision, "ending_in_words", ending)
-    started = supervised.supervisor.start(python("print('life'); exit(3)"))
-    wait_until(lambda: supervised.log().count("life") >= 3)
-    assert started.num_failures >= 1
-
-
-def test_a_line_that_breaks_the_log_does_not_stop_its_child(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pipe would fill, and the child with it stand still."""
-    errors: list[BaseException] = [SystemExit(1)]
-    real_write = LogFile.write
-
-    def write(log: LogFile, line: str) -> None:
-        if errors:
-            raise errors.pop()
-        real_write(log, line)
-
-    monkeypatch.setattr(LogFile, "write", write)
-    supervised.supervisor.start(
-        python("for i in range(100): print('x' * 4000)\nprint('done'); import time; time.sleep(60)")
-    )
-    wait_until(lambda: "done" in supervised.log())
 
 
 def test_a_stubborn_child_is_killed_with_its_group(
@@ -205,9 +168,10 @@ def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
     wait_until(lambda: has_ended(left))
 
 
-def test_tiers_stop_from_the_highest(supervised: Supervised, tmp_path: Path) -> None:
+def test_what_started_last_stops_first(supervised: Supervised, tmp_path: Path) -> None:
     order = tmp_path / "order"
-    for name, tier in (("low", 0), ("high", 2), ("middle", 1)):
+    names = ("first", "second", "third")
+    for name in names:
         code = (
             "import signal, time\n"
             "def stop(*_):\n"
@@ -217,10 +181,10 @@ def test_tiers_stop_from_the_highest(supervised: Supervised, tmp_path: Path) -> 
             "print('up')\n"
             "time.sleep(60)\n"
         )
-        supervised.supervisor.start(python(code, name=name, tier=tier))
-    wait_until(lambda: all("up" in supervised.log(name) for name in ("low", "middle", "high")))
+        supervised.supervisor.start(python(code, name=name))
+    wait_until(lambda: all("up" in supervised.log(name) for name in names))
     supervised.supervisor.stop()
-    assert order.read_text() == "high middle low "
+    assert order.read_text() == "third second first "
 
 
 KILLED_SUPERVISOR = """
@@ -230,7 +194,7 @@ from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.supervisor import ChildSpec, Supervisor
 with Guardian() as guardian, Supervisor(logs_dir=Path(sys.argv[1]), guardian=guardian) as all:
     all.start(ChildSpec(name="child", command=(sys.executable, "-u", "-c", sys.argv[2]),
-                        environment=dict(os.environ), tier=0, stop_grace_s=5.0))
+                        environment=dict(os.environ), stop_grace_s=5.0))
     time.sleep(60)
 """
 

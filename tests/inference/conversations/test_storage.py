@@ -14,7 +14,7 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from helexa_site.celery import TASK_FORGET_RESPONSES, app
+from helexa_site.celery import EVERY_S, TASK_FORGET_RESPONSES, app
 from helexa_site.config import read_config
 from inference.conversations import selectors, services, tasks
 from inference.conversations.models import StoredResponse
@@ -278,10 +278,10 @@ def test_a_clean_up_without_the_database_does_nothing(monkeypatch: pytest.Monkey
     tasks.forget_responses()
 
 
-def test_the_worker_knows_it_and_beat_asks_for_it() -> None:
+def test_the_control_knows_it_and_runs_it() -> None:
     app.loader.import_default_modules()
     assert TASK_FORGET_RESPONSES in app.tasks
-    assert TASK_FORGET_RESPONSES in {entry["task"] for entry in app.conf.beat_schedule.values()}
+    assert TASK_FORGET_RESPONSES in EVERY_S
 
 
 def test_the_setting_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
