@@ -39,7 +39,13 @@ from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.retries import FailedLoads, RestartPolicy
 from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
-from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
+from inference.protocol.heartbeat import (
+    PROTOCOL,
+    BuildInfo,
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaStatus,
+)
 from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
@@ -94,7 +100,6 @@ class NeuronService:
         self._build = BuildInfo(**asdict(this_build()))
         self._discovery = discovery
         self._replicas = Replicas()
-        self._stages = HeldStages(lambda: self._context)
         self._stage_host = stage_host
         self._is_leaving = False
         self._stuck: list[str] = []
@@ -135,7 +140,7 @@ class NeuronService:
                 check_files=checker.check,
                 find=self._replicas.find,
             ),
-            weigh=checker.costs,
+            checker=checker,
             discard=self._discard,
             on_change=self._heart.beat_now,
             on_gone=self._forget,
@@ -144,6 +149,7 @@ class NeuronService:
             load_stall_limit_s=load_stall_limit_s,
             clock=clock,
         )
+        self._stages = HeldStages(self._context)
         self._failed_loads = FailedLoads(
             self._replicas.all,
             free_bytes=self._loads.free_bytes,
@@ -238,12 +244,15 @@ class NeuronService:
             time_unix_s=time.time(),
             host=self._host(),
             devices=self._loads.devices(),
-            replicas=[replica.state() for replica in self._replicas.all()],
+            replicas=[
+                replica.state(self._loads.kept_bytes(replica.load))
+                for replica in self._replicas.all()
+            ],
             is_leaving=self._is_leaving,
             thread_problems=[*thread_problems(), *self._stuck],
             is_ready=self._is_ready,
             stage_host=self._stage_host,
-            stages=self._stages.states(),
+            stages=[holder.state() for holder in self._stages.all()],
         )
 
     def _host(self) -> HostInfo:
@@ -341,9 +350,14 @@ class NeuronService:
         self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
-        used = self._stages.weights_in_use()
-        for model, paths in self._replicas.weights_in_use().items():
-            used.setdefault(model, []).extend(paths)
+        """Model -> the weight files of its replica and of its stages here."""
+        used: dict[str, list[Path]] = {}
+        for replica in self._replicas.all():
+            if replica.status is not ReplicaStatus.FAILED:
+                used.setdefault(replica.spec.model, []).extend(replica.load.weights)
+        for holder in self._stages.all():
+            if not holder.is_over:
+                used.setdefault(holder.spec.model, []).extend(holder.load.weights)
         return used
 
     def _forget(self, load: Load) -> None:

@@ -115,13 +115,16 @@ class LoadQueue:
         the model that has it. ``False``: cancelled."""
         with self._changed:
             self._waiting.append(load)
-            while self._waiting[0] is not load and not is_cancelled():
-                report(self._waiting[0].spec.model)
-                self._changed.wait(POLL_S)
-            if is_cancelled():
-                self._leave(load)
-                return False
-        return True
+        while not is_cancelled():
+            with self._changed:
+                first = self._waiting[0]
+                if first is load:
+                    return True
+            report(first.spec.model)
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting[0] is load or is_cancelled(), POLL_S)
+        self.leave(load)
+        return False
 
     def wake(self) -> None:
         with self._changed:

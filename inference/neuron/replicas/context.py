@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from inference.neuron.loads.admission import LoadAdmission
+from inference.neuron.loads.files import FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.engine_process import EngineProcess
@@ -15,12 +15,7 @@ from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import PackedCosts
 from inference.sandbox.pool import WorkerPool
-
-Weigh = Callable[[LoadSpec, Sequence[Path], int, Callable[[], bool]], PackedCosts | None]
-"""Estimates the memory of a model's layers from its files. Arguments: the spec, its downloaded
-weight files, free bytes by which to choose among quants, and whether the load is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +27,11 @@ class ReplicaContext:
     marks: PreparingMarks
     loads: LoadQueue
     admission: LoadAdmission
-    weigh: Weigh
+    checker: FileChecker
     discard: Callable[[Load], None]
     """Called for a load that can never succeed: deletes its downloads."""
     on_change: Callable[[], None]
-    """The status moved. Called without locks held."""
+    """The status moved."""
     on_gone: Callable[[Load], None]
     """Unloaded or stopped: the engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)

@@ -34,6 +34,7 @@ from inference.engine.errors import describe_exit
 from inference.environment import Role, child_environment
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError
+from inference.neuron.loads.watch import SilenceTimer
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,
@@ -56,6 +57,7 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 REAP_TIMEOUT_S = 2.0
+STOP_GRACE_S = 2.0
 AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
 OWN_ENGINE = "inference.engine"
@@ -126,6 +128,10 @@ class EngineProcess:
             self._stderr_reader.start()
         self._channel = Channel(self._socket)
         self._send_lock = threading.Lock()
+        self.started_s = time.monotonic()
+        self._stop_asked_s: float | None = None
+        self.silence: SilenceTimer | None = None
+        """The time since its last message; ``None`` while it need not send any."""
         with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
             self._send_frame(encode_engine_frame(spec))
 
@@ -141,6 +147,8 @@ class EngineProcess:
                 frame = self._channel.receive()
             except ChannelClosedError:
                 return
+            if (silence := self.silence) is not None:
+                silence.end()
             yield decode_engine_message(frame)
 
     def send(self, command: EngineCommand) -> None:
@@ -154,9 +162,24 @@ class EngineProcess:
 
     def stop(self) -> None:
         """Asks it to end, in words and by closing our way to it; ``messages`` ends when it has."""
+        if self._stop_asked_s is None:
+            self._stop_asked_s = time.monotonic()
         with contextlib.suppress(EngineGoneError, OSError):
             self.send(Shutdown())
             self._socket.shutdown(socket.SHUT_WR)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_asked_s is not None
+
+    def check(self, silence_limit_s: float | None) -> float:
+        """Called once a second: kills it where it does not stop when asked. Returns for how many
+        seconds it has been silent where that is over the limit, else 0."""
+        now_s = time.monotonic()
+        if self._stop_asked_s is not None and now_s - self._stop_asked_s > STOP_GRACE_S:
+            self.kill()
+        silent_s = 0.0 if (silence := self.silence) is None else silence.check(now_s)
+        return silent_s if silence_limit_s is not None and silent_s > silence_limit_s else 0.0
 
     def abandon(self) -> None:
         """``messages`` ends now, whether or not the process can: one that waits for its device in
