@@ -175,7 +175,6 @@ class Replica(EngineRuns):
             log.warning("%s sleeps on: %s", self.spec.model, failure.message)
         except BaseException:
             log.exception("waking %s broke", self.spec.model)
-            self._context.loads.leave(self.load)  # others get the turn
             message = "waking it broke; see the neuron's log"
             failure = LoadFailure(code="engine_crashed", message=message)
         with self._changed:  # in one step: a job that finds it asleep again wakes it again

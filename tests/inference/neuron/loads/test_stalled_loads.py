@@ -207,7 +207,7 @@ def test_an_evicted_model_that_does_not_leave_is_not_waited_for_for_ever() -> No
     old = load_of(10, model="old")
     begun(queue, old)
     loaded(queue, old, took_gb=10)
-    stays = NeverLeaves(old, clock)
+    stays: Any = NeverLeaves(old, clock)
     admission = LoadAdmission(
         queue,
         fetch=lambda *_: None,

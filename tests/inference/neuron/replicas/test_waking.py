@@ -47,7 +47,6 @@ def test_who_asks_as_soon_as_it_is_seen_to_sleep_on_wakes_it(problem: Exception)
 
     context: Any = SimpleNamespace(
         admission=SimpleNamespace(readmit=readmit),
-        loads=SimpleNamespace(leave=lambda _: None),
         on_change=on_change,
     )
     replica = Replica(spec_of("first"), context)
