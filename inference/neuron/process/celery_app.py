@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -119,31 +120,26 @@ def create_worker(app: Celery, *, name: str) -> Any:
 
 
 def register_tasks(app: Celery, service: NeuronService) -> None:
-    def load_model(spec: dict[str, Any]) -> None:
-        try:
-            service.load_model(msgspec.convert(spec, LoadSpec))
-        except msgspec.ValidationError as error:
-            log.error("a load task's spec is not understood: %s", error)
+    def take(spec_type: type[Any], call: Callable[[Any], None]) -> Callable[..., None]:
+        def task(spec: dict[str, Any]) -> None:
+            try:
+                call(msgspec.convert(spec, spec_type))
+            except msgspec.ValidationError as error:
+                log.error("the %s of a task is not understood: %s", spec_type.__name__, error)
 
-    def pull_model(spec: dict[str, Any]) -> None:
-        try:
-            service.downloads.pull(msgspec.convert(spec, PullSpec))
-        except msgspec.ValidationError as error:
-            log.error("a pull task's spec is not understood: %s", error)
+        return task
 
-    def delete_cached(spec: dict[str, Any]) -> None:
-        try:
-            service.downloads.delete(msgspec.convert(spec, DeleteSpec))
-        except msgspec.ValidationError as error:
-            log.error("a deletion task's spec is not understood: %s", error)
-
-    app.task(name=TASK_PULL_MODEL)(pull_model)
-    app.task(name=TASK_CANCEL_PULL)(service.downloads.cancel)
-    app.task(name=TASK_DELETE_CACHED)(delete_cached)
-    app.task(name=TASK_TELL_LOG)(service.logs.send)
-    app.task(name=TASK_LOAD_MODEL)(load_model)
-    app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
-    app.task(name=TASK_RELEASE_STAGES)(service.release_stages)
-    app.task(name=TASK_DROP_ADAPTER)(service.drop_adapter)
-    app.task(name=TASK_SLEEP_MODEL)(service.sleep_model)
-    app.task(name=TASK_DRAIN_INBOX)(service.drain_inbox)
+    tasks = {
+        TASK_LOAD_MODEL: take(LoadSpec, service.load_model),
+        TASK_UNLOAD_MODEL: service.unload_model,
+        TASK_SLEEP_MODEL: service.sleep_model,
+        TASK_RELEASE_STAGES: service.release_stages,
+        TASK_DROP_ADAPTER: service.drop_adapter,
+        TASK_DRAIN_INBOX: service.drain_inbox,
+        TASK_PULL_MODEL: take(PullSpec, service.downloads.pull),
+        TASK_CANCEL_PULL: service.downloads.cancel,
+        TASK_DELETE_CACHED: take(DeleteSpec, service.downloads.delete),
+        TASK_TELL_LOG: service.logs.send,
+    }
+    for name, task in tasks.items():
+        app.task(name=name)(task)

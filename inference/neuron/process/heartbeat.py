@@ -141,31 +141,32 @@ class Heart:
 
     def _run(self) -> None:
         while not self._stopping:
-            try:
-                self._on_beat()
-                self._log_outage(None)
-                self._access.note(None)
-            except redis.RedisError as error:
-                self._log_outage(error)
-                if self._is_shut_out(error):
-                    return
-            except NameLostError as error:
-                log.critical("%s; this one ends", error)
+            if not self._beat():
                 self._on_lost()
                 return
-            except Exception:
-                log.exception("a heartbeat broke")
             self._wake.wait(HEARTBEAT_INTERVAL_S)
             self._wake.clear()
 
-    def _is_shut_out(self, error: redis.RedisError) -> bool:
+    def _beat(self) -> bool:
+        """``False``: another has its name, or its invitation is void."""
+        outage: redis.RedisError | None = None
         try:
-            self._access.note(error)
+            self._on_beat()
+        except redis.RedisError as error:
+            outage = error
+        except NameLostError as error:
+            log.critical("%s; this one ends", error)
+            return False
+        except Exception:
+            log.exception("a heartbeat broke")
+            return True
+        self._log_outage(outage)
+        try:
+            self._access.note(outage)
         except InvitationVoidError as void:
             log.critical("%s; this neuron ends", void)
-            self._on_lost()
-            return True
-        return False
+            return False
+        return True
 
     def _log_outage(self, error: redis.RedisError | None) -> None:
         if error is not None and self._is_reaching:
