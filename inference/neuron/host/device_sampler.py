@@ -97,7 +97,6 @@ class DeviceSampler:
         first_answer_s: float = FIRST_ANSWER_S,
         fresh_answer_s: float = FRESH_ANSWER_S,
         silent_after_s: float = SILENT_AFTER_S,
-        probe_again_s: float = PROBE_AGAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Waits for the first answer. ``discover`` is called in the thread, and where it finds
@@ -106,7 +105,6 @@ class DeviceSampler:
         self._torch_problem = torch_problem
         self._fresh_answer_s = fresh_answer_s
         self._silent_after_s = silent_after_s
-        self._probe_again_s = probe_again_s
         self._clock = clock
         self._changed = threading.Condition()
         self._discovery: Discovery | None = None
@@ -175,7 +173,7 @@ class DeviceSampler:
         log.warning("%s", problem.message)
         problems = [*found.problems, problem.message]
         usable = Discovery(problems=problems, cuda_unavailable=problem.message)
-        return usable, math.inf if problem.is_answered else self._clock() + self._probe_again_s
+        return usable, math.inf if problem.is_answered else self._clock() + PROBE_AGAIN_S
 
     def _sample(self, discovery: Discovery) -> None:
         """Sample once, publish it, and wait for the next question, at most an interval."""
