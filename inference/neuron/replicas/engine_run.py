@@ -18,34 +18,14 @@ import msgspec
 
 from inference.garbage import freeze_heap
 from inference.loading.sources.sources import local_identity
-from inference.neuron.errors import (
-    EngineGoneError,
-    LoadRefusedError,
-    engine_crashed,
-    engine_faulted,
-    engine_hung,
-    model_unloaded,
-)
+from inference.neuron import errors
 from inference.neuron.loads.watch import SilenceTimer
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord, spans_neurons
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.text_loading import load_text
-from inference.protocol.engine import (
-    Awake,
-    DropAdapter,
-    EngineFaulted,
-    EngineMessage,
-    FellAsleep,
-    Idle,
-    Loaded,
-    LoadFailedMessage,
-    LoadProgressed,
-    Sleep,
-    StepOutputs,
-    Wake,
-)
+from inference.protocol import engine as messages
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import broke_worker, load_mark
@@ -95,7 +75,7 @@ class EngineRuns(ReplicaRecord):
                 silent_s = SLEEP_WAKE_TIMEOUT_S
             if silent_s:
                 engine.silence = self._turns_by_s = None
-                self._fault = engine_hung(self.spec.model)
+                self._fault = errors.engine_hung(self.spec.model)
             is_overdue = drain_by_s is not None and now_s > drain_by_s
             is_done = drain_by_s is not None and (is_overdue or self._is_drained(engine))
             falls_asleep = is_done and self._is_falling_asleep and not is_overdue
@@ -106,7 +86,7 @@ class EngineRuns(ReplicaRecord):
             log.error("replica %s: its engine has sent nothing for %.0f s", model, silent_s)
             engine.abandon()
         elif falls_asleep:
-            self._send(Sleep())
+            self._send(messages.Sleep())
         elif is_done and not engine.is_stopping:
             engine.stop()
 
@@ -123,9 +103,9 @@ class EngineRuns(ReplicaRecord):
         engine.silence = self._drain_by_s = None
         self._turns_by_s = time.monotonic() + SLEEP_WAKE_TIMEOUT_S
 
-    def _send(self, command: Sleep | Wake | DropAdapter) -> None:
+    def _send(self, command: messages.Sleep | messages.Wake | messages.DropAdapter) -> None:
         if (engine := self._engine) is not None:
-            with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
+            with contextlib.suppress(errors.EngineGoneError):  # its end is reported by messages()
                 engine.send(command)
 
     # The supervising thread.
@@ -175,7 +155,7 @@ class EngineRuns(ReplicaRecord):
         none."""
         try:
             spec = self._engine_spec()
-        except LoadRefusedError as refused:
+        except errors.LoadRefusedError as refused:
             return self._after_refusal(refused.failure)
         if spec is None:
             return None
@@ -204,7 +184,7 @@ class EngineRuns(ReplicaRecord):
         self.load.file_identity = local_identity(self.spec)
         spec = self._context.admission.admit(self.load, self._is_cancelled, self.progressed)
         if spec is None and self._stall is not None:
-            raise LoadRefusedError(self._stall)
+            raise errors.LoadRefusedError(self._stall)
         return None if self._is_abandoned else spec
 
     def _is_cancelled(self) -> bool:
@@ -248,10 +228,10 @@ class EngineRuns(ReplicaRecord):
         if self._fault is not None:
             return self._fault
         if is_wanted:
-            return model_unloaded(self.spec.model)
+            return errors.model_unloaded(self.spec.model)
         submits = self._context.table.submits_of(engine)
         if len(submits) != 1 or not engine.ended_by_itself:
-            return engine_crashed(self.spec.model)
+            return errors.engine_crashed(self.spec.model)
         submit = submits[0]
         log.error(
             "request %s (account %s, key %s) ended the engine of %s, which %s; it is not run again",
@@ -259,27 +239,27 @@ class EngineRuns(ReplicaRecord):
         )
         return broke_worker(f"the engine process of model {self.spec.model!r}")
 
-    def _take(self, message: EngineMessage, engine: EngineProcess) -> None:
+    def _take(self, message: messages.EngineMessage, engine: EngineProcess) -> None:
         match message:
-            case StepOutputs(outputs=outputs, stats=stats):
+            case messages.StepOutputs(outputs=outputs, stats=stats):
                 applied = self._context.table.apply(outputs)
                 for sequence_id in applied.ended_early:
                     engine.cancel(sequence_id)
                 self._context.publish(applied.events)
                 self.reported(stats, worked=True)
-            case Idle(stats=stats):
+            case messages.Idle(stats=stats):
                 self.reported(stats, worked=False)
-            case LoadProgressed(progress=progress):
+            case messages.LoadProgressed(progress=progress):
                 self.progressed(progress)
-            case EngineFaulted(code=code, message=text):
-                self._fault = engine_faulted(self.spec.model, code, text)
-            case LoadFailedMessage(failure=failure):
+            case messages.EngineFaulted(code=code, message=text):
+                self._fault = errors.engine_faulted(self.spec.model, code, text)
+            case messages.LoadFailedMessage(failure=failure):
                 self._load_failure = failure
-            case Loaded(report=report):
+            case messages.Loaded(report=report):
                 self._become_ready(report, engine)
-            case FellAsleep(held=held):
+            case messages.FellAsleep(held=held):
                 self._fell_asleep(held, engine)
-            case Awake(seconds=seconds):
+            case messages.Awake(seconds=seconds):
                 self._woke(seconds, engine)
         if self._drain_by_s is not None:
             self._check_engine()

@@ -19,15 +19,7 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import LoadWatch, SilenceTimer
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.protocol.engine import (
-    EngineFaulted,
-    EngineMessage,
-    LoadFailedMessage,
-    LoadProgressed,
-    StageListening,
-    StageReady,
-    StageReleased,
-)
+from inference.protocol import engine as messages
 from inference.protocol.heartbeat import HELD_STAGE_TRANSITIONS, HeldStage, HeldStageStatus
 from inference.protocol.load import LoadSpec, StageOf, own_stages, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
@@ -171,27 +163,29 @@ class StageHolder:
             self._take(message, engine, limit_bytes)
         self._ended(engine.reap())
 
-    def _take(self, message: EngineMessage, engine: EngineProcess, limit_bytes: int) -> None:
+    def _take(
+        self, message: messages.EngineMessage, engine: EngineProcess, limit_bytes: int
+    ) -> None:
         match message:
-            case LoadProgressed(progress=progress):
+            case messages.LoadProgressed(progress=progress):
                 self._progressed(progress)
-            case StageListening(address=address):
+            case messages.StageListening(address=address):
                 self._context.loads.listens(self.load, limit_bytes)
                 self._address = address
                 self._move_to(HeldStageStatus.LISTENING)  # its engine comes when it may
-            case StageReady(report=report, memory=memory):
+            case messages.StageReady(report=report, memory=memory):
                 if self._status is HeldStageStatus.LISTENING:
                     self._context.loads.started(self.load, engine.pid)
                     engine.silence = SilenceTimer()
                     self._move_to(HeldStageStatus.READY)
                 if report.kv_bytes:
                     self._context.loads.stage_took(self.load, memory)
-            case StageReleased(reason=reason):
+            case messages.StageReleased(reason=reason):
                 log.info("%s: %s", self._name, reason)
                 self._release_asked.set()
-            case LoadFailedMessage(failure=failure):
+            case messages.LoadFailedMessage(failure=failure):
                 self._failure = failure
-            case EngineFaulted(code=code, message=text):
+            case messages.EngineFaulted(code=code, message=text):
                 self._failure = LoadFailure(code=code, message=text)
 
     def _ended(self, how: str) -> None:

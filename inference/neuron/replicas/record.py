@@ -15,14 +15,7 @@ import time
 
 import msgspec
 
-from inference.neuron.errors import (
-    IllegalTransitionError,
-    RequestRefusedError,
-    model_load_failed,
-    model_loading,
-    model_not_loaded,
-    model_recovering,
-)
+from inference.neuron import errors
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import LoadWatch
 from inference.neuron.replicas.engine_process import EngineProcess
@@ -42,11 +35,11 @@ from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.supervised_threads import SupervisedThread
 
 REFUSALS = {
-    ReplicaStatus.LOADING: model_loading,
-    ReplicaStatus.DRAINING: model_not_loaded,
-    ReplicaStatus.ASLEEP: model_not_loaded,
-    ReplicaStatus.RECOVERING: model_recovering,
-    ReplicaStatus.READY: model_recovering,
+    ReplicaStatus.LOADING: errors.model_loading,
+    ReplicaStatus.DRAINING: errors.model_not_loaded,
+    ReplicaStatus.ASLEEP: errors.model_not_loaded,
+    ReplicaStatus.RECOVERING: errors.model_recovering,
+    ReplicaStatus.READY: errors.model_recovering,
 }
 """Why a request is refused. READY: its engine has just ended with the neuron."""
 
@@ -205,8 +198,8 @@ class ReplicaRecord:
                 return self._engine, self._text
             if self.status is ReplicaStatus.FAILED:
                 reason = self._failure.message if self._failure else "the reason is not known"
-                raise RequestRefusedError(model_load_failed(self.spec.model, reason))
-            raise RequestRefusedError(REFUSALS[self.status](self.spec.model))
+                raise errors.RequestRefusedError(errors.model_load_failed(self.spec.model, reason))
+            raise errors.RequestRefusedError(REFUSALS[self.status](self.spec.model))
 
     def progressed(self, progress: LoadProgress) -> None:
         with self._changed:
@@ -264,7 +257,7 @@ class ReplicaRecord:
     def _move_to(self, status: ReplicaStatus) -> None:
         """Holds the lock already. Raises ``IllegalTransitionError``."""
         if status not in REPLICA_TRANSITIONS[self.status]:
-            raise IllegalTransitionError(f"{self.spec.model}: {self.status} -> {status}")
+            raise errors.IllegalTransitionError(f"{self.spec.model}: {self.status} -> {status}")
         self.status = status
         self._since_unix_s = time.time()
         self._changed.notify_all()
