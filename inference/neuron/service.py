@@ -125,12 +125,12 @@ class NeuronService:
             client, neuron=name, fetcher=self._fetcher, used_paths=self._weights_in_use
         )
         self.logs = EngineLogs(client, neuron=name)
-        self._engine_starts = EngineStarts(engine_command, self.logs.writer)
+        self.engine_starts = EngineStarts(engine_command, self.logs.writer)
         checker = FileChecker(is_enabled=checks_files)
         self._context = ReplicaContext(
             table=self._requests.table,
             publish=self._requests.publish,
-            start_engine=self._engine_starts.start,
+            start_engine=self.engine_starts.start,
             workers=self._workers,
             marks=self._requests.marks,
             loads=self._loads,
@@ -166,14 +166,6 @@ class NeuronService:
         self._heart.start()
         self.downloads.start()
         self._failed_loads.start()
-
-    def start_engine_ahead(self) -> None:
-        """Starts a process for the next load. It may fail: the load starts its own then."""
-        with contextlib.suppress(OSError):
-            self._engine_starts.start_ahead()
-
-    def end_engine_ahead(self) -> None:
-        self._engine_starts.close()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
@@ -293,7 +285,7 @@ class NeuronService:
         for one in ending:
             one.stop()
         deadline_s = time.monotonic() + STOP_GRACE_S
-        self._engine_starts.close()
+        self.engine_starts.close()
         for one in ending:
             if not one.wait_gone(max(0.0, deadline_s - time.monotonic())):
                 one.kill()
@@ -329,7 +321,7 @@ class NeuronService:
         for replica in self._replicas.all():
             replica.tick()
         self._stages.tick()
-        self._engine_starts.tick()
+        self.engine_starts.tick()
         try:
             self._speak_to_redis()
         except redis.RedisError:

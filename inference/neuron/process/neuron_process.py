@@ -95,7 +95,7 @@ def run(name: str, *, expects_load: bool = False) -> int:
         stage_host=stage_host,
     )
     if expects_load:
-        service.start_engine_ahead()
+        service.engine_starts.start_ahead()
         _end_it_with_this_process(service)
     try:
         service.lease.acquire(PreviousInstance(data_dir, name))
@@ -124,7 +124,7 @@ def _end_it_with_this_process(service: NeuronService) -> None:
     its libraries would only see seconds later that this process is gone."""
 
     def leave(number: int, _frame: object) -> None:
-        service.end_engine_ahead()
+        service.engine_starts.close()
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):

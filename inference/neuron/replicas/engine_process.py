@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO
@@ -96,7 +96,8 @@ def start_process(command: Sequence[str], *, has_lines: bool) -> StartedProcess:
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE if has_lines else None,
-            env=_engine_environment(),
+            # No secrets; and CUDA devices are numbered as by the driver, and so by discovery.
+            env={**child_environment(Role.ENGINE), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
             # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
             start_new_session=True,
         )
@@ -244,15 +245,14 @@ class EngineStarts:
         self._ahead_ends_s = 0.0
 
     def start_ahead(self) -> None:
-        """Raises ``OSError``."""
-        with self._lock:
+        """It may fail: the load starts its own then."""
+        with self._lock, contextlib.suppress(OSError):
             self._ahead_ends_s = self._clock() + AHEAD_LIMIT_S
             self._ahead = start_process(self._command, has_lines=True)
 
     def start(self, spec: LoadSpec) -> EngineProcess:
         """Raises ``OSError``."""
-        with self._lock:
-            ahead, self._ahead = self._ahead, None
+        ahead = self._take_ahead()
         if ahead is not None and ahead[1].poll() is not None:
             _end_unused(ahead)
             ahead = None
@@ -263,10 +263,13 @@ class EngineStarts:
             self.close()
 
     def close(self) -> None:
+        if (ahead := self._take_ahead()) is not None:
+            _end_unused(ahead)
+
+    def _take_ahead(self) -> StartedProcess | None:
         with self._lock:
             ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            _end_unused(ahead)
+        return ahead
 
 
 def _end_unused(started: StartedProcess) -> None:
@@ -286,15 +289,6 @@ def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
     stream.close()
 
 
-def _engine_environment() -> dict[str, str]:
-    """This process's environment without secrets, so that engines find the same packages and number
-    CUDA devices as the driver does (and discovery with it)."""
-    return {
-        **child_environment(Role.ENGINE),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-
-
 MAX_MODEL_BYTES = 256 * 1024
 MAX_MODELS = 64
 """How many models are kept: those whose engines wrote last."""
@@ -306,19 +300,18 @@ class EngineLogs:
         self._client = client
         self._neuron = neuron
         self._lock = threading.Lock()
-        self._by_model: OrderedDict[str, _LastLines] = OrderedDict()
+        self._by_model: dict[str, deque[bytes]] = {}
+        """The last lines of each model; the one whose engine wrote last comes last."""
         self._redact = Redactor(secrets_of(os.environ))
 
     def writer(self, model: str) -> Callable[[bytes], None]:
         """Takes the lines of one engine of that model, one at a time and with its line end."""
-        with self._lock:
-            self._touch(model)
+        self._add(model)
 
         def write(line: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.write(STDERR, line)
-            with self._lock:
-                self._touch(model).add(line)
+            self._add(model, line)
 
         return write
 
@@ -328,7 +321,7 @@ class EngineLogs:
             kept = self._by_model.get(model)
             if kept is None:
                 return None
-            last = list(kept.lines)[-num_lines:] if num_lines > 0 else []
+            last = list(kept)[-num_lines:] if num_lines > 0 else []
         return [self._redact(line.decode(errors="replace").rstrip("\r\n")) for line in last]
 
     def send(self, ask_id: str, model: str, num_lines: int) -> None:
@@ -336,28 +329,19 @@ class EngineLogs:
         answer = EngineLogAnswer(is_known=lines is not None, lines=lines or [])
         key = engine_log_key(self._neuron, ask_id)
         try:
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.rpush(key, encode_engine_log(answer))
-            pipeline.expire(key, ANSWER_EXPIRY_S)
-            pipeline.execute()
+            with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.rpush(key, encode_engine_log(answer))
+                pipeline.expire(key, ANSWER_EXPIRY_S)
+                pipeline.execute()
         except redis.RedisError as error:
             log.warning("the log of %s could not be sent: %s", model, error)
 
-    def _touch(self, model: str) -> _LastLines:
-        kept = self._by_model.setdefault(model, _LastLines())
-        self._by_model.move_to_end(model)
-        while len(self._by_model) > MAX_MODELS:
-            self._by_model.popitem(last=False)
-        return kept
-
-
-class _LastLines:
-    def __init__(self) -> None:
-        self.lines: deque[bytes] = deque()
-        self._num_bytes = 0
-
-    def add(self, line: bytes) -> None:
-        self.lines.append(line)
-        self._num_bytes += len(line)
-        while self._num_bytes > MAX_MODEL_BYTES:
-            self._num_bytes -= len(self.lines.popleft())
+    def _add(self, model: str, *lines: bytes) -> None:
+        with self._lock:
+            kept = self._by_model.pop(model, None) or deque()
+            kept.extend(lines)
+            while sum(map(len, kept)) > MAX_MODEL_BYTES:
+                kept.popleft()
+            self._by_model[model] = kept
+            while len(self._by_model) > MAX_MODELS:
+                del self._by_model[next(iter(self._by_model))]
