@@ -50,7 +50,6 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
-from inference.redis_connections import MAX_VALUE_BYTES
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -247,15 +246,11 @@ class Downloads:
     def _report_for_ever(self) -> None:
         while not self._is_stopping:
             try:
-                whole = self.report()
-                report = bounded_report(whole)
                 self._client.set(
                     downloads_key(self._neuron),
-                    encode_cache_report(report),
+                    encode_cache_report(self.report()),
                     px=int(CACHE_REPORT_EXPIRY_S * 1000),
                 )
-                if report is not whole:
-                    _warnings.log("cut", "the report of downloads has no file names: too many")
             except redis.ResponseError as error:
                 _warnings.log("refused", f"Redis refuses the report of downloads: {error}")
             except redis.RedisError as error:
@@ -281,10 +276,3 @@ def _users(
             for path in paths
         )
     )
-
-
-def bounded_report(report: CacheReport, *, max_bytes: int = MAX_VALUE_BYTES) -> CacheReport:
-    if len(encode_cache_report(report)) <= max_bytes:
-        return report
-    cached = [msgspec.structs.replace(model, files=[], missing=[]) for model in report.cached]
-    return msgspec.structs.replace(report, cached=cached)

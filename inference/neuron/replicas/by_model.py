@@ -54,30 +54,23 @@ class Replicas:
             was_open, self.is_closed = not self.is_closed, True
             return was_open
 
-    def add(self, spec: LoadSpec, context: ReplicaContext) -> tuple[Replica | None, Replica | None]:
+    def add(
+        self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
+    ) -> tuple[Replica | None, Replica | None]:
         """The replica that is to be started, and the one that it replaces. No new one where the
-        model is here or on its way by that spec: that one is the new job's."""
+        model is here or on its way by that spec: that one is the new job's. ``recovering``: a
+        previous instance had it, and what was requested since goes before that."""
         with self._lock:
             current = self._by_model.get(spec.model)
-            if self.is_closed:
+            if self.is_closed or (recovering and current is not None):
                 return None, current
             if current is not None and _is_loaded_by(current, spec):
                 if not current.is_resting:  # its waking is the new job's, its sleep is not
                     current.adopt_job(spec)
                 return None, current
-            replica = self._by_model[spec.model] = Replica(spec, context, predecessor=current)
+            replica = Replica(spec, context, recovering=recovering, predecessor=current)
+            self._by_model[spec.model] = replica
             return replica, current
-
-    def restore(
-        self, spec: LoadSpec, context: ReplicaContext, *, is_lethal: bool
-    ) -> Replica | None:
-        """Recreates a previous instance's replica; ``None``: the model was requested since. One
-        that is lethal, which ended that instance, is not to be started."""
-        with self._lock:
-            if spec.model in self._by_model:
-                return None
-            replica = self._by_model[spec.model] = Replica(spec, context, recovering=not is_lethal)
-            return replica
 
     def forget(self, load: Load) -> None:
         """Forgets the replica of that load, which is gone. One that has taken its place stays."""
@@ -149,7 +142,7 @@ class PersistedSpecs:
                 log.warning("%s is not loaded again: it was saved without an order", spec.model)
                 continue
             is_lethal = not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
-            replica = self._replicas.restore(spec, self._context, is_lethal=is_lethal)
+            replica, _ = self._replicas.add(spec, self._context, recovering=True)
             if replica is None:
                 continue
             if is_lethal:

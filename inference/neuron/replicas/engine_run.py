@@ -77,9 +77,13 @@ class EngineRuns(ReplicaRecord):
                 engine.silence = self._turns_by_s = None
                 self._fault = errors.engine_hung(self.spec.model)
             is_overdue = drain_by_s is not None and now_s > drain_by_s
-            is_done = drain_by_s is not None and (is_overdue or self._is_drained(engine))
+            is_done = (
+                drain_by_s is not None
+                and not (silent_s or engine.is_stopping)
+                and (is_overdue or self._is_drained(engine))
+            )
             falls_asleep = is_done and self._is_falling_asleep and not is_overdue
-            if falls_asleep and not silent_s and not engine.is_stopping:
+            if falls_asleep:
                 self._begin_turn(engine)
         if silent_s:
             model = self.spec.model
@@ -87,7 +91,7 @@ class EngineRuns(ReplicaRecord):
             engine.abandon()
         elif falls_asleep:
             self._send(messages.Sleep())
-        elif is_done and not engine.is_stopping:
+        elif is_done:
             engine.stop()
 
     def _is_drained(self, engine: EngineProcess) -> bool:

@@ -33,7 +33,8 @@ POLL_S = 0.2
 
 class Replica(EngineRuns):
     def refuse(self, failure: LoadFailure) -> None:
-        """Instead of ``start``: it is not loaded, for that reason."""
+        """Instead of ``start``: it is not loaded, for that reason, nor after the next restart."""
+        self._is_first_load = True
         self.load.file_identity = local_identity(self.spec)
         self.give_up(failure)
         self._leave_loads()
