@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 import redis
+from redis.client import Pipeline
 
 from inference.build import this_build
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
@@ -29,12 +30,12 @@ from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher, FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
+from inference.neuron.process.heartbeat import Heart, queue_heartbeat
 from inference.neuron.process.name_lease import NameLease
 from inference.neuron.replicas.by_model import PersistedSpecs, Replicas, SpecStore
-from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, EngineStarts
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder
+from inference.neuron.replicas.record import ReplicaContext
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.retries import FailedLoads, RestartPolicy
 from inference.neuron.requests.requests import Requests
@@ -46,6 +47,7 @@ from inference.protocol.heartbeat import (
     NeuronHeartbeat,
     ReplicaStatus,
 )
+from inference.protocol.keys import NEURONS, heartbeat_key, held_key
 from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
@@ -94,6 +96,8 @@ class NeuronService:
         ``workers`` prepare its prompts and grammars, and are started and closed with it; ``None``:
         its own."""
         self.name = name
+        self._client = client
+        self._may_publish_name = True
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
@@ -115,7 +119,6 @@ class NeuronService:
             stall_limit_s=stall_limit_s,
         )
         self._workers = workers or WorkerPool()
-        self._heartbeats = HeartbeatWriter(client, lease=self.lease)
         self._heart = Heart(self._beat, on_name_lost)
         self._loads = LoadQueue(discovery, memory_limits)
         self._fetcher = Fetcher(
@@ -292,7 +295,8 @@ class NeuronService:
                 one.wait_gone(1.0)
         self._workers.close()
         try:
-            self._heartbeats.remove()
+            # Offline at once, not in a few seconds, and the name is free.
+            self.lease.release(heartbeat_key(self.name), held_key(self.name))
             self._requests.marks.close()
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
@@ -336,9 +340,19 @@ class NeuronService:
         self._persisted_specs.restore()
         # Before the held requests are published: those that were in the inbox are among them.
         self._requests.drain_inbox()
-        self._heartbeats.write(
-            self.heartbeat(), self._requests.held(), also=self._persisted_specs.queue
-        )
+        heartbeat, held = self.heartbeat(), self._requests.held()
+
+        def write(pipe: Pipeline) -> None:
+            queue_heartbeat(pipe, heartbeat, held)
+            self._persisted_specs.queue(pipe)
+
+        self.lease.write(write)
+        if self._may_publish_name:
+            try:
+                self._client.zadd(NEURONS, {self.name: heartbeat.time_unix_s})
+            except redis.exceptions.NoPermissionError:
+                # An invited neuron need not: its name is among the desired states.
+                self._may_publish_name = False
         self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:

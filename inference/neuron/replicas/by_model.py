@@ -18,7 +18,7 @@ from redis.client import Pipeline
 
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
-from inference.neuron.replicas.context import ReplicaContext
+from inference.neuron.replicas.record import ReplicaContext
 from inference.neuron.replicas.replica import Replica
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import blame, load_mark

@@ -20,9 +20,8 @@ from inference.garbage import freeze_heap
 from inference.loading.sources.sources import local_identity
 from inference.neuron import errors
 from inference.neuron.loads.watch import SilenceTimer
-from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.record import ReplicaRecord, spans_neurons
+from inference.neuron.replicas.record import ReplicaContext, ReplicaRecord, spans_neurons
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.text_loading import load_text
 from inference.protocol import engine as messages

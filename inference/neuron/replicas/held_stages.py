@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from inference.neuron.errors import IllegalTransitionError, LoadRefusedError
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import LoadWatch, SilenceTimer
-from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.record import ReplicaContext
 from inference.protocol import engine as messages
 from inference.protocol.heartbeat import HELD_STAGE_TRANSITIONS, HeldStage, HeldStageStatus
 from inference.protocol.load import LoadSpec, StageOf, own_stages, spec_digest
