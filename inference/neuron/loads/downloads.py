@@ -22,30 +22,15 @@ from typing import Literal
 import msgspec
 import redis
 
-from inference.loading.sources.cached import (
-    cached_directory,
-    delete_cached,
-    list_cached,
-    sweep_orphans,
-)
+from inference.loading.sources import cached
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_sources import hub_cache_dir, is_downloaded
 from inference.loading.sources.sources import parse_source
 from inference.logs.throttled import ThrottledLog
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.files import Fetcher
-from inference.protocol.downloads import (
-    CACHE_REPORT_EXPIRY_S,
-    CACHE_REPORT_INTERVAL_S,
-    ENDED_JOB_KEPT_S,
-    CachedModel,
-    CacheJobState,
-    CacheJobStatus,
-    CacheReport,
-    DeleteSpec,
-    PullSpec,
-    encode_cache_report,
-)
+from inference.protocol import downloads as protocol
+from inference.protocol.downloads import CacheJobState, CacheJobStatus, DeleteSpec, PullSpec
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
@@ -115,7 +100,7 @@ class Downloads:
         if self._is_new(spec, "delete"):
             self._run(spec.job_id, lambda: self._delete(spec))
 
-    def report(self) -> CacheReport:
+    def report(self) -> protocol.CacheReport:
         cache_dir = self._fetcher.cache_dir
         used = self._used_paths()
         with self._lock:
@@ -124,14 +109,14 @@ class Downloads:
         directory = hub_cache_dir(cache_dir)
         while not directory.exists():
             directory = directory.parent
-        return CacheReport(
+        return protocol.CacheReport(
             neuron=self._neuron,
             time_unix_s=time.time(),
             disk_total_bytes=shutil.disk_usage(directory).total,
             disk_free_bytes=free_disk_bytes(directory),
             cached=[
                 msgspec.structs.replace(model, used_by=_users(cache_dir, model, used))
-                for model in list_cached(cache_dir)
+                for model in cached.list_cached(cache_dir)
             ],
             jobs=jobs,
         )
@@ -174,13 +159,13 @@ class Downloads:
     def _delete(self, spec: DeleteSpec) -> CacheJobStatus:
         cache_dir = self._fetcher.cache_dir
         used = self._used_paths()
-        for model in list_cached(cache_dir):
+        for model in cached.list_cached(cache_dir):
             if (model.source, model.revision) != (spec.source, spec.revision):
                 continue
             if users := _users(cache_dir, model, used, spec.files):
                 message = f"{', '.join(users)} is loaded from it: unload that first"
                 raise LoadRefusedError(LoadFailure(code="in_use", message=message))
-        freed = delete_cached(cache_dir, spec.source, spec.revision, spec.files)
+        freed = cached.delete_cached(cache_dir, spec.source, spec.revision, spec.files)
         log.info("deleted %s %s: %d bytes", spec.source, spec.revision, freed)
         return CacheJobStatus.SUCCEEDED
 
@@ -227,7 +212,7 @@ class Downloads:
         self._changed.set()
 
     def _forget_old(self) -> None:
-        oldest = time.time() - ENDED_JOB_KEPT_S
+        oldest = time.time() - protocol.ENDED_JOB_KEPT_S
         for job in list(self._jobs.values()):
             if job.status in STATUS_ENDED and job.since_unix_s < oldest:
                 del self._jobs[job.job_id]
@@ -237,7 +222,7 @@ class Downloads:
 
     def _pull_for_ever(self) -> None:
         # Partial files from before this neuron's start that no pull will resume.
-        for source, num_bytes in sweep_orphans(self._fetcher.cache_dir).items():
+        for source, num_bytes in cached.sweep_orphans(self._fetcher.cache_dir).items():
             log.info("removed %d bytes of broken downloads of %s", num_bytes, source)
         while (spec := self._pulls.get()) is not None and not self._is_stopping:
             if spec.job_id not in self._cancelled:
@@ -248,8 +233,8 @@ class Downloads:
             try:
                 self._client.set(
                     downloads_key(self._neuron),
-                    encode_cache_report(self.report()),
-                    px=int(CACHE_REPORT_EXPIRY_S * 1000),
+                    protocol.encode_cache_report(self.report()),
+                    px=int(protocol.CACHE_REPORT_EXPIRY_S * 1000),
                 )
             except redis.ResponseError as error:
                 _warnings.log("refused", f"Redis refuses the report of downloads: {error}")
@@ -258,15 +243,18 @@ class Downloads:
             except Exception:
                 log.exception("the report of downloads broke")
             time.sleep(SHORTEST_INTERVAL_S)
-            self._changed.wait(CACHE_REPORT_INTERVAL_S)
+            self._changed.wait(protocol.CACHE_REPORT_INTERVAL_S)
             self._changed.clear()
 
 
 def _users(
-    cache_dir: Path, model: CachedModel, used: dict[str, list[Path]], files: list[str] | None = None
+    cache_dir: Path,
+    model: protocol.CachedModel,
+    used: dict[str, list[Path]],
+    files: list[str] | None = None,
 ) -> list[str]:
     """Models whose weights lie in it, or in those ``files`` of it."""
-    directory = cached_directory(cache_dir, model.source, model.revision)
+    directory = cached.cached_directory(cache_dir, model.source, model.revision)
     return sorted(
         name
         for name, paths in used.items()

@@ -78,6 +78,7 @@ Weights that are not quantised while loading need half of such files, in 16 bits
 LEAST_OF_DENSE_FILES = 0.5
 BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
 """Follows a device's size where the operator lets less of it be used."""
+OTHERS = "what other models were promised left out"
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
@@ -156,12 +157,11 @@ def check_room(
     kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
     needed = max(least_bytes(spec, device, file_bytes), kv_bytes)
     if needed > limit_bytes:
-        gone = ", ".join(evicted)
+        once = f" once {gone} is unloaded" if (gone := ", ".join(evicted)) else ""
         raise _refused(
             "does_not_fit",
             f"the model needs {_gb(needed)} on {device}, and {_gb(limit_bytes)} are free there"
-            f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
-            "out; unload another model, or load a smaller quant",
+            f"{once}, {OTHERS}; unload another model, or load a smaller quant",
             needed,
         )
 
@@ -175,12 +175,11 @@ def waking_bytes(used_bytes: int, asleep: AsleepBytes, device: str) -> int:
 def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
     """Raises ``LoadRefusedError``: it sleeps on."""
     if needed > limit_bytes:
-        gone = ", ".join(evicted)
+        once = f" once {gone} has left" if (gone := ", ".join(evicted)) else ""
         raise _refused(
             "does_not_fit",
             f"the model sleeps and needs {_gb(needed)} more on {device} to wake, and "
-            f"{_gb(limit_bytes)} are free there{f' once {gone} has left' if gone else ''}, what "
-            "other models were promised left out; unload another model",
+            f"{_gb(limit_bytes)} are free there{once}, {OTHERS}; unload another model",
         )
 
 
