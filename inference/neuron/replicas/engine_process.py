@@ -83,56 +83,47 @@ def is_own_engine(command: Sequence[str]) -> bool:
     return OWN_ENGINE in command
 
 
-StartedProcess = tuple[socket.socket, subprocess.Popen[bytes]]
-"""An engine's process without a spec yet, and our end of its socket."""
-
-
-def start_process(command: Sequence[str], *, has_lines: bool) -> StartedProcess:
-    """``has_lines``: its standard error is a pipe. Raises ``OSError``."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [*command, "--fd", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if has_lines else None,
-            # No secrets; and CUDA devices are numbered as by the driver, and so by discovery.
-            env={**child_environment(Role.ENGINE), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
-            # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
-            start_new_session=True,
-        )
-    return ours, process
-
-
 class EngineProcess:
     """``messages`` belongs to one thread; the other methods to any."""
 
     def __init__(
         self,
-        spec: LoadSpec,
+        spec: LoadSpec | None,
         command: Sequence[str],
         *,
         on_line: Callable[[bytes], None] | None = None,
-        started: StartedProcess | None = None,
     ) -> None:
-        """Starts the process, unless it is ``started``, and sends it its spec. ``on_line``: takes
+        """Starts the process and sends it its spec; ``None``: ``load`` will. ``on_line``: takes
         each line that it writes to standard error, on a thread; ``None``: it writes to this
         process' own. Raises ``OSError`` when it cannot start."""
-        if started is None:
-            started = start_process(command, has_lines=on_line is not None)
-        self._socket, self._process = started
-        self._stderr_reader: SupervisedThread | None = None
-        if on_line is not None and self._process.stderr is not None:
-            self._stderr_reader = SupervisedThread(
-                partial(_read_lines, self._process.stderr, on_line), name="engine-stderr"
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stderr=None if on_line is None and spec is not None else subprocess.PIPE,
+                # No secrets; and CUDA devices are numbered as by the driver, and so by discovery.
+                env={**child_environment(Role.ENGINE), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
+                start_new_session=True,
             )
-            self._stderr_reader.start()
+        self._stderr_reader: SupervisedThread | None = None
         self._channel = Channel(self._socket)
         self._send_lock = threading.Lock()
         self.started_s = time.monotonic()
         self._stop_asked_s: float | None = None
         self.silence: SilenceTimer | None = None
         """The time since its last message; ``None`` while it need not send any."""
+        if spec is not None:
+            self.load(spec, on_line)
+
+    def load(self, spec: LoadSpec, on_line: Callable[[bytes], None] | None) -> None:
+        self.started_s = time.monotonic()
+        if on_line is not None and self._process.stderr is not None:
+            read = partial(_read_lines, self._process.stderr, on_line)
+            self._stderr_reader = SupervisedThread(read, name="engine-stderr")
+            self._stderr_reader.start()
         with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
             self._send_frame(encode_engine_frame(spec))
 
@@ -170,6 +161,10 @@ class EngineProcess:
             self._socket.shutdown(socket.SHUT_WR)
 
     @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
     def is_stopping(self) -> bool:
         return self._stop_asked_s is not None
 
@@ -191,7 +186,7 @@ class EngineProcess:
 
     def kill(self) -> None:
         """SIGKILL, to it and the processes it may have started."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -207,6 +202,8 @@ class EngineProcess:
             self._channel.close()
         if self._stderr_reader is not None:  # a child of its may hold the other end for longer
             self._stderr_reader.join(LAST_LINES_S)
+        elif self._process.stderr is not None:
+            self._process.stderr.close()
         if code < 0:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return describe_exit(code)
@@ -241,22 +238,24 @@ class EngineStarts:
         self._clock = clock
         self._on_line = on_line
         self._lock = threading.Lock()
-        self._ahead: StartedProcess | None = None
+        self._ahead: EngineProcess | None = None
         self._ahead_ends_s = 0.0
 
     def start_ahead(self) -> None:
         """It may fail: the load starts its own then."""
         with self._lock, contextlib.suppress(OSError):
             self._ahead_ends_s = self._clock() + AHEAD_LIMIT_S
-            self._ahead = start_process(self._command, has_lines=True)
+            self._ahead = EngineProcess(None, self._command)
 
     def start(self, spec: LoadSpec) -> EngineProcess:
         """Raises ``OSError``."""
-        ahead = self._take_ahead()
-        if ahead is not None and ahead[1].poll() is not None:
-            _end_unused(ahead)
-            ahead = None
-        return EngineProcess(spec, self._command, on_line=self._on_line(spec.model), started=ahead)
+        ahead, on_line = self._take_ahead(), self._on_line(spec.model)
+        if ahead is not None and not ahead.has_ended:
+            ahead.load(spec, on_line)
+            return ahead
+        if ahead is not None:
+            ahead.reap()
+        return EngineProcess(spec, self._command, on_line=on_line)
 
     def tick(self) -> None:
         if self._ahead is not None and self._clock() >= self._ahead_ends_s:
@@ -264,21 +263,13 @@ class EngineStarts:
 
     def close(self) -> None:
         if (ahead := self._take_ahead()) is not None:
-            _end_unused(ahead)
+            ahead.kill()
+            ahead.reap()
 
-    def _take_ahead(self) -> StartedProcess | None:
+    def _take_ahead(self) -> EngineProcess | None:
         with self._lock:
             ahead, self._ahead = self._ahead, None
         return ahead
-
-
-def _end_unused(started: StartedProcess) -> None:
-    ours, process = started
-    ours.close()
-    process.kill()
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
 
 
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
