@@ -83,6 +83,7 @@ class EngineRuns(ReplicaRecord):
             )
             falls_asleep = is_done and self._is_falling_asleep and not is_overdue
             if falls_asleep:
+                self._drain_by_s = None
                 self._begin_turn(engine)
         if silent_s:
             model = self.spec.model
@@ -103,7 +104,7 @@ class EngineRuns(ReplicaRecord):
 
     def _begin_turn(self, engine: EngineProcess) -> None:
         """The engine is about to fall asleep or to wake. Holds the lock already."""
-        engine.silence = self._drain_by_s = None
+        engine.silence = None
         self._turns_by_s = time.monotonic() + SLEEP_WAKE_TIMEOUT_S
 
     def _send(self, command: messages.Sleep | messages.Wake | messages.DropAdapter) -> None:

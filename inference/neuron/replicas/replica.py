@@ -114,7 +114,7 @@ class Replica(EngineRuns):
         return is_draining
 
     def leave_if_idle(self, *, may_sleep: bool) -> bool:
-        """Fall asleep or unload if nothing runs here: see ``Evictable``."""
+        """Fall asleep, or unload, if nothing runs here; ``False``: it has work again."""
         return (may_sleep and self._fall_asleep(only_if_idle=True)) or self.drain(only_if_idle=True)
 
     def sleep(self, job_id: str) -> None:

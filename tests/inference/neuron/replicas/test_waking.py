@@ -55,3 +55,35 @@ def test_who_asks_as_soon_as_it_is_seen_to_sleep_on_wakes_it(problem: Exception)
     replica.wake(spec_of("first"))
     assert woken.wait(WAIT_S)
     assert (jobs, replica.status) == (["first", "second"], ReplicaStatus.LOADING)
+
+
+def test_one_that_is_unloaded_as_it_may_wake_ends_once_its_requests_are_done() -> None:
+    woken, stopped, submits = threading.Event(), threading.Event(), ["runs"]
+
+    def readmit(*_: Any) -> bool:
+        replica.drain()
+        return True
+
+    context: Any = SimpleNamespace(
+        admission=SimpleNamespace(readmit=readmit),
+        loads=SimpleNamespace(wake=lambda: None),
+        table=SimpleNamespace(submits_of=lambda _: submits),
+        on_change=lambda: None,
+        clock=lambda: 0.0,
+        load_stall_limit_s=None,
+        silence_limit_s=None,
+    )
+    replica = Replica(spec_of("first"), context)
+    engine: Any = SimpleNamespace(
+        send=lambda _: woken.set(),
+        stop=stopped.set,
+        check=lambda _: 0.0,
+        is_stopping=False,
+        silence=None,
+    )
+    replica._engine, replica.status = engine, ReplicaStatus.ASLEEP
+    replica.wake(spec_of("first"))
+    assert woken.wait(WAIT_S) and not stopped.is_set()
+    submits.clear()
+    replica.tick()
+    assert stopped.is_set()
