@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 import redis
+from redis.client import Pipeline
 
 from inference.build import this_build
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
@@ -29,17 +30,24 @@ from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher, FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
+from inference.neuron.process.heartbeat import Heart, queue_heartbeat
 from inference.neuron.process.name_lease import NameLease
 from inference.neuron.replicas.by_model import PersistedSpecs, Replicas, SpecStore
-from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, EngineStarts
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder
+from inference.neuron.replicas.record import ReplicaContext
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.retries import FailedLoads, RestartPolicy
 from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
-from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
+from inference.protocol.heartbeat import (
+    PROTOCOL,
+    BuildInfo,
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaStatus,
+)
+from inference.protocol.keys import NEURONS, heartbeat_key, held_key
 from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
@@ -88,13 +96,14 @@ class NeuronService:
         ``workers`` prepare its prompts and grammars, and are started and closed with it; ``None``:
         its own."""
         self.name = name
+        self._client = client
+        self._may_publish_name = True
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
         self._build = BuildInfo(**asdict(this_build()))
         self._discovery = discovery
         self._replicas = Replicas()
-        self._stages = HeldStages(lambda: self._context)
         self._stage_host = stage_host
         self._is_leaving = False
         self._stuck: list[str] = []
@@ -110,7 +119,6 @@ class NeuronService:
             stall_limit_s=stall_limit_s,
         )
         self._workers = workers or WorkerPool()
-        self._heartbeats = HeartbeatWriter(client, lease=self.lease)
         self._heart = Heart(self._beat, on_name_lost)
         self._loads = LoadQueue(discovery, memory_limits)
         self._fetcher = Fetcher(
@@ -120,12 +128,12 @@ class NeuronService:
             client, neuron=name, fetcher=self._fetcher, used_paths=self._weights_in_use
         )
         self.logs = EngineLogs(client, neuron=name)
-        self._engine_starts = EngineStarts(engine_command, self.logs.writer)
+        self.engine_starts = EngineStarts(engine_command, self.logs.writer)
         checker = FileChecker(is_enabled=checks_files)
         self._context = ReplicaContext(
             table=self._requests.table,
             publish=self._requests.publish,
-            start_engine=self._engine_starts.start,
+            start_engine=self.engine_starts.start,
             workers=self._workers,
             marks=self._requests.marks,
             loads=self._loads,
@@ -135,7 +143,7 @@ class NeuronService:
                 check_files=checker.check,
                 find=self._replicas.find,
             ),
-            weigh=checker.costs,
+            checker=checker,
             discard=self._discard,
             on_change=self._heart.beat_now,
             on_gone=self._forget,
@@ -144,6 +152,7 @@ class NeuronService:
             load_stall_limit_s=load_stall_limit_s,
             clock=clock,
         )
+        self._stages = HeldStages(self._context)
         self._failed_loads = FailedLoads(
             self._replicas.all,
             free_bytes=self._loads.free_bytes,
@@ -160,14 +169,6 @@ class NeuronService:
         self._heart.start()
         self.downloads.start()
         self._failed_loads.start()
-
-    def start_engine_ahead(self) -> None:
-        """Starts a process for the next load. It may fail: the load starts its own then."""
-        with contextlib.suppress(OSError):
-            self._engine_starts.start_ahead()
-
-    def end_engine_ahead(self) -> None:
-        self._engine_starts.close()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
@@ -238,12 +239,15 @@ class NeuronService:
             time_unix_s=time.time(),
             host=self._host(),
             devices=self._loads.devices(),
-            replicas=[replica.state() for replica in self._replicas.all()],
+            replicas=[
+                replica.state(self._loads.kept_bytes(replica.load))
+                for replica in self._replicas.all()
+            ],
             is_leaving=self._is_leaving,
             thread_problems=[*thread_problems(), *self._stuck],
             is_ready=self._is_ready,
             stage_host=self._stage_host,
-            stages=self._stages.states(),
+            stages=[holder.state() for holder in self._stages.all()],
         )
 
     def _host(self) -> HostInfo:
@@ -284,14 +288,15 @@ class NeuronService:
         for one in ending:
             one.stop()
         deadline_s = time.monotonic() + STOP_GRACE_S
-        self._engine_starts.close()
+        self.engine_starts.close()
         for one in ending:
             if not one.wait_gone(max(0.0, deadline_s - time.monotonic())):
                 one.kill()
                 one.wait_gone(1.0)
         self._workers.close()
         try:
-            self._heartbeats.remove()
+            # Offline at once, not in a few seconds, and the name is free.
+            self.lease.release(heartbeat_key(self.name), held_key(self.name))
             self._requests.marks.close()
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
@@ -320,7 +325,7 @@ class NeuronService:
         for replica in self._replicas.all():
             replica.tick()
         self._stages.tick()
-        self._engine_starts.tick()
+        self.engine_starts.tick()
         try:
             self._speak_to_redis()
         except redis.RedisError:
@@ -335,15 +340,30 @@ class NeuronService:
         self._persisted_specs.restore()
         # Before the held requests are published: those that were in the inbox are among them.
         self._requests.drain_inbox()
-        self._heartbeats.write(
-            self.heartbeat(), self._requests.held(), also=self._persisted_specs.queue
-        )
+        heartbeat, held = self.heartbeat(), self._requests.held()
+
+        def write(pipe: Pipeline) -> None:
+            queue_heartbeat(pipe, heartbeat, held)
+            self._persisted_specs.queue(pipe)
+
+        self.lease.write(write)
+        if self._may_publish_name:
+            try:
+                self._client.zadd(NEURONS, {self.name: heartbeat.time_unix_s})
+            except redis.exceptions.NoPermissionError:
+                # An invited neuron need not: its name is among the desired states.
+                self._may_publish_name = False
         self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
-        used = self._stages.weights_in_use()
-        for model, paths in self._replicas.weights_in_use().items():
-            used.setdefault(model, []).extend(paths)
+        """Model -> the weight files of its replica and of its stages here."""
+        used: dict[str, list[Path]] = {}
+        for replica in self._replicas.all():
+            if replica.status is not ReplicaStatus.FAILED:
+                used.setdefault(replica.spec.model, []).extend(replica.load.weights)
+        for holder in self._stages.all():
+            if not holder.is_over:
+                used.setdefault(holder.spec.model, []).extend(holder.load.weights)
         return used
 
     def _forget(self, load: Load) -> None:

@@ -4,7 +4,7 @@ NVML. Each is read by itself: one that does not answer hides none of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,10 @@ def list_cards(nvml: Any) -> tuple[list[CudaCard], list[str]]:
 def visible_cards(
     cards: list[CudaCard], nvml: Any, environment: Mapping[str, str]
 ) -> list[CudaCard]:
-    """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers,
-    (starts of) UUIDs, or parts of cards (``MIG-…``); as in CUDA, the first that matches nothing
-    ends the list. Of a card that is divided, and not named by its parts, CUDA gives a process the
-    first part."""
+    """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers, or
+    starts of UUIDs, of cards or of their parts (``MIG-…``); as in CUDA, the first that matches
+    nothing ends the list. Of a card that is divided, and not named by its parts, CUDA gives a
+    process the first part."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [_first_part(card, nvml) for card in cards]
@@ -65,26 +65,22 @@ def card_now(nvml: Any, card: CudaCard, index: int) -> DeviceInfo:
     """The card with its free memory, load and temperature, as device ``index`` of CUDA. Raises
     ``NVMLError`` where it does not answer any more."""
     handle = card.handle
+    milliwatts = _reported(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return msgspec.structs.replace(
         card.info,
         index=index,
-        free_memory_bytes=card_memory(nvml, handle).free_bytes,
+        free_memory_bytes=(_own_memory(nvml, handle) or host_memory()).free_bytes,
         utilization_percent=_reported(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
         temperature_c=_reported(
             nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
         ),
-        power_w=_watts(_reported(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
+        power_w=None if milliwatts is None else milliwatts / 1000,
     )
 
 
-def card_memory(nvml: Any, handle: Any) -> HostMemory:
-    """The card's memory. One that has none of its own has the host's. Raises ``NVMLError``."""
-    return _own_memory(nvml, handle) or host_memory()
-
-
 def _own_memory(nvml: Any, handle: Any) -> HostMemory | None:
-    """``None`` of a card with unified memory, as on GB10, where NVML does not support the question.
-    Raises ``NVMLError``."""
+    """``None`` of a card with unified memory, as on GB10, where NVML does not support the question:
+    it has the host's. Raises ``NVMLError``."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
@@ -96,84 +92,57 @@ def _own_memory(nvml: Any, handle: Any) -> HostMemory | None:
 
 def _card(nvml: Any, handle: Any, index: int, driver: str) -> CudaCard:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    own = _own_memory(nvml, handle)
-    memory = own or host_memory()
     info = DeviceInfo(
         index=index,
         kind="cuda",
+        name="",
+        total_memory_bytes=0,
+        free_memory_bytes=0,
+        compute_capability=f"{major}.{minor}",
+        driver=driver,
+    )
+    return _measured(nvml, handle, info)
+
+
+def _measured(nvml: Any, handle: Any, info: DeviceInfo) -> CudaCard:
+    """The card or part behind ``handle``, with its own name and memory."""
+    own = _own_memory(nvml, handle)
+    memory = own or host_memory()
+    named = msgspec.structs.replace(
+        info,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         total_memory_bytes=memory.total_bytes,
         free_memory_bytes=memory.free_bytes,
-        compute_capability=f"{major}.{minor}",
-        driver=driver,
         has_host_memory=own is None,
     )
-    return CudaCard(handle, info)
+    return CudaCard(handle, named)
 
 
 def _card_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
     if word.isdigit():
         return cards[int(word)] if int(word) < len(cards) else None
+    named: Iterable[CudaCard] = cards
     if word.startswith("MIG-"):
-        return _part_named(word, cards, nvml)
-    for card in cards:
-        uuid = _text(nvml.nvmlDeviceGetUUID(card.handle))
-        if word and uuid.startswith(word):
-            return card
-    return None
-
-
-def _part_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
-    """Finds a part by its UUID, or as drivers before 470 name it:
-    ``MIG-GPU-<card>/<instance>/<part>``."""
-    for card in cards:
-        for handle in _parts(card, nvml):
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            if uuid.startswith(word) or word == _older_name(card, handle, nvml):
-                return _part(card, handle, nvml)
+        named = (part for card in cards for part in _parts(card, nvml))
+    for one in named:
+        if word and _text(nvml.nvmlDeviceGetUUID(one.handle)).startswith(word):
+            return one
     return None
 
 
 def _first_part(card: CudaCard, nvml: Any) -> CudaCard:
-    handle = next(_parts(card, nvml), None)
-    return card if handle is None else _part(card, handle, nvml)
+    return next(_parts(card, nvml), card)
 
 
-def _parts(card: CudaCard, nvml: Any) -> Iterator[Any]:
-    """NVML's handles of the parts that the card is divided into; none where it is not."""
-    try:
-        most = int(nvml.nvmlDeviceGetMaxMigDeviceCount(card.handle))
-    except nvml.NVMLError:
-        return
-    for index in range(most):
+def _parts(card: CudaCard, nvml: Any) -> Iterator[CudaCard]:
+    """The parts that the card is divided into; none where it is not."""
+    most = _reported(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(card.handle))
+    for index in range(most or 0):
         try:
-            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, index)
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, index)
         except nvml.NVMLError:  # no part has this number
             continue
-
-
-def _part(card: CudaCard, handle: Any, nvml: Any) -> CudaCard:
-    memory = card_memory(nvml, handle)
-    info = msgspec.structs.replace(
-        card.info,
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        total_memory_bytes=memory.total_bytes,
-        free_memory_bytes=memory.free_bytes,
-    )
-    return CudaCard(handle, info)
-
-
-def _older_name(card: CudaCard, handle: Any, nvml: Any) -> str:
-    try:
-        instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
-        part = nvml.nvmlDeviceGetComputeInstanceId(handle)
-    except nvml.NVMLError:
-        return ""
-    return f"MIG-{_text(nvml.nvmlDeviceGetUUID(card.handle))}/{instance}/{part}"
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
+        yield _measured(nvml, handle, card.info)
 
 
 def _reported(nvml: Any, read: Callable[[], int]) -> int | None:

@@ -97,7 +97,6 @@ class DeviceSampler:
         first_answer_s: float = FIRST_ANSWER_S,
         fresh_answer_s: float = FRESH_ANSWER_S,
         silent_after_s: float = SILENT_AFTER_S,
-        probe_again_s: float = PROBE_AGAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Waits for the first answer. ``discover`` is called in the thread, and where it finds
@@ -106,7 +105,6 @@ class DeviceSampler:
         self._torch_problem = torch_problem
         self._fresh_answer_s = fresh_answer_s
         self._silent_after_s = silent_after_s
-        self._probe_again_s = probe_again_s
         self._clock = clock
         self._changed = threading.Condition()
         self._discovery: Discovery | None = None
@@ -156,17 +154,26 @@ class DeviceSampler:
         return self._clock() - self._answered_s
 
     def _sample_for_ever(self) -> None:
-        found = self._discover()
-        usable, probe_at_s = self._probe(found)
+        """Samples, publishes, and waits for the next question, at most an interval."""
+        usable = found = self._discover()
+        probe_at_s = -math.inf if found.cuda_devices() else math.inf
         while True:
             if self._clock() >= probe_at_s:
                 usable, probe_at_s = self._probe(found)
-            self._sample(usable)
+            asked = self._num_asked
+            try:
+                cuda = usable.cuda_devices()
+            except Exception:
+                log.exception("the devices could not be asked")
+                cuda = []
+            with self._changed:
+                self._discovery, self._cuda = usable, cuda
+                self._answered_s, self._num_answered = self._clock(), asked
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._num_asked > self._num_answered, INTERVAL_S)
 
     def _probe(self, found: Discovery) -> tuple[Discovery, float]:
         """Returns the devices that engines can use, and when to probe again, by its clock."""
-        if not found.cuda_devices():
-            return found, math.inf
         self._waits_for = TORCH
         problem = self._torch_problem()
         self._waits_for = DRIVER
@@ -175,21 +182,4 @@ class DeviceSampler:
         log.warning("%s", problem.message)
         problems = [*found.problems, problem.message]
         usable = Discovery(problems=problems, cuda_unavailable=problem.message)
-        return usable, math.inf if problem.is_answered else self._clock() + self._probe_again_s
-
-    def _sample(self, discovery: Discovery) -> None:
-        """Sample once, publish it, and wait for the next question, at most an interval."""
-        with self._changed:
-            asked = self._num_asked
-        try:
-            cuda = discovery.cuda_devices()
-        except Exception:
-            log.exception("the devices could not be asked")
-            cuda = []
-        with self._changed:
-            self._discovery = discovery
-            self._cuda = cuda
-            self._answered_s = self._clock()
-            self._num_answered = asked
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._num_asked > self._num_answered, INTERVAL_S)
+        return usable, math.inf if problem.is_answered else self._clock() + PROBE_AGAIN_S

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from inference.loading.progress import OnProgress
 from inference.loading.sources.fetch import Fetched
@@ -31,12 +31,13 @@ from inference.neuron.loads.load import (
     waking_bytes,
 )
 from inference.neuron.loads.queue import LoadQueue
-from inference.protocol.load import (
-    LoadSpec,
-)
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import MissingFileError
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes
+
+if TYPE_CHECKING:
+    from inference.neuron.replicas.replica import Replica
 
 POLL_S = 0.2
 LEAVING_LIMIT_S = 300.0
@@ -46,33 +47,6 @@ MEMORY_COMES_BACK_S = 5.0
 """A driver releases a process' memory some moments after its end."""
 
 IsCancelled = Callable[[], bool]
-Fetch = Callable[[LoadSpec, OnProgress, IsCancelled], Fetched | None]
-"""Gets a load's files onto the disk. ``None``: cancelled, or not to be downloaded. Raises
-``LoadRefusedError``."""
-
-CheckFiles = Callable[[LoadSpec, Sequence[Path], int, IsCancelled], None]
-"""Checks a load's configs and file headers. Arguments: the spec, its downloaded weight files, the
-bytes that will be free on its device, and whether it is cancelled. Raises ``LoadRefusedError``."""
-
-
-class Evictable(Protocol):
-    spec: LoadSpec
-
-    @property
-    def load(self) -> Load: ...
-    @property
-    def may_sleep_as(self) -> AsleepBytes | None:
-        """Memory that it would hold asleep; ``None``: it cannot sleep, or sleeps already."""
-        ...
-
-    def is_idle(self) -> bool: ...
-    def leave_if_idle(self, *, may_sleep: bool) -> bool:
-        """Unloads it, or puts it to sleep where it may; ``False``: it has work again."""
-        ...
-
-    def wait_left(self, timeout_s: float | None = None) -> bool:
-        """Waits until it is gone or asleep. Returns whether it is."""
-        ...
 
 
 class LoadAdmission:
@@ -80,12 +54,13 @@ class LoadAdmission:
         self,
         loads: LoadQueue,
         *,
-        fetch: Fetch,
-        check_files: CheckFiles,
-        find: Callable[[str], Evictable | None],
+        fetch: Callable[[LoadSpec, OnProgress, IsCancelled], Fetched | None],
+        check_files: Callable[[LoadSpec, Sequence[Path], int, IsCancelled], None],
+        find: Callable[[str], Replica | None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """``fetch`` and ``check_files``: as ``Fetcher`` and ``FileChecker`` do."""
         self._loads = loads
         self._fetch = fetch
         self._check_files = check_files
@@ -101,7 +76,7 @@ class LoadAdmission:
             check_local_path(load.spec)  # before anything is unloaded for it
         except MissingFileError as error:
             raise LoadRefusedError(error.failure) from None
-        if self._loads.holding(load) is None:
+        if not load.claims:
             self._loads.accept(load)
         fetched = self._fetch(load.spec, report, is_cancelled)
         if fetched is not None:
@@ -111,49 +86,64 @@ class LoadAdmission:
             load.file_bytes = fetched.weight_bytes
         else:
             load.file_bytes = local_file_bytes(load.spec, self._loads.most_free_bytes())
-        if not self._enter(load, is_cancelled, report):
-            return None
-        if not self._make_room(load, is_cancelled, report):
-            return None
-        return self._loads.begin(load, self._room_now(load))
+        room = self._room_in_turn(load, is_cancelled, report)
+        return None if room is None else self._loads.begin(load, room)
 
     def readmit(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
         """Whether a model that sleeps may wake; ``False``: that was cancelled. Raises
         ``LoadRefusedError``. The load has the turn and its memory when this returns ``True``."""
-        if not self._enter(load, is_cancelled, report):
-            return False
+        is_waking = False
         try:
-            if not self._make_room(load, is_cancelled, report):
+            if self._room_in_turn(load, is_cancelled, report) is not None:
+                self._loads.begin_waking(load)
+                is_waking = True
+        finally:
+            if not is_waking:
                 self._loads.leave(load)
-                return False
-            self._room_now(load)
-        except LoadRefusedError:
-            self._loads.leave(load)
-            raise
-        self._loads.begin_waking(load)
-        return True
+        return is_waking
 
-    def _enter(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
-        """``False``: cancelled before its turn."""
+    def _room_in_turn(
+        self, load: Load, is_cancelled: IsCancelled, report: OnProgress
+    ) -> Room | None:
+        """``None``: cancelled. Raises ``LoadRefusedError``."""
 
-        def report_waiting(first: str) -> None:
-            report(LoadProgress(stage=LoadStage.QUEUED, detail=f"{first} is loaded first"))
+        def report_queued(detail: str) -> None:
+            report(LoadProgress(stage=LoadStage.QUEUED, detail=detail))
 
-        return not is_cancelled() and self._loads.enter(load, is_cancelled, report_waiting)
+        def report_first(first: str) -> None:
+            report_queued(f"{first} is loaded first")
 
-    def _make_room(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
-        """``False``: cancelled meanwhile."""
-        leaving = self._leaving(load)
+        if is_cancelled() or not self._loads.enter(load, is_cancelled, report_first):
+            return None
+        if not self._make_room(load, is_cancelled, report_queued):
+            return None
+        deadline_s = self._clock() + MEMORY_COMES_BACK_S
+        while True:
+            room = self._loads.room(load)
+            try:
+                _check(load, room)
+            except LoadRefusedError:
+                if not load.spec.evict or self._clock() > deadline_s:
+                    raise
+                self._sleep(POLL_S)
+            else:
+                return room
+
+    def _make_room(
+        self, load: Load, is_cancelled: IsCancelled, report: Callable[[str], None]
+    ) -> bool:
+        """``False``: cancelled meanwhile. Raises ``LoadRefusedError``."""
+        found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
+        leaving = [replica for replica in found if replica is not None]
         sleepers = self._sleepers(load, leaving)
-        names = [replica.spec.model for replica in leaving]
         gone = [one.load for one in leaving if one.spec.model not in sleepers]
         asleep = [
-            (one.load, one.may_sleep_as)
+            (one.load, as_asleep)
             for one in leaving
-            if one.spec.model in sleepers and one.may_sleep_as is not None
+            if one.spec.model in sleepers and (as_asleep := one.may_sleep_as) is not None
         ]
         room = self._loads.room(load, gone, asleep)
-        _check(load, room, names)
+        _check(load, room, [replica.spec.model for replica in leaving])
         if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
             raise lost_its_room(busy)
         if leaving and load.asleep is None:  # what wakes has its weights in memory
@@ -164,19 +154,16 @@ class LoadAdmission:
             if not replica.leave_if_idle(may_sleep=replica.spec.model in sleepers):
                 raise lost_its_room([replica.spec.model])
         for replica in leaving:
-            progress = LoadProgress(
-                stage=LoadStage.QUEUED, detail=f"{replica.spec.model} makes room"
-            )
             deadline_s = self._clock() + LEAVING_LIMIT_S
             while not replica.wait_left(POLL_S):
-                report(progress)
+                report(f"{replica.spec.model} makes room")
                 if is_cancelled():
                     return False
                 if self._clock() > deadline_s:
                     raise _did_not_leave(replica.spec.model)
         return not is_cancelled()
 
-    def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
+    def _sleepers(self, load: Load, leaving: Sequence[Replica]) -> frozenset[str]:
         if load.spec.stages:
             return frozenset()  # each of its devices may lack memory by itself
         asleep = [one.may_sleep_as if _share_a_device(load, one.load) else None for one in leaving]
@@ -188,7 +175,7 @@ class LoadAdmission:
             Leaving(
                 model=one.spec.model,
                 device=device,
-                held_bytes=one.load.used.get(device, one.load.used_bytes),
+                held_bytes=one.load.used.get(device, next(iter(one.load.used.values()), 0)),
                 asleep=as_asleep,
             )
             for one, as_asleep in zip(leaving, asleep, strict=True)
@@ -196,19 +183,6 @@ class LoadAdmission:
         needed = _needed_bytes(load, device)
         lacking = None if needed is None else needed - room.limit_bytes
         return choose_sleepers(able, lacking_bytes=lacking, host_bytes=self._loads.host_bytes())
-
-    def _leaving(self, load: Load) -> list[Evictable]:
-        found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
-        return [replica for replica in found if replica is not None]
-
-    def _room_now(self, load: Load) -> Room:
-        deadline_s = self._clock() + MEMORY_COMES_BACK_S
-        while True:
-            room = self._loads.room(load)
-            if not load.spec.evict or self._clock() > deadline_s or _is_enough(load, room):
-                _check(load, room)
-                return room
-            self._sleep(POLL_S)
 
 
 def _did_not_leave(model: str) -> LoadRefusedError:
@@ -224,24 +198,14 @@ def _needed_bytes(load: Load, device: str) -> int | None:
 
 
 def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
-    if load.asleep is not None:
-        for device, limit_bytes in room.limits.items():
+    """Raises ``LoadRefusedError``."""
+    for device in room.devices if load.asleep or load.spec.stages else room.devices[:1]:
+        limit_bytes = room.limits[device] if load.asleep or load.spec.stages else room.limit_bytes
+        if load.asleep is not None:
             needed = waking_bytes(load.used.get(device, 0), load.asleep, device)
             check_waking(needed, device, limit_bytes, evicted)
-        return
-    if not load.spec.stages:
-        check_room(load.spec, room.devices[0], room.limit_bytes, evicted, load.file_bytes)
-        return
-    for device, limit_bytes in room.limits.items():
-        check_room(load.spec, device, limit_bytes, evicted)
-
-
-def _is_enough(load: Load, room: Room) -> bool:
-    try:
-        _check(load, room)
-    except LoadRefusedError:
-        return False
-    return True
+        else:
+            check_room(load.spec, device, limit_bytes, evicted, load.file_bytes)
 
 
 def _share_a_device(load: Load, other: Load) -> bool:

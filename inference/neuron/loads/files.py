@@ -16,10 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -46,56 +44,50 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 
-Message = TypeVar("Message")
 CANCEL_POLL_S = 0.1
 
 
-@contextmanager
-def order_process(
-    command: Sequence[str], order: msgspec.Struct, is_cancelled: Callable[[], bool]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs ``command`` with ``order`` on its stdin. Its stdout is to be read inside. It ends early
-    when ``is_cancelled``, which another thread calls. Raises ``OSError``."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_environment(),
-        start_new_session=True,
-    )
+def run_order(
+    command: Sequence[str],
+    order: msgspec.Struct,
+    on_line: Callable[[bytes], None],
+    is_cancelled: Callable[[], bool],
+) -> int:
+    """Runs ``command`` with ``order`` on its stdin, which stays open as long as this process lives,
+    and passes on what it prints, but for lines that are no messages, which libraries print. Returns
+    its exit code. It ends early when ``is_cancelled``, which another thread calls. Raises
+    ``OSError``."""
     ended = threading.Event()
+    with (
+        contextlib.suppress(BrokenPipeError),
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Progress is sent in messages.
+            env={**child_environment(Role.ENGINE), "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+            start_new_session=True,
+        ) as process,
+    ):
 
-    def watch() -> None:
-        while not ended.wait(CANCEL_POLL_S):
-            if is_cancelled():
-                _kill(process)
-                return
+        def watch() -> None:
+            while not ended.wait(CANCEL_POLL_S):
+                if is_cancelled():
+                    _kill(process)
+                    return
 
-    SupervisedThread(watch, name="order-cancel").start()
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        SupervisedThread(watch, name="order-cancel").start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
             process.stdin.write(msgspec.json.encode(order) + b"\n")
             process.stdin.flush()
-        yield process
-    finally:
-        ended.set()
-        _kill(process)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-
-
-def messages_of(
-    process: subprocess.Popen[bytes], decode: Callable[[bytes], Message]
-) -> Iterator[Message]:
-    """The process' messages, until it ends. Skips lines that are no messages, which libraries
-    print."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        with contextlib.suppress(msgspec.DecodeError):
-            yield decode(line)
+            for line in process.stdout:
+                with contextlib.suppress(msgspec.DecodeError):
+                    on_line(line)
+        finally:
+            ended.set()
+            _kill(process)
+    return process.returncode
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -103,14 +95,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _environment() -> dict[str, str]:
-    return {
-        **child_environment(Role.ENGINE),
-        # Progress is sent in messages.
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
 
 
 CHECK_COMMAND = (sys.executable, "-m", "inference.loading.file_check")
@@ -144,12 +128,10 @@ class FileChecker:
         """``weights``: downloaded files. ``free_bytes``: on its device, for choosing a quant.
         Blocks for ``limit_s`` at most. Raises ``LoadRefusedError`` where the engine would refuse
         the files."""
-        if not self._can_read(spec, weights):
-            return
         result, problem = self._run(_order(spec, weights, free_bytes), is_cancelled)
         if result is not None and result.failure is not None:
             raise LoadRefusedError(result.failure)
-        if result is None and not is_cancelled():
+        if problem and not is_cancelled():
             log.warning(
                 "the files of %s are not checked before models leave for it: the check %s",
                 spec.model,
@@ -165,40 +147,43 @@ class FileChecker:
     ) -> PackedCosts | None:
         """The memory of the model's layers; arguments as for ``check``. Blocks for ``limit_s`` at
         most. ``None``: the files are missing, or do not show it."""
-        if not self._can_read(spec, weights):
-            return None
         order = _order(spec, weights, free_bytes, weighs=True)
         result, problem = self._run(order, is_cancelled)
-        if result is None or result.costs is None:
-            why = problem if result is None or result.failure is None else result.failure.message
-            log.info("what the layers of %s take is unknown: %s", spec.model, why)
-            return None
-        return result.costs
-
-    def _can_read(self, spec: LoadSpec, weights: Sequence[Path]) -> bool:
-        return self._is_enabled and (bool(weights) or spec.source.startswith("path:"))
+        if result is not None and result.costs is not None:
+            return result.costs
+        if result is not None and result.failure is not None:
+            problem = result.failure.message
+        if problem:
+            log.info("what the layers of %s take is unknown: %s", spec.model, problem)
+        return None
 
     def _run(
         self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[FileCheckResult | None, str]:
-        """The result, or ``None`` and why there is none, in words."""
+        """The result, or ``None`` and why there is none, in words; no words where there is nothing
+        to read."""
+        if not self._is_enabled or not (order.weights or order.spec.source.startswith("path:")):
+            return None, ""
         deadline_s = self._clock() + self._limit_s
-        result: FileCheckResult | None = None
+        results: list[FileCheckResult] = []
 
         def is_late() -> bool:
             return self._clock() > deadline_s
 
         try:
-            with order_process(
-                self._command, order, lambda: is_cancelled() or is_late()
-            ) as process:
-                for message in messages_of(process, decode_result):
-                    result = message
+            code = run_order(
+                self._command,
+                order,
+                lambda line: results.append(decode_result(line)),
+                lambda: is_cancelled() or is_late(),
+            )
         except OSError as error:
             return None, f"could not be started: {error}"
+        if results:
+            return results[-1], ""
         if is_late():
-            return result, f"took longer than {self._limit_s:.0f} s"
-        return result, f"ended with code {process.returncode}"
+            return None, f"took longer than {self._limit_s:.0f} s"
+        return None, f"ended with code {code}"
 
 
 def _order(
@@ -242,71 +227,72 @@ class Fetcher:
         if drafting is None or is_cancelled():
             return own
         try:
-            return _together(own, self._fetch(drafting, report, is_cancelled))
+            draft = self._fetch(drafting, report, is_cancelled)
         except LoadRefusedError as refused:
             if own is not None and refused.failure.is_permanent:
                 self.remove(own.new_files)
             raise
+        return own if draft is None else draft if own is None else _together(own, draft)
 
     def _fetch(
         self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
         if not is_downloaded(spec.source):
             return None
+        free_bytes = self._free_memory_bytes()
         try:
             if is_on_disk(spec, self.cache_dir):
-                return self._found(spec)
+                weights = fetch_files(spec, self.cache_dir, free_bytes, lambda _: None).all_weights
+                return Fetched(
+                    weights=[str(path) for path in weights],
+                    weight_bytes=sum(path.stat().st_size for path in weights),
+                )
         except LoadError as error:
             raise LoadRefusedError(error.failure) from None
-        order = FetchOrder(
-            spec=spec,
-            cache_dir=str(self.cache_dir),
-            free_memory_bytes=self._free_memory_bytes(),
-        )
-        last: Fetched | FetchFailed | None = None
+        return self._download(spec, free_bytes, report, is_cancelled)
+
+    def _download(
+        self,
+        spec: LoadSpec,
+        free_bytes: int,
+        report: OnProgress,
+        is_cancelled: Callable[[], bool],
+    ) -> Fetched | None:
+        order = FetchOrder(spec=spec, cache_dir=str(self.cache_dir), free_memory_bytes=free_bytes)
+        ends: list[Fetched | FetchFailed] = []
+        stalls: list[LoadFailure] = []
         watch = LoadWatch()
         watch.progressed(LoadProgress(stage=LoadStage.DOWNLOADING, detail=spec.source))
-        stalls: list[LoadFailure] = []
-        with order_process(
-            FETCH_COMMAND, order, lambda: is_cancelled() or self._has_stalled(watch, stalls)
-        ) as process:
-            for message in messages_of(process, decode_message):
-                if isinstance(message, Fetching):
-                    watch.progressed(message.progress)
-                    report(message.progress)
-                else:
-                    last = message
+
+        def on_line(line: bytes) -> None:
+            message = decode_message(line)
+            if isinstance(message, Fetching):
+                watch.progressed(message.progress)
+                report(message.progress)
+            else:
+                ends.append(message)
+
+        def is_over() -> bool:
+            stalled_s = watch.check(self._clock())
+            if self._stall_limit_s is not None and stalled_s > self._stall_limit_s:
+                stalls.append(watch.failure(stalled_s))
+                log.error("%s; the download is ended", stalls[-1].message)
+            return bool(stalls) or is_cancelled()
+
+        code = run_order(FETCH_COMMAND, order, on_line, is_over)
         if is_cancelled():
             return None
         if stalls:
             raise LoadRefusedError(stalls[0])
-        match last:
-            case Fetched():
-                return last
-            case FetchFailed(failure=failure, new_files=new_files):
-                if failure.is_permanent or failure.code == "disk_full":
-                    self.remove(new_files)
-                raise LoadRefusedError(failure)
-        message_text = f"the download of {spec.source} ended with code {process.returncode}"
-        raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
-
-    def _has_stalled(self, watch: LoadWatch, stalls: list[LoadFailure]) -> bool:
-        """Adds the failure of a stalled download to ``stalls``."""
-        stalled_s = watch.check(self._clock())
-        if self._stall_limit_s is None or stalled_s <= self._stall_limit_s:
-            return False
-        stalls.append(watch.failure(stalled_s))
-        log.error("%s; the download is ended", stalls[-1].message)
-        return True
-
-    def _found(self, spec: LoadSpec) -> Fetched:
-        """Raises ``LoadError``."""
-        free_bytes = self._free_memory_bytes()
-        files = fetch_files(spec, self.cache_dir, free_bytes, lambda _: None)
-        return Fetched(
-            weights=[str(path) for path in files.all_weights],
-            weight_bytes=sum(path.stat().st_size for path in files.all_weights),
-        )
+        if not ends:
+            message = f"the download of {spec.source} ended with code {code}"
+            raise LoadRefusedError(LoadFailure(code="download_failed", message=message))
+        end = ends[-1]
+        if isinstance(end, Fetched):
+            return end
+        if end.failure.is_permanent or end.failure.code == "disk_full":
+            self.remove(end.new_files)
+        raise LoadRefusedError(end.failure)
 
     def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
         """Delete files that a failed load downloaded. A package or revision stays whole where a
@@ -324,14 +310,12 @@ class Fetcher:
                 log.info("removed what was downloaded of %s: %d bytes", key, freed)
 
 
-def _together(own: Fetched | None, drafting: Fetched | None) -> Fetched | None:
-    if own is None or drafting is None:
-        return own or drafting
+def _together(own: Fetched, draft: Fetched) -> Fetched:
     new_files = dict(own.new_files)
-    for key, names in drafting.new_files.items():
+    for key, names in draft.new_files.items():
         new_files[key] = [*new_files.get(key, []), *names]
     return Fetched(
-        weights=[*own.weights, *drafting.weights],
-        weight_bytes=own.weight_bytes + drafting.weight_bytes,
+        weights=[*own.weights, *draft.weights],
+        weight_bytes=own.weight_bytes + draft.weight_bytes,
         new_files=new_files,
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.memory_ledger import Claim
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec, StageSpec, own_stages
 from inference.protocol.load_progress import LoadFailure
@@ -29,23 +30,14 @@ KINDS = ("cuda", "cpu")
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
     """Names of ``devices``, whose free memory excludes promised memory. Raises
     ``LoadRefusedError`` for a device that is not here."""
-    if spec.stages:
-        return _of_stages(spec, devices)
-    if not spec.devices or (len(spec.devices) == 1 and spec.devices[0] in KINDS):
+    names = [stage.device for stage in own_stages(spec)] if spec.stages else spec.devices
+    if not names or (not spec.stages and len(names) == 1 and names[0] in KINDS):
         return _freest(spec, devices)
-    return _named(spec.devices, devices)
-
-
-def _of_stages(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
-    return list(dict.fromkeys(_named([stage.device for stage in own_stages(spec)], devices)))
-
-
-def _named(names: Sequence[str], devices: Sequence[DeviceInfo]) -> list[str]:
-    here = {device_name(device): device for device in devices}
+    here = {device_name(device) for device in devices}
     for name in names:
         if full_name(name) not in here:
-            raise _no_device(f"{name!r} is not here; this neuron has {_listed(here)}")
-    return [full_name(name) for name in names]
+            raise _no_device(f"{name!r} is not here;", devices)
+    return list(dict.fromkeys(full_name(name) for name in names))
 
 
 def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
@@ -53,8 +45,7 @@ def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
     candidates = _of_kind(wanted[0], devices)
     number = max(1, spec.min_devices, devices_of_ranks(spec, wanted[0]))
     if len(candidates) < number:
-        here = _listed([device_name(device) for device in devices])
-        raise _no_device(f"{number} {wanted[0]} devices are needed and this neuron has {here}")
+        raise _no_device(f"{number} {wanted[0]} devices are needed and", devices)
     freest_first = sorted(candidates, key=lambda device: (-device.free_memory_bytes, device.index))
     return [device_name(device) for device in freest_first[:number]]
 
@@ -74,12 +65,9 @@ def full_name(name: str) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "no device"
-
-
-def _no_device(message: str) -> LoadRefusedError:
-    return LoadRefusedError(LoadFailure(code="no_device", message=message))
+def _no_device(message: str, devices: Sequence[DeviceInfo]) -> LoadRefusedError:
+    here = ", ".join(device_name(device) for device in devices) or "no device"
+    return _refused("no_device", f"{message} this neuron has {here}")
 
 
 BESIDE_FILES_BYTES = 256 * 1024**2
@@ -90,13 +78,15 @@ Weights that are not quantised while loading need half of such files, in 16 bits
 LEAST_OF_DENSE_FILES = 0.5
 BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
 """Follows a device's size where the operator lets less of it be used."""
+OTHERS = "what other models were promised left out"
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
     """Bytes that must be free on ``device`` (``cuda:1``), by the memory that earlier loads took on
     such a device, or by the plan of a model of several stages; ``None``: unknown."""
     if spec.stages:
-        return _planned_bytes(spec, device) or None
+        own = [one for one in own_stages(spec) if full_name(one.device) == device]
+        return sum(stage.memory_bytes for stage in own) or None
     earlier = spec.earlier_loads
     if earlier is None or earlier.device_kind != device.partition(":")[0]:
         return None
@@ -131,26 +121,27 @@ def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
     """Checks, before anything is fetched, that the load could fit if nothing else were there.
     Raises ``LoadRefusedError``."""
     here = {device_name(device): device for device in devices}
+    is_named = spec.devices or spec.stages
     for name in choose_devices(spec, devices):
-        largest = max(
-            [here[name]] if spec.devices or spec.stages else _same_kind(here[name], devices),
-            key=lambda device: device.total_memory_bytes,
-        )
+        candidates = [here[name]] if is_named else _of_kind(here[name].kind, devices)
+        largest = max(candidates, key=lambda device: device.total_memory_bytes)
         total_bytes = largest.total_memory_bytes
         in_all = "in all" if largest.installed_memory_bytes is None else BY_LIMIT
+        has = f"and {name} has {_gb(total_bytes)} {in_all}"
         kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, name)
+        needed = needed_bytes(spec, name) or 0
         if kv_bytes > total_bytes:
             raise _refused(
                 "exceeds_device",
-                f"{_gb(kv_bytes)} of memory for keys and values are asked for, and {name} has "
-                f"{_gb(total_bytes)} {in_all}; ask for less, or leave it empty",
+                f"{_gb(kv_bytes)} of memory for keys and values are asked for, {has}; ask for "
+                "less, or leave it empty",
             )
-        needed = needed_bytes(spec, name) or 0
         if needed > total_bytes:
+            source = "its plan" if spec.stages else "what earlier loads took"
             raise _refused(
                 "exceeds_device",
-                f"the model needs {_gb(needed)}, by {_source(spec)}, and {name} has "
-                f"{_gb(total_bytes)} {in_all}; load a smaller quant, or ask for less KV memory",
+                f"the model needs {_gb(needed)}, by {source}, {has}; load a smaller quant, or ask "
+                "for less KV memory",
             )
 
 
@@ -166,12 +157,11 @@ def check_room(
     kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
     needed = max(least_bytes(spec, device, file_bytes), kv_bytes)
     if needed > limit_bytes:
-        gone = ", ".join(evicted)
+        once = f" once {gone} is unloaded" if (gone := ", ".join(evicted)) else ""
         raise _refused(
             "does_not_fit",
             f"the model needs {_gb(needed)} on {device}, and {_gb(limit_bytes)} are free there"
-            f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
-            "out; unload another model, or load a smaller quant",
+            f"{once}, {OTHERS}; unload another model, or load a smaller quant",
             needed,
         )
 
@@ -185,12 +175,11 @@ def waking_bytes(used_bytes: int, asleep: AsleepBytes, device: str) -> int:
 def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
     """Raises ``LoadRefusedError``: it sleeps on."""
     if needed > limit_bytes:
-        gone = ", ".join(evicted)
+        once = f" once {gone} has left" if (gone := ", ".join(evicted)) else ""
         raise _refused(
             "does_not_fit",
             f"the model sleeps and needs {_gb(needed)} more on {device} to wake, and "
-            f"{_gb(limit_bytes)} are free there{f' once {gone} has left' if gone else ''}, what "
-            "other models were promised left out; unload another model",
+            f"{_gb(limit_bytes)} are free there{once}, {OTHERS}; unload another model",
         )
 
 
@@ -202,25 +191,12 @@ def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
     )
 
 
-def _planned_bytes(spec: LoadSpec, device: str) -> int:
-    stages = own_stages(spec)
-    return sum(stage.memory_bytes for stage in stages if full_name(stage.device) == device)
-
-
-def _source(spec: LoadSpec) -> str:
-    return "its plan" if spec.stages else "what earlier loads took"
-
-
 def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
     """Each device's part of the whole model's ``num_bytes``. Counts none for stages, whose part of
     keys and values depends on their layers."""
     if spec.stages:
         return 0
     return -(-num_bytes // devices_of_ranks(spec, device))
-
-
-def _same_kind(device: DeviceInfo, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
-    return [other for other in devices if other.kind == device.kind]
 
 
 def _refused(code: str, message: str, needed_bytes: int | None = None) -> LoadRefusedError:
@@ -232,25 +208,23 @@ def _gb(num_bytes: int) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class StagePart:
-    """The claim of a load of several stages on one device beside its first, as an owner of
-    memory."""
-
-    load: Load
-
-
-@dataclass(slots=True, eq=False)
 class Load:
-    """One replica's place in the queue and its claim on memory, as long as it lives."""
+    """One replica's place in the queue and its claims on memory, as long as it lives."""
 
     spec: LoadSpec
     devices: tuple[str, ...] = ()
+    """Where it goes, or went."""
+    claims: dict[str, Claim] = field(default_factory=dict)
+    """Its memory of each of its devices, by their names; empty before and after."""
+    host_claim: Claim | None = None
+    """The host's memory for its weights, where it sleeps or is about to."""
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
     free_before: dict[str, int] = field(default_factory=dict)
     """Free bytes of each device when the load began, within the operator's limits. Kept after the
     load has ended."""
     is_settled: bool = False
+    """What it takes was measured: its engine may start again in that."""
     weights: tuple[Path, ...] = ()
     file_bytes: int | None = None
     """The size of its weight files, once they are on the disk; ``None``: not read yet."""
@@ -262,37 +236,6 @@ class Load:
     used: dict[str, int] = field(default_factory=dict)
     """Bytes that it had taken of each of its devices when it was loaded; empty: not measured."""
     asleep: AsleepBytes | None = None
-    parts: dict[str, StagePart] = field(default_factory=dict)
-    """The claims of a load of several stages on devices beside its first, by their names."""
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes taken of its first device: ranks take the same of each."""
-        return self.used.get(self.devices[0], 0) if self.devices else 0
-
-    def owner_on(self, device: str) -> Load | StagePart:
-        """Returns the owner of the load's claim on ``device``: a stage's part, or the load
-        itself."""
-        return self.parts.get(device, self)
-
-    def claim(self, devices: Sequence[str]) -> None:
-        """Sets the devices it goes to. Ranks, which take the same of each device, have one claim on
-        all; stages have one each."""
-        self.devices = tuple(devices)
-        others = devices[1:] if self.spec.stages else ()
-        self.parts = {name: self.parts.get(name) or StagePart(self) for name in others}
-
-    def claimed(self) -> dict[Load | StagePart, tuple[str, ...]]:
-        if not self.spec.stages:
-            return {self: self.devices}
-        return {self.owner_on(name): (name,) for name in self.devices}
-
-
-@dataclass(frozen=True, slots=True)
-class HostPart:
-    """The weights of a model that sleeps, as an owner of the host's memory."""
-
-    load: Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,10 +253,6 @@ class Room:
     def limit_bytes(self) -> int:
         return min(self.limits.values())
 
-    @property
-    def promised_bytes(self) -> int:
-        return max(self.promised.values())
-
     def largest_bytes(self, spec: LoadSpec) -> int:
         return sum(self.limits.values()) if spec.stages else self.limit_bytes
 
@@ -322,19 +261,16 @@ def spec_for_engine(load: Load, room: Room) -> LoadSpec:
     """A file that was fetched has been compared with its hash: large ones take minutes. A wheel's
     hash is also its name in the cache."""
     is_checked = bool(load.weights) and is_of_hub(load.spec.source)
+    own = own_stages(load.spec)
+    stages = [_stage_for_engine(one, room) if one in own else one for one in load.spec.stages]
     return msgspec.structs.replace(
         load.spec,
         sha256=None if is_checked else load.spec.sha256,
         devices=list(room.devices),
-        promised_bytes=room.promised_bytes,
+        promised_bytes=max(room.promised.values()),
         memory_limit_bytes=room.limit_bytes,
-        stages=_stages_for_engine(load.spec, room),
+        stages=stages,
     )
-
-
-def _stages_for_engine(spec: LoadSpec, room: Room) -> list[StageSpec]:
-    own = own_stages(spec)
-    return [_stage_for_engine(one, room) if one in own else one for one in spec.stages]
 
 
 def _stage_for_engine(stage: StageSpec, room: Room) -> StageSpec:

@@ -1,22 +1,19 @@
-"""The neuron's ledger of device memory: how much each owner was promised. Pure.
-
-    accept ─▶ begin ─▶ settle ─▶ (lost ─▶ begin ─▶ settle)* ─▶ release
-    waits     loads    loaded     engine died, starts again
+"""The neuron's ledger of device memory: how much of each device was promised to whom. Pure.
 
 Not all memory that is measured as free is available: a waiting load holds nothing yet, a running
-load holds a part, and an engine on a CPU gets pages as its blocks come into use. Each holding
-limits how much its owner may allocate of its device. The part that is not allocated yet is
-*outstanding*, and counts as used. Loads go in the order of acceptance: a later one's promise is
-kept only as far as earlier loads leave room for it. Where the operator limits a device, all owners
-together hold no more of it than that.
+load holds a part, and an engine on a CPU gets pages as its blocks come into use. Each claim limits
+how much its owner may allocate of its device. The part that is not allocated yet is *outstanding*,
+and counts as used. Loads go in the order of acceptance: a later one's promise is kept only as far
+as earlier loads leave room for it. Where the operator limits a device, all owners together hold no
+more of it than that.
 
 Knows no threads: its owner locks. Measurements are arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,18 +22,18 @@ from inference.settings.neuron import MemoryLimits
 
 HOST = "cpu"
 NO_LIMITS = MemoryLimits()
-Owner = Hashable
-"""A replica, compared by identity, or the part of one that is elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    owner: Owner
-    devices: tuple[str, ...]
-    num_bytes: int
-    """Most bytes that it allocates on each of its devices. 0 while unknown."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Claim:
+    """Memory of one device that is promised to one owner."""
+
+    device: str
+    num_bytes: int = 0
+    """The most that the owner allocates. 0 while unknown."""
     held_bytes: int = 0
     is_begun: bool = False
+    """Its load has had its turn: no other goes before it."""
 
     @property
     def outstanding_bytes(self) -> int:
@@ -46,7 +43,8 @@ class Holding:
 class MemoryLedger:
     def __init__(self, limits: MemoryLimits = NO_LIMITS) -> None:
         self._limits = limits
-        self._holdings: dict[Owner, Holding] = {}
+        self._claims: list[Claim] = []
+        """In the order of acceptance."""
         self._of_host_memory = frozenset({HOST})
 
     def share_host_memory(self, cards: Iterable[str]) -> None:
@@ -54,58 +52,42 @@ class MemoryLedger:
         one on all."""
         self._of_host_memory = frozenset({HOST, *cards})
 
-    def accept(self, owner: Owner, devices: Sequence[str], num_bytes: int) -> None:
-        """``owner`` waits for its turn, after all that are here."""
-        assert owner not in self._holdings
-        self._holdings[owner] = Holding(owner=owner, devices=tuple(devices), num_bytes=num_bytes)
+    def claim(self, devices: Iterable[str], before: Sequence[Claim] = ()) -> dict[str, Claim]:
+        """Returns a claim on each device, which take the place of their owner's ``before``, else
+        the last."""
+        at = self._claims.index(before[0]) if before else len(self._claims)
+        self.release(before)
+        claims = {name: Claim(device=name) for name in devices}
+        self._claims[at:at] = claims.values()
+        return claims
 
-    def begin(self, owner: Owner, devices: Sequence[str], num_bytes: int) -> None:
-        self._holdings[owner] = replace(
-            self._holdings[owner],
-            devices=tuple(devices),
-            num_bytes=num_bytes,
-            held_bytes=0,
-            is_begun=True,
-        )
-
-    def settle(self, owner: Owner, num_bytes: int) -> None:
-        """Sets the claim to what it takes, now that this is known; it will never take more."""
-        self._change(owner, num_bytes=num_bytes)
-
-    def hold(self, owner: Owner, held_bytes: int) -> None:
-        self._change(owner, held_bytes=max(0, held_bytes))
-
-    def release(self, owner: Owner) -> None:
-        """Forgets an owner that is gone or was refused. One that has nothing is no mistake."""
-        self._holdings.pop(owner, None)
-
-    def holding(self, owner: Owner) -> Holding | None:
-        return self._holdings.get(owner)
-
-    def holdings(self) -> list[Holding]:
-        return list(self._holdings.values())
+    def release(self, claims: Collection[Claim]) -> None:
+        self._claims = [one for one in self._claims if one not in claims]
 
     def outstanding_bytes(self, device: str) -> int:
-        return sum(holding.outstanding_bytes for holding in self._on(device))
+        return sum(claim.outstanding_bytes for claim in self._on(device))
 
     def limit_bytes(
         self,
-        owner: Owner,
+        own: Claim | None,
         device: str,
         free_bytes: int,
         needed_bytes: int | None,
-        gone: Collection[Owner] = (),
-        asleep: Sequence[tuple[Owner, int]] = (),
+        gone: Collection[Claim] = (),
+        asleep: Mapping[Claim, int] | None = None,
     ) -> int:
-        """Bytes that ``owner`` may allocate on ``device``, given its measured free bytes: all but
-        promises to others. Promises to later owners count only as far as they leave it what it
-        needs (``None``: unknown, so it goes first). Assumes that ``gone`` have released their
-        memory, and ``asleep`` all but so many bytes."""
-        limits = [self._left_bytes(owner, self._on(device), free_bytes, needed_bytes, gone, asleep)]
+        """Bytes that the owner of ``own`` may allocate on ``device``, given its measured free
+        bytes: all but promises to others. Promises to later owners count only as far as they leave
+        it what it needs (``None``: unknown, so it goes first). Assumes that ``gone`` have released
+        their memory, and ``asleep`` all but so many bytes."""
+
+        def left(claims: Iterable[Claim], free_bytes: int) -> int:
+            return _left_bytes(own, claims, free_bytes, needed_bytes, gone, asleep or {})
+
+        limit_bytes = left(self._on(device), free_bytes)
         if (unused_bytes := self._unused_bytes(device)) is not None:
-            named = self._named(device)
-            limits.append(self._left_bytes(owner, named, unused_bytes, needed_bytes, gone, asleep))
-        return min(limits)
+            limit_bytes = min(limit_bytes, left(self._named(device), unused_bytes))
+        return limit_bytes
 
     def within_limits(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
         return [self._within_limit(device) for device in devices]
@@ -130,21 +112,15 @@ class MemoryLedger:
             )
         return reduced
 
-    def check_integrity(self) -> None:
-        for owner, holding in self._holdings.items():
-            assert holding.owner is owner
-            assert holding.num_bytes >= 0 and holding.held_bytes >= 0
-            assert len(set(holding.devices)) == len(holding.devices)
-
-    def _on(self, device: str) -> list[Holding]:
-        """Holdings of the memory that the device uses."""
+    def _on(self, device: str) -> list[Claim]:
+        """Claims on the memory that the device uses."""
         sharing = self._of_host_memory if device in self._of_host_memory else {device}
-        return [one for one in self._holdings.values() if not sharing.isdisjoint(one.devices)]
+        return [one for one in self._claims if one.device in sharing]
 
-    def _named(self, device: str) -> list[Holding]:
-        """Holdings of the device itself. A limit of the CPUs does not apply to a card that has the
+    def _named(self, device: str) -> list[Claim]:
+        """Claims on the device itself. A limit of the CPUs does not apply to a card that has the
         host's memory."""
-        return [one for one in self._holdings.values() if device in one.devices]
+        return [one for one in self._claims if one.device == device]
 
     def _unused_bytes(self, device: str) -> int | None:
         """Bytes that the operator's limit leaves beside the held memory; negative where more is
@@ -152,7 +128,7 @@ class MemoryLedger:
         limit_bytes = self._limits.of(device)
         if limit_bytes is None:
             return None
-        return limit_bytes - sum(holding.held_bytes for holding in self._named(device))
+        return limit_bytes - sum(claim.held_bytes for claim in self._named(device))
 
     def _within_limit(self, device: DeviceInfo) -> DeviceInfo:
         name, total_bytes = device_name(device), device.total_memory_bytes
@@ -166,32 +142,27 @@ class MemoryLedger:
             installed_memory_bytes=total_bytes if limit_bytes < total_bytes else None,
         )
 
-    def _left_bytes(
-        self,
-        owner: Owner,
-        holdings: Iterable[Holding],
-        free_bytes: int,
-        needed_bytes: int | None,
-        gone: Collection[Owner],
-        asleep: Sequence[tuple[Owner, int]],
-    ) -> int:
-        left_bytes, later_bytes, is_earlier = free_bytes, 0, True
-        withheld = dict(asleep)
-        for holding in holdings:
-            if holding.owner is owner:
-                is_earlier = False
-            elif holding.owner in gone:
-                left_bytes += holding.held_bytes
-            elif holding.owner in withheld:
-                left_bytes += max(0, holding.held_bytes - withheld[holding.owner])
-            elif is_earlier or holding.is_begun:
-                left_bytes -= holding.outstanding_bytes
-            else:
-                later_bytes += holding.outstanding_bytes
-        if needed_bytes is None:
-            return max(0, left_bytes)
-        return max(0, left_bytes - min(later_bytes, max(0, left_bytes - needed_bytes)))
 
-    def _change(self, owner: Owner, **changes: int) -> None:
-        if (holding := self._holdings.get(owner)) is not None:
-            self._holdings[owner] = replace(holding, **changes)  # type: ignore[arg-type]
+def _left_bytes(
+    own: Claim | None,
+    claims: Iterable[Claim],
+    free_bytes: int,
+    needed_bytes: int | None,
+    gone: Collection[Claim],
+    asleep: Mapping[Claim, int],
+) -> int:
+    left_bytes, later_bytes, is_earlier = free_bytes, 0, True
+    for claim in claims:
+        if claim is own:
+            is_earlier = False
+        elif claim in gone:
+            left_bytes += claim.held_bytes
+        elif claim in asleep:
+            left_bytes += max(0, claim.held_bytes - asleep[claim])
+        elif is_earlier or claim.is_begun:
+            left_bytes -= claim.outstanding_bytes
+        else:
+            later_bytes += claim.outstanding_bytes
+    if needed_bytes is not None:
+        left_bytes -= min(later_bytes, max(0, left_bytes - needed_bytes))
+    return max(0, left_bytes)

@@ -5,9 +5,10 @@
        └─ what it will take  └─ one load at   └─ what it may take  └─ engine_ended ─▶ begin_again
           is kept for it        a time           is in its spec        its memory is its own still
 
-The ``MemoryLedger``, which is pure, has the promises; this module has the lock and the
-measurements. A load that downloads first blocks no other: it enters the queue once its files are on
-the disk. Called from the replicas' threads and the heartbeat's.
+The ``MemoryLedger``, which is pure, has the promises; this module has the measurements, and the
+lock: it guards the ledger, the queue and the claims of all loads. Nothing is measured or called
+back while it is held. A load that downloads first blocks no other: it enters the queue once its
+files are on the disk. Called from the replicas' threads and the heartbeat's.
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ import msgspec
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.load import (
     KINDS,
-    HostPart,
     Load,
     Room,
-    StagePart,
     choose_devices,
     expected_bytes,
     needed_bytes,
     spec_for_engine,
     used_by_device,
 )
-from inference.neuron.loads.memory_ledger import NO_LIMITS, Holding, MemoryLedger
+from inference.neuron.loads.memory_ledger import HOST, NO_LIMITS, Claim, MemoryLedger
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
@@ -48,6 +47,7 @@ class LoadQueue:
         self._limits = limits
         self._changed = threading.Condition()
         self._ledger = MemoryLedger(limits)
+        self._accepted: list[Load] = []
         self._waiting: list[Load] = []
         """The loads whose files are there; the first one has its turn."""
 
@@ -65,8 +65,7 @@ class LoadQueue:
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
-            limited = self._ledger.within_limits(measured)
-        return {device_name(one): one.free_memory_bytes for one in limited}
+            return _free_bytes(self._ledger.within_limits(measured))
 
     def limit_problems(self) -> list[str]:
         here = [device_name(one) for one in self._devices.devices()]
@@ -83,30 +82,26 @@ class LoadQueue:
         kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
-    def holding(self, load: Load) -> Holding | None:
-        with self._changed:
-            return self._ledger.holding(load)
-
     def kept_bytes(self, load: Load) -> int | None:
-        """Bytes promised to all its claims together; ``None``: it has none."""
+        """Bytes promised to it: of ranks on each of their devices, of stages on all together.
+        ``None``: it has no claim."""
         with self._changed:
-            found = [self._ledger.holding(owner) for owner in load.claimed()]
-        kept = [one.num_bytes for one in found if one is not None]
-        return sum(kept) if kept else None
+            kept = [claim.num_bytes for claim in load.claims.values()]
+        return (sum(kept) if load.spec.stages else kept[0]) if kept else None
 
     def accept(self, load: Load) -> None:
         """Keeps the load's expected memory for it from now on, as far as that is known. Raises
         ``LoadRefusedError`` for a device that this host lacks."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
-            load.claim(devices)
-            for owner, names in load.claimed().items():
-                self._ledger.accept(owner, names, expected_bytes(load.spec, names[0], None))
+            self._accepted.append(load)
+            self._claim(load, devices)
+        self.expect(load, None)
 
-    def expect(self, load: Load, file_bytes: int) -> None:
+    def expect(self, load: Load, file_bytes: int | None) -> None:
         with self._changed:
-            for owner, names in load.claimed().items():
-                self._ledger.settle(owner, expected_bytes(load.spec, names[0], file_bytes))
+            for name, claim in load.claims.items():
+                claim.num_bytes = expected_bytes(load.spec, name, file_bytes)
 
     def enter(
         self, load: Load, is_cancelled: Callable[[], bool], report: Callable[[str], None]
@@ -115,17 +110,26 @@ class LoadQueue:
         the model that has it. ``False``: cancelled."""
         with self._changed:
             self._waiting.append(load)
-            while self._waiting[0] is not load and not is_cancelled():
-                report(self._waiting[0].spec.model)
-                self._changed.wait(POLL_S)
-            if is_cancelled():
-                self._leave(load)
-                return False
-        return True
+        while not is_cancelled():
+            with self._changed:
+                first = self._waiting[0]
+                if first is load:
+                    return True
+            report(first.spec.model)
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting[0] is load or is_cancelled(), POLL_S)
+        self.leave(load)
+        return False
 
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def leave(self, load: Load) -> None:
+        with self._changed:
+            if load in self._waiting:
+                self._waiting.remove(load)
+                self._changed.notify_all()
 
     def room(
         self,
@@ -136,17 +140,21 @@ class LoadQueue:
         """Measured now, and as if ``gone`` had given theirs back, and ``asleep`` all but so much.
         On the devices that the spec names, else on the freest; where it sleeps, where it is."""
         measured = self._devices.measure()
+        free = _free_bytes(measured)
         with self._changed:
             self._note_held(measured)
-            free = {device_name(device): device.free_memory_bytes for device in measured}
+            leaving = [claim for one in gone for claim in one.claims.values()]
+            keeping = {
+                claim: held.on(name) for one, held in asleep for name, claim in one.claims.items()
+            }
             limits = {
                 name: self._ledger.limit_bytes(
-                    load.owner_on(name),
+                    load.claims.get(name),
                     name,
                     free[name],
                     needed_bytes(load.spec, name),
-                    [one.owner_on(name) for one in gone],
-                    [(one.owner_on(name), held.on(name)) for one, held in asleep],
+                    leaving,
+                    keeping,
                 )
                 for name in free
             }
@@ -168,14 +176,14 @@ class LoadQueue:
         """Begins the load whose turn has come. Returns the spec for its engine."""
         measured = self._devices.measure()
         with self._changed:
-            load.claim(room.devices)
-            for owner, names in load.claimed().items():
-                kept = self._ledger.holding(owner)
-                assert kept is not None
-                expected = expected_bytes(load.spec, names[0], None)
-                limit_bytes = min(room.limits[name] for name in names)
-                num_bytes = min(max(expected, kept.num_bytes), limit_bytes)
-                self._ledger.begin(owner, names, num_bytes)
+            kept = {name: claim.num_bytes for name, claim in load.claims.items()}
+            self._claim(load, room.devices)
+            for name, claim in load.claims.items():
+                expected = expected_bytes(load.spec, name, None)
+                limit_bytes = room.limits[name] if load.spec.stages else room.limit_bytes
+                kept_bytes = kept.get(name, max(kept.values()))
+                claim.num_bytes = min(max(expected, kept_bytes), limit_bytes)
+                claim.is_begun = True
             self._note_start(load, measured)
         # The evicted replicas have left: an engine that restarts evicts none.
         load.spec = msgspec.structs.replace(load.spec, evict=[])
@@ -185,19 +193,17 @@ class LoadQueue:
         """Begin the load again after its engine died. Its memory stays reserved for the next
         engine."""
         measured = self._devices.measure()
+        free = _free_bytes(measured)
         with self._changed:
             assert load.is_settled
             self._note_held(measured)
             self._note_start(load, measured)
-            free = {device_name(device): device.free_memory_bytes for device in measured}
-            limits, promised = {}, {}
-            for name in load.devices:
-                owner = load.owner_on(name)
-                holding = self._ledger.holding(owner)
-                assert holding is not None
-                limits[name] = holding.num_bytes
-                left = self._ledger.limit_bytes(owner, name, free[name], holding.num_bytes)
-                promised[name] = max(0, free[name] - left)
+            limits = {name: claim.num_bytes for name, claim in load.claims.items()}
+            left = {
+                name: self._ledger.limit_bytes(claim, name, free[name], claim.num_bytes)
+                for name, claim in load.claims.items()
+            }
+        promised = {name: max(0, free[name] - left[name]) for name in limits}
         return spec_for_engine(load, Room(limits=limits, promised=promised))
 
     def started(self, load: Load, pid: int) -> None:
@@ -207,26 +213,21 @@ class LoadQueue:
     def loaded(self, load: Load, report: LoadReport) -> None:
         """Ends its turn: the next load continues."""
         with self._changed:
-            load.free_at_start = {}
             load.is_settled = report.actual_bytes > 0
-            load.used = used_by_device(load, report)
-            for owner, names in load.claimed().items():
-                self._ledger.settle(owner, load.used.get(names[0], 0))
-            self._leave(load)
+            self._settle(load, used_by_device(load, report))
+            self.leave(load)
 
     def listens(self, load: Load, limit_bytes: int) -> None:
         """A held stage waits for its engine without the turn: two models' must not wait for each
         other. All that it may take is promised to it, until it is known what it takes."""
         with self._changed:
-            self._ledger.settle(load, limit_bytes)
-            self._leave(load)
+            load.claims[load.devices[0]].num_bytes = limit_bytes
+            self.leave(load)
 
     def stage_took(self, load: Load, memory: DeviceMemory) -> None:
         """Records the memory of a held stage, now that it has its keys and values."""
         with self._changed:
-            load.free_at_start = {}
-            load.used = {load.devices[0]: memory.actual_bytes + memory.process_bytes}
-            self._ledger.settle(load, load.used_bytes)
+            self._settle(load, {load.devices[0]: memory.actual_bytes + memory.process_bytes})
 
     def keep_host_room(self, load: Load, host_bytes: int) -> bool:
         """Reserves room on the host for the weights of a load that is about to sleep, until
@@ -237,10 +238,10 @@ class LoadQueue:
         measured = self._devices.measure()
         with self._changed:
             self._note_held(measured)
-            is_kept = self._ledger.holding(HostPart(load)) is not None
-            if is_kept or host_bytes > self._host_bytes(measured):
+            if load.host_claim is not None or host_bytes > self._host_bytes(measured):
                 return False
-            self._ledger.accept(HostPart(load), ["cpu"], host_bytes)
+            load.host_claim = self._ledger.claim([HOST])[HOST]
+            load.host_claim.num_bytes = host_bytes
             return True
 
     def host_bytes(self) -> int:
@@ -252,75 +253,75 @@ class LoadQueue:
 
     def host_room_unused(self, load: Load) -> None:
         with self._changed:
-            self._ledger.release(HostPart(load))
+            if load.host_claim is not None:
+                self._ledger.release([load.host_claim])
+            load.host_claim = None
 
     def fell_asleep(self, load: Load, held: AsleepBytes) -> None:
         with self._changed:
             load.asleep = held
-            for owner, names in load.claimed().items():
-                self._ledger.settle(owner, held.on(names[0]))
-            if self._ledger.holding(HostPart(load)) is not None:
-                self._ledger.settle(HostPart(load), held.host_bytes)
+            for name, claim in load.claims.items():
+                claim.num_bytes = held.on(name)
+            if load.host_claim is not None:
+                load.host_claim.num_bytes = held.host_bytes
 
     def begin_waking(self, load: Load) -> None:
         """Gives the load what it had before it fell asleep: its turn has come, and there is
         room."""
         measured = self._devices.measure()
         with self._changed:
-            for owner, names in load.claimed().items():
-                self._ledger.settle(owner, load.used.get(names[0], 0))
+            self._settle(load, load.used)
             self._note_start(load, measured)
         load.spec = msgspec.structs.replace(load.spec, evict=[])
 
     def awake(self, load: Load) -> None:
         with self._changed:
             load.asleep, load.free_at_start = None, {}
-            self._ledger.release(HostPart(load))
-            self._leave(load)
-
-    def leave(self, load: Load) -> None:
-        with self._changed:
-            self._leave(load)
+            self.host_room_unused(load)
+            self.leave(load)
 
     def engine_ended(self, load: Load) -> None:
         """Counts its memory as free, and keeps it promised to the load."""
         with self._changed:
             load.pid, load.free_at_start = None, {}
-            for owner in load.claimed():
-                self._ledger.hold(owner, 0)
-            self._leave(load)
+            for claim in load.claims.values():
+                claim.held_bytes = 0
+            self.leave(load)
 
     def release(self, load: Load) -> None:
         with self._changed:
             load.asleep = None
-            for owner in load.claimed():
-                self._ledger.release(owner)
-            self._ledger.release(HostPart(load))
-            self._leave(load)
+            self._ledger.release(load.claims.values())
+            load.claims = {}
+            self._accepted = [one for one in self._accepted if one is not load]
+            self.host_room_unused(load)
+            self.leave(load)
 
     # Holds the lock already.
 
-    def _leave(self, load: Load) -> None:
-        if load in self._waiting:
-            self._waiting.remove(load)
-            self._changed.notify_all()
+    def _claim(self, load: Load, devices: Sequence[str]) -> None:
+        """Ranks take the same of each device; stages what their plan says."""
+        load.devices = tuple(devices)
+        load.claims = self._ledger.claim(devices, before=list(load.claims.values()))
+
+    def _settle(self, load: Load, used: dict[str, int]) -> None:
+        """What it takes is known now; it will never take more."""
+        load.free_at_start, load.used = {}, used
+        for name, claim in load.claims.items():
+            claim.num_bytes = used.get(name, 0)
 
     def _note_start(self, load: Load, measured: list[DeviceInfo]) -> None:
-        load.free_at_start = {device_name(one): one.free_memory_bytes for one in measured}
-        limited = self._ledger.within_limits(measured)
-        load.free_before = {device_name(one): one.free_memory_bytes for one in limited}
+        load.free_at_start = _free_bytes(measured)
+        load.free_before = _free_bytes(self._ledger.within_limits(measured))
 
     def _note_held(self, measured: list[DeviceInfo]) -> None:
         self._ledger.share_host_memory(device_name(one) for one in measured if one.has_host_memory)
-        free = {device_name(device): device.free_memory_bytes for device in measured}
-        for holding in self._ledger.holdings():
-            owner = holding.owner
-            if isinstance(owner, HostPart):  # all of it, once it is there
-                self._ledger.hold(owner, 0 if owner.load.asleep is None else holding.num_bytes)
-                continue
-            load = owner.load if isinstance(owner, StagePart) else owner
-            assert isinstance(load, Load)
-            self._ledger.hold(owner, self._held_now(load, holding, free))
+        free = _free_bytes(measured)
+        for load in self._accepted:
+            for claim in load.claims.values():
+                claim.held_bytes = self._held_now(load, claim, free)
+            if (host := load.host_claim) is not None:  # all of it, once it is there
+                host.held_bytes = 0 if load.asleep is None else host.num_bytes
 
     def _host_bytes(self, measured: list[DeviceInfo]) -> int:
         limited = self._ledger.within_limits(measured)
@@ -328,17 +329,19 @@ class LoadQueue:
         if host is None:
             return 0
         free_bytes = host.free_memory_bytes - int(HOST_SHARE_KEPT * host.total_memory_bytes)
-        return max(0, free_bytes - self._ledger.outstanding_bytes("cpu"))
+        return max(0, free_bytes - self._ledger.outstanding_bytes(HOST))
 
-    def _held_now(self, load: Load, holding: Holding, free: dict[str, int]) -> int:
-        """Bytes that it holds of its first device; an engine uses the same of each. A card
-        allocates at once, so a running load holds as much as free memory has fallen since it
-        began."""
+    def _held_now(self, load: Load, claim: Claim, free: dict[str, int]) -> int:
+        """A card allocates at once, so a running load holds as much as free memory has fallen since
+        it began."""
         if load.pid is None:
             return 0
-        device = holding.devices[0]
-        if device == "cpu":
-            return self._devices.held_bytes(load.pid)
+        if claim.device == HOST:
+            return max(0, self._devices.held_bytes(load.pid))
         if load.free_at_start:
-            return max(0, load.free_at_start.get(device, 0) - free.get(device, 0))
-        return holding.num_bytes
+            return max(0, load.free_at_start.get(claim.device, 0) - free.get(claim.device, 0))
+        return claim.num_bytes
+
+
+def _free_bytes(devices: list[DeviceInfo]) -> dict[str, int]:
+    return {device_name(one): one.free_memory_bytes for one in devices}

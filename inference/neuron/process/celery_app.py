@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,21 +21,9 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
 from inference.neuron.service import NeuronService
+from inference.protocol import keys
 from inference.protocol.downloads import DeleteSpec, PullSpec
 from inference.protocol.joining import celery_broker_url, celery_ssl_options
-from inference.protocol.keys import (
-    TASK_CANCEL_PULL,
-    TASK_DELETE_CACHED,
-    TASK_DRAIN_INBOX,
-    TASK_DROP_ADAPTER,
-    TASK_LOAD_MODEL,
-    TASK_PULL_MODEL,
-    TASK_RELEASE_STAGES,
-    TASK_SLEEP_MODEL,
-    TASK_TELL_LOG,
-    TASK_UNLOAD_MODEL,
-    neuron_queue,
-)
 from inference.protocol.load import LoadSpec
 
 log = logging.getLogger(__name__)
@@ -73,7 +62,7 @@ def create_app(*, name: str, redis_url: str) -> Celery:
     # fixups: Celery would import Django wherever DJANGO_SETTINGS_MODULE happens to be set.
     app = Celery("neuron", broker=celery_broker_url(redis_url), fixups=[], set_as_current=False)
     app.conf.update(
-        task_default_queue=neuron_queue(name),
+        task_default_queue=keys.neuron_queue(name),
         accept_content=["json"],
         task_serializer="json",
         result_serializer="json",
@@ -106,7 +95,7 @@ def create_worker(app: Celery, *, name: str) -> Any:
         hostname=f"neuron@{name}",
         pool="solo",
         concurrency=1,
-        queues=[neuron_queue(name)],
+        queues=[keys.neuron_queue(name)],
         without_mingle=True,
         without_gossip=True,
         without_heartbeat=True,
@@ -119,31 +108,26 @@ def create_worker(app: Celery, *, name: str) -> Any:
 
 
 def register_tasks(app: Celery, service: NeuronService) -> None:
-    def load_model(spec: dict[str, Any]) -> None:
-        try:
-            service.load_model(msgspec.convert(spec, LoadSpec))
-        except msgspec.ValidationError as error:
-            log.error("a load task's spec is not understood: %s", error)
+    def take(spec_type: type[Any], call: Callable[[Any], None]) -> Callable[..., None]:
+        def task(spec: dict[str, Any]) -> None:
+            try:
+                call(msgspec.convert(spec, spec_type))
+            except msgspec.ValidationError as error:
+                log.error("the %s of a task is not understood: %s", spec_type.__name__, error)
 
-    def pull_model(spec: dict[str, Any]) -> None:
-        try:
-            service.downloads.pull(msgspec.convert(spec, PullSpec))
-        except msgspec.ValidationError as error:
-            log.error("a pull task's spec is not understood: %s", error)
+        return task
 
-    def delete_cached(spec: dict[str, Any]) -> None:
-        try:
-            service.downloads.delete(msgspec.convert(spec, DeleteSpec))
-        except msgspec.ValidationError as error:
-            log.error("a deletion task's spec is not understood: %s", error)
-
-    app.task(name=TASK_PULL_MODEL)(pull_model)
-    app.task(name=TASK_CANCEL_PULL)(service.downloads.cancel)
-    app.task(name=TASK_DELETE_CACHED)(delete_cached)
-    app.task(name=TASK_TELL_LOG)(service.logs.send)
-    app.task(name=TASK_LOAD_MODEL)(load_model)
-    app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
-    app.task(name=TASK_RELEASE_STAGES)(service.release_stages)
-    app.task(name=TASK_DROP_ADAPTER)(service.drop_adapter)
-    app.task(name=TASK_SLEEP_MODEL)(service.sleep_model)
-    app.task(name=TASK_DRAIN_INBOX)(service.drain_inbox)
+    tasks = {
+        keys.TASK_LOAD_MODEL: take(LoadSpec, service.load_model),
+        keys.TASK_UNLOAD_MODEL: service.unload_model,
+        keys.TASK_SLEEP_MODEL: service.sleep_model,
+        keys.TASK_RELEASE_STAGES: service.release_stages,
+        keys.TASK_DROP_ADAPTER: service.drop_adapter,
+        keys.TASK_DRAIN_INBOX: service.drain_inbox,
+        keys.TASK_PULL_MODEL: take(PullSpec, service.downloads.pull),
+        keys.TASK_CANCEL_PULL: service.downloads.cancel,
+        keys.TASK_DELETE_CACHED: take(DeleteSpec, service.downloads.delete),
+        keys.TASK_TELL_LOG: service.logs.send,
+    }
+    for name, task in tasks.items():
+        app.task(name=name)(task)

@@ -15,13 +15,12 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 
-from inference.neuron.process.name_lease import LEASE_EXPIRY_MS, NameLease, NameLostError
+from inference.neuron.process.name_lease import LEASE_EXPIRY_MS, NameLostError
 from inference.neuron.process.redis_client import AccessRefusal, InvitationVoidError
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (
     HEARTBEAT_INTERVAL_S,
-    NEURONS,
     gateway_alive_key,
     heartbeat_key,
     held_key,
@@ -39,48 +38,18 @@ MISSES_UNTIL_DEAD_ANYWAY = 15
 """The same where beats come so slowly that Redis never seems to have settled."""
 
 
-class HeartbeatWriter:
-    def __init__(self, client: redis.Redis, *, lease: NameLease) -> None:
-        self._client = client
-        self._lease = lease
-        self._neuron = lease.neuron
-        self._may_publish_name = True
-
-    def write(
-        self,
-        heartbeat: NeuronHeartbeat,
-        held: Mapping[str, HeldRequests],
-        *,
-        also: Callable[[Pipeline], object] = lambda _: None,
-    ) -> None:
-        """``held``: as the fields of ``inference.protocol.held``. ``also`` adds commands to the
-        transaction. Raises ``NameLostError``, ``redis.RedisError``."""
-        fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
-
-        def write(pipe: Pipeline) -> None:
-            pipe.set(heartbeat_key(self._neuron), encode_heartbeat(heartbeat), px=LEASE_EXPIRY_MS)
-            pipe.delete(held_key(self._neuron))
-            if fields:
-                pipe.hset(held_key(self._neuron), mapping=fields)
-                pipe.pexpire(held_key(self._neuron), LEASE_EXPIRY_MS)
-            also(pipe)
-
-        self._lease.write(write)
-        self._publish_name(heartbeat.time_unix_s)
-
-    def remove(self) -> None:
-        """The neuron ends in order: it is offline at once, not in a few seconds, and its name is
-        free. Raises ``redis.RedisError``."""
-        self._lease.release(heartbeat_key(self._neuron), held_key(self._neuron))
-
-    def _publish_name(self, time_unix_s: float) -> None:
-        """List the name in Redis. An invited neuron lacks the permission and need not: its name is
-        among the desired states."""
-        if self._may_publish_name:
-            try:
-                self._client.zadd(NEURONS, {self._neuron: time_unix_s})
-            except redis.exceptions.NoPermissionError:
-                self._may_publish_name = False
+def queue_heartbeat(
+    pipe: Pipeline, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]
+) -> None:
+    """Adds a beat to a transaction on the neuron's lease. ``held``: as the fields of
+    ``inference.protocol.held``."""
+    key = held_key(heartbeat.name)
+    fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
+    pipe.set(heartbeat_key(heartbeat.name), encode_heartbeat(heartbeat), px=LEASE_EXPIRY_MS)
+    pipe.delete(key)
+    if fields:
+        pipe.hset(key, mapping=fields)
+        pipe.pexpire(key, LEASE_EXPIRY_MS)
 
 
 class GatewayWatch:
@@ -141,31 +110,32 @@ class Heart:
 
     def _run(self) -> None:
         while not self._stopping:
-            try:
-                self._on_beat()
-                self._log_outage(None)
-                self._access.note(None)
-            except redis.RedisError as error:
-                self._log_outage(error)
-                if self._is_shut_out(error):
-                    return
-            except NameLostError as error:
-                log.critical("%s; this one ends", error)
+            if not self._beat():
                 self._on_lost()
                 return
-            except Exception:
-                log.exception("a heartbeat broke")
             self._wake.wait(HEARTBEAT_INTERVAL_S)
             self._wake.clear()
 
-    def _is_shut_out(self, error: redis.RedisError) -> bool:
+    def _beat(self) -> bool:
+        """``False``: another has its name, or its invitation is void."""
+        outage: redis.RedisError | None = None
         try:
-            self._access.note(error)
+            self._on_beat()
+        except redis.RedisError as error:
+            outage = error
+        except NameLostError as error:
+            log.critical("%s; this one ends", error)
+            return False
+        except Exception:
+            log.exception("a heartbeat broke")
+            return True
+        self._log_outage(outage)
+        try:
+            self._access.note(outage)
         except InvitationVoidError as void:
             log.critical("%s; this neuron ends", void)
-            self._on_lost()
-            return True
-        return False
+            return False
+        return True
 
     def _log_outage(self, error: redis.RedisError | None) -> None:
         if error is not None and self._is_reaching:

@@ -76,9 +76,6 @@ class PreviousInstance:
 LEASE_EXPIRY_MS = int(HEARTBEAT_EXPIRY_S * 1000)
 POLL_S = 0.25
 
-WRITE_ATTEMPTS = 10
-"""How often a transaction on the lease is retried when another client writes it meanwhile."""
-
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
@@ -134,27 +131,29 @@ class NameLease:
         is_reaching, access = True, AccessRefusal()
         while True:
             try:
-                held, left_ms = self._try(previous)
+                held = self._hold(previous)
+                left_ms: Any = 0 if held is None else self._client.pttl(self.key)
             except redis.RedisError as error:
                 ensure_trusted(error)
                 if is_reaching:
                     log.error("the name %s waits for Redis: %s", self.neuron, error)
                 access.note(error)
                 is_reaching, last_left_ms = False, None
-            else:
-                is_reaching = True
-                if held is None:
-                    break
-                if last_left_ms is None:
-                    log.warning(
-                        "the name %s is held: %s; waiting %.1f s for a sign of life",
-                        self.neuron,
-                        in_words(held),
-                        left_ms / 1000,
-                    )
-                elif left_ms > last_left_ms:
-                    raise NameHeldError(self.neuron, in_words(held))
-                last_left_ms = left_ms
+                sleep(POLL_S)
+                continue
+            is_reaching = True
+            if held is None:
+                break
+            if last_left_ms is None:
+                log.warning(
+                    "the name %s is held: %s; waiting %.1f s for a sign of life",
+                    self.neuron,
+                    in_words(held),
+                    max(0, left_ms) / 1000,
+                )
+            elif left_ms > last_left_ms:
+                raise NameHeldError(self.neuron, in_words(held))
+            last_left_ms = max(0, left_ms)
             sleep(POLL_S)
         if earlier is not None:
             earlier.write(self.value)
@@ -162,16 +161,13 @@ class NameLease:
     def confirm(self) -> None:
         """Claims the name again where its lease has expired. Raises ``NameLostError``,
         ``redis.RedisError``."""
-        if self._client.get(self.key) == self.value:
-            return  # write() extends it
-        held, _ = self._try(b"")
-        if held is not None:
-            raise NameLostError(self.neuron, in_words(held))
+        if self._client.get(self.key) != self.value:  # else the next write extends it
+            self.write(lambda _: None)
 
     def release(self, *keys: str) -> None:
         """Deletes the lease, and ``keys`` with it, where it is still ours. Raises
         ``redis.RedisError``."""
-        self._transact(lambda held: held == self.value, lambda pipe: pipe.delete(self.key, *keys))
+        self._transact({self.value}, lambda pipe: pipe.delete(self.key, *keys))
 
     def write(self, queue: Callable[[Pipeline], object]) -> None:
         """Renews the lease and runs the commands that ``queue`` adds, in one transaction. Writes
@@ -180,14 +176,6 @@ class NameLease:
         held = self._hold(b"", queue)
         if held is not None:
             raise NameLostError(self.neuron, in_words(held))
-
-    def _try(self, previous: bytes) -> tuple[bytes | None, int]:
-        """The other holder's value, and for how many ms it holds the lease at least."""
-        held = self._hold(previous)
-        if held is None:
-            return None, 0
-        left_ms: Any = self._client.pttl(self.key)
-        return held, max(0, int(left_ms))
 
     def _hold(
         self, previous: bytes, queue: Callable[[Pipeline], object] = lambda _: None
@@ -198,30 +186,24 @@ class NameLease:
             pipe.set(self.key, self.value, px=LEASE_EXPIRY_MS)
             queue(pipe)
 
-        return self._transact(lambda held: held in (None, self.value, previous), write)
+        return self._transact({None, self.value, previous}, write)
 
     def _transact(
-        self,
-        may_write: Callable[[bytes | None], bool],
-        write: Callable[[Pipeline], object],
+        self, replaced: set[bytes | None], write: Callable[[Pipeline], object]
     ) -> bytes | None:
-        """Runs ``write`` in a transaction on the lease where ``may_write`` agrees to its value;
-        else returns that value. Neurons run no scripts: a script that never ends stops Redis for
-        every client."""
-        for _ in range(WRITE_ATTEMPTS):
-            with self._client.pipeline(transaction=True) as pipe:
-                try:
-                    pipe.watch(self.key)  # type: ignore[no-untyped-call]
-                    held: Any = pipe.get(self.key)
-                    if not may_write(held):
-                        return bytes(held or b"")
-                    pipe.multi()
-                    write(pipe)
-                    pipe.execute()
-                except redis.WatchError:
-                    continue
-                return None
-        raise redis.WatchError(f"the lease on {self.neuron} changed {WRITE_ATTEMPTS} times")
+        """Runs ``write`` in a transaction where the lease is one of ``replaced``; else returns it.
+        Neurons run no scripts: a script that never ends stops Redis for every client."""
+
+        def run(pipe: Pipeline) -> bytes | None:
+            held: Any = pipe.get(self.key)
+            if held not in replaced:
+                return bytes(held or b"")
+            pipe.multi()
+            write(pipe)
+            return None
+
+        found: bytes | None = self._client.transaction(run, self.key, value_from_callable=True)  # type: ignore[arg-type, assignment]
+        return found
 
 
 def in_words(value: bytes) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
-import queue
 import signal
 import socket
 import sys
@@ -95,7 +94,7 @@ def run(name: str, *, expects_load: bool = False) -> int:
         stage_host=stage_host,
     )
     if expects_load:
-        service.start_engine_ahead()
+        service.engine_starts.start_ahead()
         _end_it_with_this_process(service)
     try:
         service.lease.acquire(PreviousInstance(data_dir, name))
@@ -124,7 +123,7 @@ def _end_it_with_this_process(service: NeuronService) -> None:
     its libraries would only see seconds later that this process is gone."""
 
     def leave(number: int, _frame: object) -> None:
-        service.end_engine_ahead()
+        service.engine_starts.close()
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -193,9 +192,8 @@ class Shutdown:
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
         self._service: NeuronService | None = None
-        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """The one queue that a signal handler may put into whatever it interrupts."""
-        self._has_begun = False
+        self._num_signals = 0
+        self._begun = threading.Event()
         self._force = threading.Event()
         self._worker_has_ended = threading.Event()
         self._thread = SupervisedThread(
@@ -209,12 +207,13 @@ class Shutdown:
 
     def begin(self, *_: object, **__: object) -> None:
         """Handle a signal: begin the shutdown, or force it on the second one."""
-        self._has_begun = True
-        self._signals.put(None)
+        self._num_signals += 1
+        if self._num_signals <= 2:  # each event once: a handler may interrupt itself
+            (self._begun, self._force)[self._num_signals - 1].set()
 
     @property
     def is_asked_for(self) -> bool:
-        return self._has_begun
+        return self._begun.is_set()
 
     def name_is_lost(self) -> None:
         """Called by the heartbeat. The worker ends by a signal, as it always does."""
@@ -227,14 +226,13 @@ class Shutdown:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.begin)
         self._worker_has_ended.set()
-        if not self._has_begun:
+        if not self.is_asked_for:
             self.begin()
         self._thread.join()
 
     def _run(self) -> None:
         assert self._service is not None
-        self._signals.get()
-        SupervisedThread(self._watch_for_second_signal, name="second-signal").start()
+        self._begun.wait()
         if self._limit_s > 0:
             self._service.leave(self._limit_s, self._force)
         self._service.stop()
@@ -244,7 +242,3 @@ class Shutdown:
 
     def _leave_at_once(self) -> None:
         os._exit(EXIT_NAME_LOST if self.is_name_lost else 0)
-
-    def _watch_for_second_signal(self) -> None:
-        self._signals.get()
-        self._force.set()

@@ -7,17 +7,18 @@ came back empty holds it a second later.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
 import redis
 from redis.client import Pipeline
 
+from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
-from inference.neuron.replicas.context import ReplicaContext
+from inference.neuron.replicas.record import ReplicaContext
 from inference.neuron.replicas.replica import Replica
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import blame, load_mark
@@ -27,14 +28,17 @@ from inference.protocol.load_progress import LoadFailure
 
 log = logging.getLogger(__name__)
 
+LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
+
 
 class Replicas:
-    """Any thread may call; nothing blocks, and nothing is started or ended here."""
+    """Any thread may call; nothing blocks, and nothing is started or ended here. ``_lock`` guards
+    the map; a replica's own lock may be taken inside it, never the other way round."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_model: dict[str, Replica] = {}
-        self._is_closed = False
+        self.is_closed = False
 
     def all(self) -> list[Replica]:
         with self._lock:
@@ -47,41 +51,26 @@ class Replicas:
     def close(self) -> bool:
         """The neuron ends: none comes any more. Whether this call closed it."""
         with self._lock:
-            was_open, self._is_closed = not self._is_closed, True
+            was_open, self.is_closed = not self.is_closed, True
             return was_open
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    def add(self, spec: LoadSpec, context: ReplicaContext) -> tuple[Replica | None, Replica | None]:
+    def add(
+        self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
+    ) -> tuple[Replica | None, Replica | None]:
         """The replica that is to be started, and the one that it replaces. No new one where the
-        model is here or on its way by that spec: that one is the new job's."""
+        model is here or on its way by that spec: that one is the new job's. ``recovering``: a
+        previous instance had it, and what was requested since goes before that."""
         with self._lock:
             current = self._by_model.get(spec.model)
-            if self._is_closed:
+            if self.is_closed or (recovering and current is not None):
                 return None, current
             if current is not None and _is_loaded_by(current, spec):
                 if not current.is_resting:  # its waking is the new job's, its sleep is not
                     current.adopt_job(spec)
                 return None, current
-            replica = Replica(spec, context, predecessor=current)
+            replica = Replica(spec, context, recovering=recovering, predecessor=current)
             self._by_model[spec.model] = replica
             return replica, current
-
-    def restore(
-        self, specs: Iterable[LoadSpec], context: ReplicaContext, lethal: Collection[str] = ()
-    ) -> list[Replica]:
-        """Recreate a previous instance's replicas, except models that were requested since. Those
-        of ``lethal`` models, which ended that instance, are not started."""
-        with self._lock:
-            restored = [
-                Replica(spec, context, recovering=spec.model not in lethal)
-                for spec in specs
-                if spec.model not in self._by_model
-            ]
-            self._by_model |= {replica.spec.model: replica for replica in restored}
-            return restored
 
     def forget(self, load: Load) -> None:
         """Forgets the replica of that load, which is gone. One that has taken its place stays."""
@@ -89,17 +78,6 @@ class Replicas:
             replica = self._by_model.get(load.spec.model)
             if replica is not None and replica.load is load:
                 del self._by_model[load.spec.model]
-
-    def persisted_specs(self) -> list[LoadSpec]:
-        specs = (replica.persisted_spec for replica in self.all())
-        return [spec for spec in specs if spec is not None]
-
-    def weights_in_use(self) -> dict[str, list[Path]]:
-        return {
-            replica.spec.model: list(replica.load.weights)
-            for replica in self.all()
-            if replica.status is not ReplicaStatus.FAILED
-        }
 
     def weights_of_others(self, load: Load) -> set[Path]:
         others = [replica.load for replica in self.all() if replica.load is not load]
@@ -109,12 +87,8 @@ class Replicas:
 def _is_loaded_by(replica: Replica, spec: LoadSpec) -> bool:
     if spec_digest(replica.spec) != spec_digest(spec):
         return False
-    if replica.is_resting:
-        return _is_on_wanted_devices(replica, spec)
-    return replica.status not in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING)
-
-
-def _is_on_wanted_devices(replica: Replica, spec: LoadSpec) -> bool:
+    if not replica.is_resting:
+        return replica.status not in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING)
     kinds = {name.partition(":")[0] for name in replica.load.devices}
     return not spec.devices or {*spec.devices} <= {*replica.load.devices, *kinds}
 
@@ -136,9 +110,9 @@ class SpecStore:
 
     def write(self, specs: list[LoadSpec]) -> None:
         """Makes the hash hold exactly these. Raises ``redis.RedisError``."""
-        pipeline = self._client.pipeline(transaction=True)
-        self.queue(pipeline, specs)
-        pipeline.execute()
+        with self._client.pipeline(transaction=True) as pipeline:
+            self.queue(pipeline, specs)
+            pipeline.execute()
 
     def queue(self, pipeline: Pipeline, specs: list[LoadSpec]) -> None:
         pipeline.delete(self._key)
@@ -148,53 +122,43 @@ class SpecStore:
             )
 
 
-LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
-
-
 class PersistedSpecs:
-    def __init__(self, specs: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
-        self._specs = specs
+    def __init__(self, store: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
+        self._store = store
         self._replicas = replicas
         self._context = context
         self._is_restored = False
 
     def restore(self) -> None:
         """Reloads the previous instance's models once, the most recently used first, in case not
-        all have room. A model that was requested since then keeps its new spec. Raises
-        ``redis.RedisError``."""
+        all have room. A model that was requested since then keeps its new spec; what that instance
+        was reading, and nothing else, when it died is not loaded. Raises ``redis.RedisError``."""
         if self._is_restored:
             return
-        specs = self._specs.read()
-        ordered = sorted((spec for spec in specs if spec.order), key=_last_used_first)
-        lethal = self._lethal(ordered)
-        restored = self._replicas.restore(ordered, self._context, lethal)
-        self._is_restored = True
-        for replica in restored:
-            if replica.spec.model in lethal:
-                log.error(
-                    "%s is not loaded again: it ended the previous instance", replica.spec.model
-                )
+        specs = self._store.read()
+        marks = self._context.marks.earlier
+        for spec in sorted(specs, key=lambda one: (-(one.last_used_unix_s or 0.0), one.model)):
+            if not spec.order:
+                log.warning("%s is not loaded again: it was saved without an order", spec.model)
+                continue
+            is_lethal = not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
+            replica, _ = self._replicas.add(spec, self._context, recovering=True)
+            if replica is None:
+                continue
+            if is_lethal:
+                log.error("%s is not loaded again: it ended the previous instance", spec.model)
                 replica.refuse(LoadFailure(code="bad_file", message=LETHAL))
                 continue
-            log.info("loading %s again: the previous instance had it", replica.spec.model)
-            replica.keep_room()
+            log.info("loading %s again: the previous instance had it", spec.model)
+            with contextlib.suppress(LoadRefusedError):  # which its thread will report
+                self._context.loads.accept(replica.load)
             replica.start()
-        if others := [spec.model for spec in specs if not spec.order]:
-            log.warning("not loaded again, saved without an order: %s", ", ".join(others))
-
-    def _lethal(self, specs: Iterable[LoadSpec]) -> set[str]:
-        """The models that the previous instance was reading, and nothing else, when it died."""
-        marks = self._context.marks.earlier
-        return {
-            spec.model
-            for spec in specs
-            if not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
-        }
+        self._is_restored = True
 
     def queue(self, pipeline: Pipeline) -> None:
         """Adds them to the transaction of a heartbeat, so that a reader of a failed load no longer
         finds its persisted spec."""
-        self._specs.queue(pipeline, self._replicas.persisted_specs())
+        self._store.queue(pipeline, self._specs())
 
     def save(self) -> None:
         """Save the specs of loaded models when they change. Does nothing before ``restore`` has
@@ -202,10 +166,10 @@ class PersistedSpecs:
         if not self._is_restored:
             return
         try:
-            self._specs.write(self._replicas.persisted_specs())
+            self._store.write(self._specs())
         except redis.RedisError as error:
             log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
 
-
-def _last_used_first(spec: LoadSpec) -> tuple[float, str]:
-    return (-(spec.last_used_unix_s or 0.0), spec.model)
+    def _specs(self) -> list[LoadSpec]:
+        specs = (replica.persisted_spec for replica in self._replicas.all())
+        return [spec for spec in specs if spec is not None]

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO
@@ -34,6 +34,7 @@ from inference.engine.errors import describe_exit
 from inference.environment import Role, child_environment
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.errors import EngineGoneError
+from inference.neuron.loads.watch import SilenceTimer
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,
@@ -56,6 +57,7 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 REAP_TIMEOUT_S = 2.0
+STOP_GRACE_S = 2.0
 AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
 OWN_ENGINE = "inference.engine"
@@ -81,51 +83,47 @@ def is_own_engine(command: Sequence[str]) -> bool:
     return OWN_ENGINE in command
 
 
-StartedProcess = tuple[socket.socket, subprocess.Popen[bytes]]
-"""An engine's process without a spec yet, and our end of its socket."""
-
-
-def start_process(command: Sequence[str], *, has_lines: bool) -> StartedProcess:
-    """``has_lines``: its standard error is a pipe. Raises ``OSError``."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [*command, "--fd", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if has_lines else None,
-            env=_engine_environment(),
-            # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
-            start_new_session=True,
-        )
-    return ours, process
-
-
 class EngineProcess:
     """``messages`` belongs to one thread; the other methods to any."""
 
     def __init__(
         self,
-        spec: LoadSpec,
+        spec: LoadSpec | None,
         command: Sequence[str],
         *,
         on_line: Callable[[bytes], None] | None = None,
-        started: StartedProcess | None = None,
     ) -> None:
-        """Starts the process, unless it is ``started``, and sends it its spec. ``on_line``: takes
+        """Starts the process and sends it its spec; ``None``: ``load`` will. ``on_line``: takes
         each line that it writes to standard error, on a thread; ``None``: it writes to this
         process' own. Raises ``OSError`` when it cannot start."""
-        if started is None:
-            started = start_process(command, has_lines=on_line is not None)
-        self._socket, self._process = started
-        self._stderr_reader: SupervisedThread | None = None
-        if on_line is not None and self._process.stderr is not None:
-            self._stderr_reader = SupervisedThread(
-                partial(_read_lines, self._process.stderr, on_line), name="engine-stderr"
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stderr=None if on_line is None and spec is not None else subprocess.PIPE,
+                # No secrets; and CUDA devices are numbered as by the driver, and so by discovery.
+                env={**child_environment(Role.ENGINE), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
+                start_new_session=True,
             )
-            self._stderr_reader.start()
+        self._stderr_reader: SupervisedThread | None = None
         self._channel = Channel(self._socket)
         self._send_lock = threading.Lock()
+        self.started_s = time.monotonic()
+        self._stop_asked_s: float | None = None
+        self.silence: SilenceTimer | None = None
+        """The time since its last message; ``None`` while it need not send any."""
+        if spec is not None:
+            self.load(spec, on_line)
+
+    def load(self, spec: LoadSpec, on_line: Callable[[bytes], None] | None) -> None:
+        self.started_s = time.monotonic()
+        if on_line is not None and self._process.stderr is not None:
+            read = partial(_read_lines, self._process.stderr, on_line)
+            self._stderr_reader = SupervisedThread(read, name="engine-stderr")
+            self._stderr_reader.start()
         with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
             self._send_frame(encode_engine_frame(spec))
 
@@ -141,6 +139,8 @@ class EngineProcess:
                 frame = self._channel.receive()
             except ChannelClosedError:
                 return
+            if (silence := self.silence) is not None:
+                silence.end()
             yield decode_engine_message(frame)
 
     def send(self, command: EngineCommand) -> None:
@@ -154,9 +154,28 @@ class EngineProcess:
 
     def stop(self) -> None:
         """Asks it to end, in words and by closing our way to it; ``messages`` ends when it has."""
+        if self._stop_asked_s is None:
+            self._stop_asked_s = time.monotonic()
         with contextlib.suppress(EngineGoneError, OSError):
             self.send(Shutdown())
             self._socket.shutdown(socket.SHUT_WR)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_asked_s is not None
+
+    def check(self, silence_limit_s: float | None) -> float:
+        """Called once a second: kills it where it does not stop when asked. Returns for how many
+        seconds it has been silent where that is over the limit, else 0."""
+        now_s = time.monotonic()
+        if self._stop_asked_s is not None and now_s - self._stop_asked_s > STOP_GRACE_S:
+            self.kill()
+        silent_s = 0.0 if (silence := self.silence) is None else silence.check(now_s)
+        return silent_s if silence_limit_s is not None and silent_s > silence_limit_s else 0.0
 
     def abandon(self) -> None:
         """``messages`` ends now, whether or not the process can: one that waits for its device in
@@ -167,7 +186,7 @@ class EngineProcess:
 
     def kill(self) -> None:
         """SIGKILL, to it and the processes it may have started."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -183,6 +202,8 @@ class EngineProcess:
             self._channel.close()
         if self._stderr_reader is not None:  # a child of its may hold the other end for longer
             self._stderr_reader.join(LAST_LINES_S)
+        elif self._process.stderr is not None:
+            self._process.stderr.close()
         if code < 0:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return describe_exit(code)
@@ -217,42 +238,38 @@ class EngineStarts:
         self._clock = clock
         self._on_line = on_line
         self._lock = threading.Lock()
-        self._ahead: StartedProcess | None = None
+        self._ahead: EngineProcess | None = None
         self._ahead_ends_s = 0.0
 
     def start_ahead(self) -> None:
-        """Raises ``OSError``."""
-        with self._lock:
+        """It may fail: the load starts its own then."""
+        with self._lock, contextlib.suppress(OSError):
             self._ahead_ends_s = self._clock() + AHEAD_LIMIT_S
-            self._ahead = start_process(self._command, has_lines=True)
+            self._ahead = EngineProcess(None, self._command)
 
     def start(self, spec: LoadSpec) -> EngineProcess:
         """Raises ``OSError``."""
-        with self._lock:
-            ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[1].poll() is not None:
-            _end_unused(ahead)
-            ahead = None
-        return EngineProcess(spec, self._command, on_line=self._on_line(spec.model), started=ahead)
+        ahead, on_line = self._take_ahead(), self._on_line(spec.model)
+        if ahead is not None and not ahead.has_ended:
+            ahead.load(spec, on_line)
+            return ahead
+        if ahead is not None:
+            ahead.reap()
+        return EngineProcess(spec, self._command, on_line=on_line)
 
     def tick(self) -> None:
         if self._ahead is not None and self._clock() >= self._ahead_ends_s:
             self.close()
 
     def close(self) -> None:
+        if (ahead := self._take_ahead()) is not None:
+            ahead.kill()
+            ahead.reap()
+
+    def _take_ahead(self) -> EngineProcess | None:
         with self._lock:
             ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            _end_unused(ahead)
-
-
-def _end_unused(started: StartedProcess) -> None:
-    ours, process = started
-    ours.close()
-    process.kill()
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
+        return ahead
 
 
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
@@ -261,15 +278,6 @@ def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
     while line := stream.readline(MAX_LINE_BYTES):
         on_line(line)
     stream.close()
-
-
-def _engine_environment() -> dict[str, str]:
-    """This process's environment without secrets, so that engines find the same packages and number
-    CUDA devices as the driver does (and discovery with it)."""
-    return {
-        **child_environment(Role.ENGINE),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
 
 
 MAX_MODEL_BYTES = 256 * 1024
@@ -283,19 +291,18 @@ class EngineLogs:
         self._client = client
         self._neuron = neuron
         self._lock = threading.Lock()
-        self._by_model: OrderedDict[str, _LastLines] = OrderedDict()
+        self._by_model: dict[str, deque[bytes]] = {}
+        """The last lines of each model; the one whose engine wrote last comes last."""
         self._redact = Redactor(secrets_of(os.environ))
 
     def writer(self, model: str) -> Callable[[bytes], None]:
         """Takes the lines of one engine of that model, one at a time and with its line end."""
-        with self._lock:
-            self._touch(model)
+        self._add(model)
 
         def write(line: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.write(STDERR, line)
-            with self._lock:
-                self._touch(model).add(line)
+            self._add(model, line)
 
         return write
 
@@ -305,7 +312,7 @@ class EngineLogs:
             kept = self._by_model.get(model)
             if kept is None:
                 return None
-            last = list(kept.lines)[-num_lines:] if num_lines > 0 else []
+            last = list(kept)[-num_lines:] if num_lines > 0 else []
         return [self._redact(line.decode(errors="replace").rstrip("\r\n")) for line in last]
 
     def send(self, ask_id: str, model: str, num_lines: int) -> None:
@@ -313,28 +320,19 @@ class EngineLogs:
         answer = EngineLogAnswer(is_known=lines is not None, lines=lines or [])
         key = engine_log_key(self._neuron, ask_id)
         try:
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.rpush(key, encode_engine_log(answer))
-            pipeline.expire(key, ANSWER_EXPIRY_S)
-            pipeline.execute()
+            with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.rpush(key, encode_engine_log(answer))
+                pipeline.expire(key, ANSWER_EXPIRY_S)
+                pipeline.execute()
         except redis.RedisError as error:
             log.warning("the log of %s could not be sent: %s", model, error)
 
-    def _touch(self, model: str) -> _LastLines:
-        kept = self._by_model.setdefault(model, _LastLines())
-        self._by_model.move_to_end(model)
-        while len(self._by_model) > MAX_MODELS:
-            self._by_model.popitem(last=False)
-        return kept
-
-
-class _LastLines:
-    def __init__(self) -> None:
-        self.lines: deque[bytes] = deque()
-        self._num_bytes = 0
-
-    def add(self, line: bytes) -> None:
-        self.lines.append(line)
-        self._num_bytes += len(line)
-        while self._num_bytes > MAX_MODEL_BYTES:
-            self._num_bytes -= len(self.lines.popleft())
+    def _add(self, model: str, *lines: bytes) -> None:
+        with self._lock:
+            kept = self._by_model.pop(model, None) or deque()
+            kept.extend(lines)
+            while sum(map(len, kept)) > MAX_MODEL_BYTES:
+                kept.popleft()
+            self._by_model[model] = kept
+            while len(self._by_model) > MAX_MODELS:
+                del self._by_model[next(iter(self._by_model))]

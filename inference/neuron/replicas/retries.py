@@ -82,17 +82,15 @@ class Dependency(Enum):
     DISK = auto()
 
 
-_ENGINE = frozenset({Dependency.CHANCE, Dependency.MEMORY})
 _DEPENDENCIES = {
-    "does_not_fit": frozenset({Dependency.MEMORY}),
-    "out_of_memory": frozenset({Dependency.MEMORY}),
-    "disk_full": frozenset({Dependency.DISK}),
-    "engine_crashed": _ENGINE,
-    "engine_hung": _ENGINE,
-    "engine_error": _ENGINE,
-    "device_fault": _ENGINE,
+    "does_not_fit": {Dependency.MEMORY},
+    "out_of_memory": {Dependency.MEMORY},
+    "disk_full": {Dependency.DISK},
+    "engine_crashed": {Dependency.CHANCE, Dependency.MEMORY},
+    "engine_hung": {Dependency.CHANCE, Dependency.MEMORY},
+    "engine_error": {Dependency.CHANCE, Dependency.MEMORY},
+    "device_fault": {Dependency.CHANCE, Dependency.MEMORY},
 }
-_OF_OTHERS = frozenset({Dependency.TIME})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +100,14 @@ class Conditions:
     disk_free_bytes: int | None = None
 
 
-def dependencies(failure: LoadFailure) -> frozenset[Dependency]:
+def dependencies(failure: LoadFailure) -> set[Dependency]:
     """Conditions that the failure depended on; empty: its files and settings alone. A load that
     reported its need depends on nothing here: placement compares the need with free memory."""
     if failure.is_permanent:
-        return frozenset()
+        return set()
     if failure.needed_bytes is not None:
-        return _OF_OTHERS
-    return _DEPENDENCIES.get(failure.code, _OF_OTHERS)
+        return {Dependency.TIME}
+    return _DEPENDENCIES.get(failure.code, {Dependency.TIME})
 
 
 def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
@@ -126,30 +124,23 @@ def has_improved(
     found = dependencies(failure)
     if Dependency.MEMORY in found and _has_more_memory(devices, then, now):
         return True
-    return Dependency.DISK in found and _has_more_disk(then, now)
+    if Dependency.DISK not in found or None in (then.disk_free_bytes, now.disk_free_bytes):
+        return False
+    return (now.disk_free_bytes or 0) >= (then.disk_free_bytes or 0) + MORE_DISK_BYTES
 
 
 def _has_more_memory(devices: Sequence[str], then: Conditions, now: Conditions) -> bool:
     """Whether as many devices of that kind have more free than the fullest one had."""
     before = [then.device_free_bytes[name] for name in devices if name in then.device_free_bytes]
-    if not before:
-        return False
-    kind = devices[0].partition(":")[0]
+    kinds = {name.partition(":")[0] for name in devices}
     free = sorted(
-        (
-            num_bytes
-            for name, num_bytes in now.device_free_bytes.items()
-            if name.partition(":")[0] == kind
-        ),
-        reverse=True,
+        num_bytes
+        for name, num_bytes in now.device_free_bytes.items()
+        if name.partition(":")[0] in kinds
     )
-    return len(free) >= len(before) and free[len(before) - 1] >= min(before) + MORE_MEMORY_BYTES
-
-
-def _has_more_disk(then: Conditions, now: Conditions) -> bool:
-    if then.disk_free_bytes is None or now.disk_free_bytes is None:
+    if not before or len(free) < len(before):
         return False
-    return now.disk_free_bytes >= then.disk_free_bytes + MORE_DISK_BYTES
+    return free[-len(before)] >= min(before) + MORE_MEMORY_BYTES
 
 
 CHECK_S = 2.0
@@ -172,12 +163,8 @@ class FailedLoads:
         self._directory = hub_cache_dir(cache_dir)
         self._ask_hub = ask_hub
         self._clock = clock
-        self._hub: dict[Load, tuple[str | None, float]] = {}
-        """The hub's first answer for each failed load, and when it was last asked."""
-        self._cached: dict[Load, str | None] = {}
-        """The downloaded weights of each failed load, as they were first found."""
-        self._disk_free: dict[Load, int | None] = {}
-        """Free bytes on the disk when each failure was first found."""
+        self._found: dict[Load, _Found] = {}
+        """Each failed load's surroundings, as they were first found."""
         self._stopping = threading.Event()
         self._thread = SupervisedThread(self._check_for_ever, name="failed-loads")
 
@@ -189,49 +176,40 @@ class FailedLoads:
 
     def check(self) -> None:
         """Blocks while the hub is asked."""
-        failed = [one for one in self._replicas() if one.unchanged_failure is not None]
-        now = Conditions(
-            device_free_bytes=self._free_bytes(), disk_free_bytes=free_disk_bytes(self._directory)
-        )
-        self._hub = {
-            replica.load: self._hub[replica.load] for replica in failed if replica.load in self._hub
-        }
-        self._cached = {
-            replica.load: self._cached.get(replica.load, weights_identity(replica.load.weights))
-            for replica in failed
-        }
-        self._disk_free = {
-            replica.load: self._disk_free.get(replica.load, now.disk_free_bytes)
-            for replica in failed
-        }
-        for replica in failed:
-            if self._is_mended(replica):
+        disk_free = free_disk_bytes(self._directory)
+        now = Conditions(device_free_bytes=self._free_bytes(), disk_free_bytes=disk_free)
+        before, self._found = self._found, {}
+        for replica in self._replicas():
+            load, failure = replica.load, replica.unchanged_failure
+            if failure is None:
+                continue
+            cached = weights_identity(load.weights)
+            found = self._found[load] = before.get(load) or _Found(disk_free, cached)
+            then = Conditions(
+                device_free_bytes=load.free_before, disk_free_bytes=found.disk_free_bytes
+            )
+            if self._is_mended(replica, failure, found, cached):
                 log.info("%s may be loaded again: its files have changed", replica.spec.model)
                 replica.drain()
-            elif self._has_improved(replica, now):
+            elif has_improved(failure, load.devices, then, now):
                 log.info("%s may be loaded again: more is free now", replica.spec.model)
                 replica.improve()
 
-    def _has_improved(self, replica: Replica, now: Conditions) -> bool:
-        load, failure = replica.load, replica.unchanged_failure
-        then = Conditions(device_free_bytes=load.free_before, disk_free_bytes=self._disk_free[load])
-        return failure is not None and has_improved(failure, load.devices, then, now)
-
-    def _is_mended(self, replica: Replica) -> bool:
+    def _is_mended(
+        self, replica: Replica, failure: LoadFailure, found: _Found, cached: str | None
+    ) -> bool:
         known = replica.load.file_identity
         if known is not None and local_identity(replica.spec) != known:
             return True
-        cached = weights_identity(replica.load.weights)
-        if cached is not None and cached != self._cached[replica.load]:
+        if cached is not None and cached != found.cached_weights:
             return True
-        first, asked_s = self._hub.get(replica.load, (None, float("-inf")))
-        now_s = self._clock()
-        if now_s - asked_s < ASK_HUB_S:
+        now_s, was_asked = self._clock(), found.asked_s is not None
+        if found.asked_s is not None and now_s - found.asked_s < ASK_HUB_S:
             return False
-        was_asked = replica.load in self._hub
+        found.asked_s, first = now_s, found.hub
         identity = self._ask_hub(replica.spec)
-        self._hub[replica.load] = (first or identity, now_s)
-        if _was_refused_by_hub(replica):  # what it may read is known to the hub alone
+        found.hub = first or identity
+        if failure.code == "repo_fetch_failed":  # what it may read is known to the hub alone
             return was_asked and identity is not None
         return None not in (first, identity) and first != identity
 
@@ -240,6 +218,12 @@ class FailedLoads:
             self.check()
 
 
-def _was_refused_by_hub(replica: Replica) -> bool:
-    failure = replica.unchanged_failure
-    return failure is not None and failure.code == "repo_fetch_failed"
+@dataclass(slots=True)
+class _Found:
+    disk_free_bytes: int | None
+    cached_weights: str | None
+    """The identity of its downloaded weights."""
+    hub: str | None = None
+    """The hub's first answer."""
+    asked_s: float | None = None
+    """When the hub was last asked."""

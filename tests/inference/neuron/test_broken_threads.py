@@ -169,8 +169,8 @@ def test_a_supervisor_that_breaks_starts_the_engine_again(
     running = gateway.submit()
     loaded.drain_inbox()
     gateway.wait_events(running, lambda events: len(events) > 2)
-    breaks = Breaks(engine_run.EngineRun._take, PanicError())
-    monkeypatch.setattr(engine_run.EngineRun, "_take", lambda run, message: breaks(run, message))
+    breaks = Breaks(engine_run.EngineRuns._take, PanicError())
+    monkeypatch.setattr(engine_run.EngineRuns, "_take", lambda *taken: breaks(*taken))
     assert code_of(gateway.wait_end(running)) == "engine_crashed"
     wait_ready_again(gateway)
 

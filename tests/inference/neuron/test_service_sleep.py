@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.by_model import SpecStore
 from inference.neuron.service import NeuronService
@@ -241,15 +240,9 @@ def test_weights_that_fall_asleep_are_promised_their_part_of_the_host() -> None:
     machine.there[1] = host(20, total_gb=100)  # they are there
     queue.fell_asleep(first, AsleepBytes(device_bytes=GB, host_bytes=40 * GB))
     assert queue.host_bytes() == 10 * GB
-    assert _holds(queue, first) == GB
+    assert queue.kept_bytes(first) == GB
     queue.begin_waking(first)
-    assert _holds(queue, first) == 12 * GB
+    assert queue.kept_bytes(first) == 12 * GB
     machine.there[1] = host(60, total_gb=100)
     queue.awake(first)
     assert queue.host_bytes() == 50 * GB
-
-
-def _holds(queue: LoadQueue, load: Load) -> int:
-    holding = queue.holding(load)
-    assert holding is not None
-    return holding.num_bytes

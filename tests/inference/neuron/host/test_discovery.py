@@ -64,12 +64,6 @@ class DividedNvml(FakeNvml):
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
         return f"MIG-part{handle - 100}" if handle >= 100 else super().nvmlDeviceGetUUID(handle)
 
-    def nvmlDeviceGetGpuInstanceId(self, handle: int) -> int:  # noqa: N802
-        return handle - 90
-
-    def nvmlDeviceGetComputeInstanceId(self, handle: int) -> int:  # noqa: N802
-        return 0
-
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
         return f"Card 1 MIG part {handle - 100}" if handle >= 100 else f"Card {handle}"
 
@@ -84,7 +78,6 @@ class DividedNvml(FakeNvml):
     [
         ("MIG-part2", ["Card 1 MIG part 2"]),
         ("MIG-part0,0,MIG-part2", ["Card 1 MIG part 0", "Card 0", "Card 1 MIG part 2"]),
-        ("MIG-GPU-1abc/12/0", ["Card 1 MIG part 2"]),
         ("MIG-part1,0", []),
         ("1", ["Card 1 MIG part 0"]),
         (None, ["Card 0", "Card 1 MIG part 0"]),

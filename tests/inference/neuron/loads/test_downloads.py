@@ -13,17 +13,13 @@ import pytest
 import redis
 
 from inference.loading.sources.cached import list_cached
-from inference.neuron.loads.downloads import bounded_report
 from inference.neuron.service import NeuronService
 from inference.protocol.downloads import (
-    CachedFile,
-    CachedModel,
     CacheJobState,
     CacheReport,
     DeleteSpec,
     PullSpec,
     decode_cache_report,
-    encode_cache_report,
 )
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
@@ -231,36 +227,3 @@ def test_what_was_there_before_a_refused_load_stays(
     service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
     wait_until(lambda: (state := gateway.replica()) is not None and state.failure, 60.0)
     assert list_cached(cache)
-
-
-def model(name: str, num_files: int, used_s: float = 1.0) -> CachedModel:
-    files = [CachedFile(name=f"part-{number}", num_bytes=1) for number in range(num_files)]
-    source = f"huggingface:org/{name}"
-    return CachedModel(
-        source=source, revision="r", files=files, num_bytes=5, last_used_unix_s=used_s
-    )
-
-
-def cache_report(*cached: CachedModel) -> CacheReport:
-    return CacheReport(
-        neuron="n1",
-        time_unix_s=1.0,
-        disk_total_bytes=2,
-        disk_free_bytes=1,
-        cached=list(cached),
-        jobs=[],
-    )
-
-
-def test_what_fits_stays_as_it_is() -> None:
-    whole = cache_report(model("a", 3))
-    assert bounded_report(whole) is whole
-
-
-def test_what_does_not_fit_is_sent_without_the_names_of_files() -> None:
-    sent = bounded_report(cache_report(model("small", 5), model("large", 500)), max_bytes=2000)
-    assert len(encode_cache_report(sent)) <= 2000
-    assert [(one.source, one.files, one.num_bytes) for one in sent.cached] == [
-        ("huggingface:org/small", [], 5),
-        ("huggingface:org/large", [], 5),
-    ]

@@ -102,8 +102,10 @@ def test_ranks_share_what_a_load_takes_of_cards() -> None:
     assert begun(queue, load).devices == ["cuda:0", "cuda:1"]
     assert free_gb(queue) == [14, 14]
     loaded(queue, load, 16)
-    holding = queue.holding(load)
-    assert holding is not None and holding.num_bytes == 8 * GB
+    assert {name: claim.num_bytes for name, claim in load.claims.items()} == {
+        "cuda:0": 8 * GB,
+        "cuda:1": 8 * GB,
+    }
 
 
 def test_ranks_on_a_cpu_hold_together_what_their_engine_does() -> None:
@@ -187,7 +189,7 @@ def test_what_is_gone_is_free() -> None:
     begun(queue, load)
     queue.release(load)
     assert free_gb(queue) == [20]
-    assert queue.holding(load) is None
+    assert queue.kept_bytes(load) is None
 
 
 def test_files_that_are_there_show_roughly_what_an_unknown_load_takes() -> None:

@@ -96,7 +96,7 @@ def test_a_load_that_moves_is_left_alone(
     (replica,) = watched.service._replicas.all()
     for done in range(5):
         watched.pass_time(LIMIT_S - 10)
-        replica._record.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=done + 2, total=9))
+        replica.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=done + 2, total=9))
     assert replica.status == "loading"
     watched.service.unload_model("m")
     wait_until(lambda: gateway.replica() is None)
@@ -207,7 +207,7 @@ def test_an_evicted_model_that_does_not_leave_is_not_waited_for_for_ever() -> No
     old = load_of(10, model="old")
     begun(queue, old)
     loaded(queue, old, took_gb=10)
-    stays = NeverLeaves(old, clock)
+    stays: Any = NeverLeaves(old, clock)
     admission = LoadAdmission(
         queue,
         fetch=lambda *_: None,

@@ -12,7 +12,7 @@ import redis
 
 from helexa_site.bootstrap.joining import keep_joining, redis_url_of
 from helexa_site.bootstrap.sharing import Share
-from inference.neuron.process.heartbeat import HeartbeatWriter
+from inference.neuron.process.heartbeat import queue_heartbeat
 from inference.neuron.process.name_lease import (
     NameHeldError,
     NameLease,
@@ -116,7 +116,7 @@ def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
     assert lost.wait(60)
     words = service.heartbeat()
     with pytest.raises(NameLostError):
-        HeartbeatWriter(redis_db, lease=service.lease).write(words, {})
+        service.lease.write(lambda pipe: queue_heartbeat(pipe, words, {}))
     redis_db.set(heartbeat_key("n1"), b"of the other")
     service.stop()
     assert redis_db.get(heartbeat_key("n1")) == b"of the other"

@@ -13,7 +13,6 @@ import pytest
 
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.engine_run import EngineRun
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.service import NeuronService
 from inference.neuron.text.model_text import ModelText
@@ -21,7 +20,7 @@ from inference.text.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
-KINDS = (ModelText, Tokenizer, Replica, EngineRun, EngineProcess)
+KINDS = (ModelText, Tokenizer, Replica, EngineProcess)
 
 
 def left() -> Counter[str]:
