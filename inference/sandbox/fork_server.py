@@ -1,8 +1,8 @@
 """Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
 thread, and ends when the other end of its socket closes, as its workers do.
 
-A worker that has ended stays a zombie until it is reaped by command, so that its process id can be
-signalled without hitting another process. It does one job after the other until its socket closes,
+A worker that has ended stays a zombie until it is ended by command, so that its process id is no
+other process's. It does one job after the other until its socket closes,
 and sets each one's limits of processor time, memory and output for itself, so that they hold
 without anybody watching; the pool watches the clock beside them. They grow with the job's frame: a
 long conversation may take longer than a short one.
@@ -26,10 +26,10 @@ from inference.sandbox.jobs import (
     MIB,
     Broken,
     Command,
+    EndWorker,
     ForgetTokenizer,
     ForkWorker,
     KeepTokenizer,
-    ReapWorker,
     decode_command,
     decode_job,
     encode_frame,
@@ -56,8 +56,8 @@ def _obey(command: Command, control: socket.socket) -> int:
     match command:
         case ForkWorker():
             return _fork(control)
-        case ReapWorker(pid=pid):
-            return _reap(pid)
+        case EndWorker(pid=pid):
+            return _end(pid)
         case KeepTokenizer(facts=facts):
             keep_tokenizer(facts)
         case ForgetTokenizer(digest=digest):
@@ -78,10 +78,13 @@ def _fork(control: socket.socket) -> int:
         os._exit(0)
 
 
-def _reap(pid: int) -> int:
+def _end(pid: int) -> int:
     try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if not ended_pid:
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+    except ChildProcessError:  # an earlier fork server's
         return 0
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 

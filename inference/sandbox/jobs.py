@@ -96,7 +96,7 @@ FURTHER, LAST = b"+", b"."
 """The first byte of a result's frame: the worker takes further jobs, or ends with this one."""
 
 
-class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """The parts of a model's tokenizer that compiling a grammar needs."""
 
     digest: str
@@ -110,9 +110,9 @@ class ForkWorker(msgspec.Struct, frozen=True, tag="fork"):
     """One byte with the worker's end of its socket follows. Answered by its process id."""
 
 
-class ReapWorker(msgspec.Struct, frozen=True, tag="reap"):
-    """The worker ends or has ended: answered, once it has, by the number of the signal that ended
-    it; 0: none did."""
+class EndWorker(msgspec.Struct, frozen=True, tag="end"):
+    """Answered, once the worker has ended, by the number of the signal that ended it; 0: none
+    did."""
 
     pid: int
 
@@ -127,7 +127,7 @@ class ForgetTokenizer(msgspec.Struct, frozen=True, tag="forget_tokenizer"):
     digest: str
 
 
-Command = ForkWorker | ReapWorker | KeepTokenizer | ForgetTokenizer
+Command = ForkWorker | EndWorker | KeepTokenizer | ForgetTokenizer
 
 
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -14,7 +14,6 @@ there are none.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -71,7 +70,6 @@ from inference.protocol.held import MARKS_EXPIRY_S, decode_marks
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.keys import preparing_key
 from inference.protocol.sampling import SamplingParams
-from inference.sandbox.pool import Caller
 from inference.settings.neuron import LOG_BODIES, LoggedBodies
 
 log = logging.getLogger(__name__)
@@ -89,7 +87,6 @@ class PreparingMarks:
         self._epoch = epoch
         self._lock = threading.Lock()
         self._connection: Any = None
-        self.num_unread = 0
         self.earlier: dict[str, str] = {}
         """Requests that dead instances of this neuron were preparing."""
         self._is_read = False
@@ -123,55 +120,40 @@ class PreparingMarks:
     def keep(self, age_s: float) -> None:
         """Connects where there is no connection, and reads its replies. ``age_s``: of this
         instance. Raises ``redis.RedisError``."""
-        self._read_replies()
-        if self._connection is None:
-            self._connect()
+        with self._lock:
+            try:
+                while self._connection is not None and self._connection.can_read(0):
+                    self._connection.read_response()
+            except redis.RedisError as error:
+                self._lost(error)
+            is_connected = self._connection is not None
+        if not is_connected:
+            connection: Any = self._client.connection_pool.make_connection()
+            connection.connect()
+            self._connection = connection
         if self.earlier and age_s > EARLIER_KEPT_S:
             self._client.hdel(self._key, *self.earlier)
             self.earlier = {}
 
     def close(self) -> None:
-        self._drop()
-
-    def _connect(self) -> None:
-        connection: Any = self._client.connection_pool.make_connection()
-        connection.connect()
         with self._lock:
-            self._connection, self.num_unread = connection, 0
+            if self._connection is not None:
+                self._connection.disconnect()
+            self._connection = None
 
     def _send(self, *commands: tuple[str | int, ...]) -> None:
         with self._lock:
-            connection = self._connection
-            if connection is None:
+            if self._connection is None:
                 return
             try:
-                packed = connection.pack_commands(commands)
-                connection.send_packed_command(packed, check_health=False)
-                self.num_unread += len(commands)
+                packed = self._connection.pack_commands(commands)
+                self._connection.send_packed_command(packed, check_health=False)
             except redis.RedisError as error:
-                log.warning("what is being prepared is not marked in Redis: %s", error)
-                self._connection = None
+                self._lost(error)
 
-    def _read_replies(self) -> None:
-        with self._lock:
-            connection = self._connection
-            try:
-                while self.num_unread and connection is not None and connection.can_read(0):
-                    self.num_unread -= 1
-                    connection.read_response()
-            except redis.RedisError as error:
-                log.warning("a mark of what is being prepared was not taken: %s", error)
-                self._connection = None
-
-    def _drop(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(redis.RedisError):
-                connection.disconnect()
-
-
-log = logging.getLogger(__name__)
+    def _lost(self, error: redis.RedisError) -> None:
+        log.warning("what is being prepared is not marked in Redis: %s", error)
+        self._connection = None
 
 
 class Starter:
@@ -215,7 +197,7 @@ class Starter:
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
-        text = text.of(self._caller(submit))
+        text = text.of(partial(self._table.is_live, submit.request_id))
         if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         if submit.adapter is not None and text.report.kind != "generation":
@@ -240,13 +222,6 @@ class Starter:
                 if text.report.kind == "embedding":
                     pairing = Pairing(num_firsts=len(request.input.firsts))
                 self._start_embedding(submit, None, inputs, engine, pairing)
-
-    def _caller(self, submit: Submit) -> Caller:
-        return Caller(
-            account=submit.account,
-            model=submit.model,
-            is_wanted=partial(self._table.is_live, submit.request_id),
-        )
 
     def _start_generation(
         self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText

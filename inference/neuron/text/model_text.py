@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ from inference.sandbox.jobs import (
     Result,
     TokenizerFacts,
 )
-from inference.sandbox.pool import Caller, WorkerPool
+from inference.sandbox.pool import WorkerPool
 from inference.text.answers.parts import ToolFormat
 from inference.text.answers.phrases import PhraseMarkers
 from inference.text.answers.reasoning import ReasoningMarkers
@@ -68,7 +68,6 @@ MAX_KEPT_BYTES = 512 * 1024
 """The most that checked schemas and grammars take that are kept, for each model."""
 MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
-ANYBODY = Caller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,14 @@ class EnforcedSchema:
     """The places in the client's body that are not enforced."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class _OfModel:
     pool: WorkerPool
     model: str
     sources: TemplateSources
     special_tokens: dict[str, str]
-    tokenizer: str
-    """Its digest; empty where answers cannot be held to a grammar."""
+    facts: TokenizerFacts | None
+    """``None`` where answers cannot be held to a grammar."""
     results: RecentResults[Result]
     logged: set[str] = field(default_factory=set)
     why_no_chats: str = ""
@@ -94,10 +93,10 @@ class _OfModel:
 
 @dataclass(frozen=True, slots=True)
 class TextJobs:
-    """The text jobs of one model, for one caller. Any thread may call; every method blocks."""
+    """The text jobs of one model, for one request. Any thread may call; every method blocks."""
 
     _of_model: _OfModel
-    _caller: Caller = ANYBODY
+    _is_wanted: Callable[[], bool] = lambda: True
 
     @classmethod
     def load(
@@ -116,16 +115,19 @@ class TextJobs:
             model=model,
             sources=sources,
             special_tokens=tokenizer.special_tokens,
-            tokenizer="" if facts is None else facts.digest,
+            facts=None if facts is None else pool.keep_tokenizer(facts),
             results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
         )
-        if facts is not None:
-            pool.keep_tokenizer(facts)
-            weakref.finalize(of_model, pool.release_tokenizer, facts.digest)
         return cls(of_model)
 
-    def of(self, caller: Caller) -> TextJobs:
-        return replace(self, _caller=caller)
+    def of(self, is_wanted: Callable[[], bool]) -> TextJobs:
+        return replace(self, _is_wanted=is_wanted)
+
+    @property
+    def _tokenizer(self) -> str:
+        """Its digest; empty where answers cannot be held to a grammar."""
+        facts = self._of_model.facts
+        return "" if facts is None else facts.digest
 
     def refuse_chats(self, reason: str) -> None:
         """Refuses every conversation from now on."""
@@ -169,7 +171,7 @@ class TextJobs:
             text = json.dumps(schema)
         except RecursionError:
             raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
-        job = CheckSchema(schema=text, tokenizer=self._of_model.tokenizer, is_lenient=is_lenient)
+        job = CheckSchema(schema=text, tokenizer=self._tokenizer, is_lenient=is_lenient)
         match self._checked(job, path):
             case Checked(text=enforced, left_out=left_out):
                 return EnforcedSchema(
@@ -187,7 +189,7 @@ class TextJobs:
         path = output_format.path
         job = CheckText(
             output_format=msgspec.structs.replace(output_format, path=""),
-            tokenizer=self._of_model.tokenizer,
+            tokenizer=self._tokenizer,
         )
         match self._checked(job, path):
             case Checked(text=lark):
@@ -199,7 +201,7 @@ class TextJobs:
     def check_grammar(self, text: str, path: str | None) -> None:
         """Checks the grammar of a whole answer. ``path``: the field it came from, where that is one
         field. Raises ``RequestRefusedError``."""
-        job = CheckGrammar(text=text, tokenizer=self._of_model.tokenizer)
+        job = CheckGrammar(text=text, tokenizer=self._tokenizer)
         match self._checked(job, path):
             case Refused(message=message):
                 raise RequestRefusedError(invalid_grammar(message, path))
@@ -217,7 +219,7 @@ class TextJobs:
     def _run(self, job: Job) -> Result:
         """Raises ``WorkerLostError``, ``RequestRefusedError``."""
         try:
-            return self._of_model.pool.run(job, self._caller)
+            return self._of_model.pool.run(job, self._is_wanted)
         except NoWorkerError as error:
             raise RequestRefusedError(no_worker(str(error))) from None
         except NotWantedError:
@@ -270,9 +272,9 @@ class ModelText:
     fingerprint: str = ""
     """A digest of its files, settings and device, and of this release."""
 
-    def of(self, caller: Caller) -> ModelText:
-        """The same, whose jobs are done on behalf of ``caller``."""
-        return replace(self, jobs=self.jobs.of(caller))
+    def of(self, is_wanted: Callable[[], bool]) -> ModelText:
+        """The same, whose jobs end when their result is not wanted any more."""
+        return replace(self, jobs=self.jobs.of(is_wanted))
 
     def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
         """The format of this answer's calls. A model of an unknown format writes a forced call in
