@@ -283,7 +283,9 @@ class Starter:
         trace: RequestTrace | None = None,
     ) -> None:
         request_id = submit.request_id
-        if not self._table.begin(request_id, answer, engine, trace):
+        if not self._table.begin(
+            request_id, answer, engine, None if trace is None else trace.event
+        ):
             return  # cancelled while it was prepared
         self._publish([AddressedEvent(submit.gateway_id, accepted)])
         try:
