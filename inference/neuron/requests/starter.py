@@ -51,7 +51,7 @@ from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget, used_sampling
 from inference.neuron.text.prompt_images import sequence_images
 from inference.neuron.text.prompts import Prepared, prepare
-from inference.neuron.text.request_details import RequestTrace, logged_details
+from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
 from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
@@ -229,9 +229,10 @@ class Starter:
         request_id = submit.request_id
         prepared = prepare(request, text, TokenBudget.of(submit))
         trace = RequestTrace(request_id, text.tokenizer) if submit.captures else None
-        details = [] if trace is None else [trace.details]
+        details: list[RequestDetails] = [] if trace is None else [trace]
         if details_logger.isEnabledFor(logging.DEBUG):
-            details.append(logged_details(submit, self._bodies))
+            shows_bodies = self._bodies.include(submit.account)
+            details.append(RequestDetails(request_id, shows_bodies=shows_bodies))
         for one in details:
             one.prompts(prepared, text.tokenizer, _tool_format(request, text))
         answer = build_answer(request_id, request, prepared, text, details)
