@@ -271,24 +271,32 @@ class AnswerText:
         self._detokenizer = Detokenizer(
             tokenizer, continues_text=continues_text, shown_token_ids=shown_token_ids
         )
-        self._leading_space = _LeadingSpace(holds_leading_space)
+        self._held_space: str | None = "" if holds_leading_space else None
+        """``None`` once something else than white space has come."""
+        self._drops_space = False
         self._stop_strings = StopStrings(stop)
         self._tool_calls = tool_calls
 
     def feed(self, token_id: int) -> list[Part]:
-        return self._search(self._leading_space.feed(self._detokenizer.feed([token_id])))
+        return self.feed_text(self._detokenizer.feed([token_id]))
 
     def feed_text(self, text: str) -> list[Part]:
-        """Text between tokens: the head of a call, or what stands between two messages."""
-        return self._search(self._leading_space.feed(text)) if text else []
+        """Also text between tokens: the head of a call, or what stands between two messages."""
+        if self._held_space is not None:
+            self._held_space += text
+            text = self._take_space() if self._held_space.strip() else ""
+        return self._search(text) if text else []
 
     def drop_leading_space(self) -> None:
-        """A thinking block opens or closes here."""
-        self._leading_space.drop()
+        """A thinking block opens or closes here: the white space beside it is not the answer's."""
+        self._drops_space = True
 
     def flush(self) -> list[Part]:
         """End the answer and return the held-back text. May still find a stop string."""
-        rest = self._leading_space.feed(self._detokenizer.flush()) + self._leading_space.flush()
+        rest = self._detokenizer.flush()
+        if self._held_space is not None:
+            self._held_space += rest
+            rest = self._take_space()
         parts = self._search(rest)
         if self.stop is None:
             parts += self._read(self._stop_strings.flush())
@@ -311,25 +319,6 @@ class AnswerText:
     def _end_calls(self) -> list[Part]:
         return [] if self._tool_calls is None else self._tool_calls.flush()
 
-
-class _LeadingSpace:
-    def __init__(self, is_held: bool) -> None:
-        self._held: str | None = "" if is_held else None
-        """``None`` once something else than white space has come."""
-        self._is_dropped = False
-
-    def feed(self, text: str) -> str:
-        if self._held is None:
-            return text
-        self._held += text
-        if not self._held.strip():
-            return ""
-        return self.flush()
-
-    def drop(self) -> None:
-        """Discard the held-back text and the white space that follows it."""
-        self._is_dropped = True
-
-    def flush(self) -> str:
-        held, self._held = self._held or "", None
-        return held.lstrip() if self._is_dropped else held
+    def _take_space(self) -> str:
+        held, self._held_space = self._held_space or "", None
+        return held.lstrip() if self._drops_space else held
