@@ -15,8 +15,9 @@ from typing import Any
 
 from inference.neuron.errors import RequestRefusedError, context_length_exceeded
 from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.prompt_images import refused
 from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
-from inference.protocol.events import Embedded, Event, Failure, Usage
+from inference.protocol.events import Embedded, Event, Usage
 from inference.protocol.generation import (
     EmbeddingRequest,
     PairsInput,
@@ -90,7 +91,7 @@ def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[in
 def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
     limit, vocab_size = report.context_tokens, report.vocab_size
     if not token_ids:
-        raise _refusal("empty_prompt", f"input {index} holds no tokens", "input")
+        raise refused("empty_prompt", f"input {index} holds no tokens", param="input")
     if len(token_ids) > limit:
         raise _too_long(index, len(token_ids), limit)
     for token_id in (min(token_ids), max(token_ids)):
@@ -99,7 +100,7 @@ def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
                 f"input {index} has the token id {token_id}, which is outside this model's "
                 f"vocabulary of {vocab_size}"
             )
-            raise _refusal("bad_token_id", message, "input")
+            raise refused("bad_token_id", message, param="input")
 
 
 def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> RequestRefusedError:
@@ -121,21 +122,17 @@ def _check_dimensions(asked: int | None, report: LoadReport) -> None:
         return
     if own is None or asked > own:
         message = f"this model's vectors have {own} dimensions and you asked for {asked}"
-        raise _refusal("invalid_value", message, "dimensions")
+        raise refused("invalid_value", message, param="dimensions")
     if not report.is_matryoshka:
         message = (
             f"this model's vectors have {own} dimensions, and its config.json does not declare "
             "that fewer of them are of use (is_matryoshka, matryoshka_dimensions)"
         )
-        raise _refusal("unsupported_parameter", message, "dimensions")
+        raise refused("unsupported_parameter", message, param="dimensions")
     if report.matryoshka_dimensions and asked not in report.matryoshka_dimensions:
         known = ", ".join(map(str, report.matryoshka_dimensions))
         message = f"this model gives vectors of {known} or {own} dimensions, not of {asked}"
-        raise _refusal("invalid_value", message, "dimensions")
-
-
-def _refusal(code: str, message: str, param: str) -> RequestRefusedError:
-    return RequestRefusedError(Failure(code=code, message=message, param=param))
+        raise refused("invalid_value", message, param="dimensions")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ from inference.neuron.errors import (
     what_always_fits,
 )
 from inference.neuron.text.model_text import ModelText
-from inference.protocol.events import Failure, UsedSampling
+from inference.neuron.text.prompt_images import refused
+from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -155,7 +156,7 @@ def output_rules(
         return OutputRules()
     if text.report.grammar_problem is not None:
         message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
-        raise RequestRefusedError(Failure(code="unsupported_parameter", message=message))
+        raise refused("unsupported_parameter", message, param=None)
     grammar = answer_grammar(
         parts,
         thinking=thinking,
@@ -248,19 +249,16 @@ def _call_parts(
             "how this model writes tool calls is not known here: only a tool_choice that forces a "
             "call can be honoured"
         )
-        failure = Failure(code="unsupported_parameter", message=message, param="tools")
-        raise RequestRefusedError(failure)
-    key = ARGUMENTS_KEYS.get(tool_format.name)
-    may_be_json = output_format is not None and choice.mode == "auto"
-    if may_be_json:
-        choice = ToolChoice(mode="required")
-    is_bare = may_be_json and key is not None
-    is_forced = choice.mode == "required" and not is_bare
+        raise refused("unsupported_parameter", message, param="tools")
+    key = None
+    if output_format is not None and choice.mode == "auto":
+        choice, key = ToolChoice(mode="required"), ARGUMENTS_KEYS.get(tool_format.name)
+    is_forced = choice.mode == "required" and key is None
     tools = [
         schemas.checked_tool(tool) if tool.strict or is_forced else tool
         for tool in callable_tools(tools, choice, parallel=chat.parallel_tool_calls)
     ]
-    if may_be_json and key is not None:
+    if key is not None:
         return [bare_call_part(tool, key) for tool in tools]
     while True:
         try:
@@ -280,8 +278,7 @@ def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
         message = f"there is no tool named {choice.name!r}"
     else:
         return
-    failure = Failure(code="invalid_value", message=message, param="tool_choice")
-    raise RequestRefusedError(failure)
+    raise refused("invalid_value", message, param="tool_choice")
 
 
 def resolve_sampling(
