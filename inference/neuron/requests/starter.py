@@ -43,7 +43,6 @@ from inference.neuron.requests.request_table import (
 from inference.neuron.text.answers import build_answer
 from inference.neuron.text.embeddings import (
     EmbeddingAnswer,
-    Pairing,
     prepare_embedding,
     prepare_scoring,
 )
@@ -218,10 +217,9 @@ class Starter:
                 self._start_embedding(submit, request.dimensions, inputs, engine)
             case ScoreRequest() as request:
                 inputs = prepare_scoring(request, text)
-                pairing = None
-                if text.report.kind == "embedding":
-                    pairing = Pairing(num_firsts=len(request.input.firsts))
-                self._start_embedding(submit, None, inputs, engine, pairing)
+                is_cosine = text.report.kind == "embedding"
+                num_firsts = len(request.input.firsts) if is_cosine else None
+                self._start_embedding(submit, None, inputs, engine, num_firsts)
 
     def _start_generation(
         self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
@@ -258,11 +256,13 @@ class Starter:
         dimensions: int | None,
         inputs: list[list[int]],
         engine: EngineProcess,
-        pairing: Pairing | None = None,
+        num_firsts: int | None = None,
     ) -> None:
         num_tokens = sum(map(len, inputs))
         TokenBudget.of(submit).check_prompt(num_tokens)
-        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens, pairing=pairing)
+        answer = EmbeddingAnswer(
+            submit.request_id, num_prompt_tokens=num_tokens, num_firsts=num_firsts
+        )
         command = EmbedSequences(
             sequence_id=sequence_id(submit.request_id, 0),
             prompts=inputs,
