@@ -22,7 +22,6 @@ from inference.text.schemas.places import (
     Steps,
     all_places,
     applied_together,
-    referenced,
     replaced,
 )
 
@@ -192,10 +191,6 @@ def _next(whole: int | float, towards: float) -> float:
 
 
 ENFORCED = BOUNDS | {"type", "multipleOf"}
-COMBINED = ("allOf", "anyOf", "oneOf")
-MAX_COMBINED = 50
-"""The most schemas for one value that are combined. Beyond it they are not looked at: their
-combinations may be without number."""
 NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
 
 
@@ -221,39 +216,11 @@ def without_impossible_multiples(root: Any) -> Any:
 
 
 def _is_impossible(root: Any, place: Place) -> bool:
-    numbers = _Numbers(root).of(place.schema)
-    return (
-        numbers is not None and first_token_problem(grammar_text([json_part(numbers)])) is not None
-    )
-
-
-class _Numbers:
-    """Demands on a number, of a schema and those that hold for the same value."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._keywords: set[str] = set()
-        self._num_combined = 0
-
-    def of(self, schema: Any) -> dict[str, Any] | None:
-        """``None``: no multiple with a bound."""
-        demands = self._demands(schema, frozenset())
-        is_bounded = "multipleOf" in self._keywords and self._keywords & BOUNDS
-        if not is_bounded or self._num_combined > MAX_COMBINED:
-            return None
-        return demands if isinstance(demands, dict) else None
-
-    def _demands(self, schema: Any, seen: frozenset[Steps]) -> Any:
-        self._num_combined += 1
-        if not isinstance(schema, dict) or self._num_combined > MAX_COMBINED:
-            return schema if isinstance(schema, bool) else {}
-        kept = {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
-        self._keywords |= kept.keys()
-        for keyword in COMBINED:
-            if isinstance(options := schema.get(keyword), list):
-                kept[keyword] = [self._demands(option, seen) for option in options]
-        target = referenced(self._root, schema)
-        if target is not None and target.steps not in seen:
-            inner = self._demands(target.schema, seen | {target.steps})
-            kept["allOf"] = [*kept.get("allOf", ()), inner]
-        return kept
+    together = [
+        {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
+        for schema in applied_together(root, place.schema, ("allOf",))
+    ]
+    keywords = set[str]().union(*together)
+    if "multipleOf" not in keywords or not keywords & BOUNDS:
+        return False
+    return first_token_problem(grammar_text([json_part({"allOf": together})])) is not None

@@ -116,15 +116,17 @@ def _child(place: Place, pointer: list[str]) -> Place | None:
     return place.child(keyword) if keyword in ONE_SCHEMA and value is not None else None
 
 
-def applied_together(root: Any, schema: Any) -> Iterator[dict[str, Any]]:
-    """``schema`` and those inside it that hold for the same value."""
+def applied_together(
+    root: Any, schema: Any, keywords: Sequence[str] = ("allOf", "anyOf", "oneOf")
+) -> Iterator[dict[str, Any]]:
+    """``schema`` and those that hold for the same value, by ``keywords`` and references."""
     pending, seen = [schema], set()
     while pending:
         schema = pending.pop()
         if not isinstance(schema, dict):
             continue
         yield schema
-        for keyword in ("allOf", "anyOf", "oneOf"):
+        for keyword in keywords:
             options = schema.get(keyword)
             pending += options if isinstance(options, list) else []
         target = referenced(root, schema)

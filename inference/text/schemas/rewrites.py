@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,7 +106,7 @@ def without_endless(root: Any) -> Any:
     """``root`` with ``false`` for what requires itself, by references, so that no value can end.
     Raises ``SchemaError`` at the reference that closes the circle where ``root`` cannot end itself.
 
-        every subschema ─▶ can it end, given those that can? ─▶ again for what waits for it
+        every subschema ─▶ can it end, given those that can? ─▶ again until none is added
 
     llguidance compiles such schemas. Where the root cannot end, it fails at the first token; where
     another one cannot, an answer that enters it never ends.
@@ -136,31 +135,15 @@ def _has_own_root(place: Place) -> bool:
 
 def _ending(root: Any, places: dict[Steps, Place]) -> set[Steps]:
     """The steps of all subschemas that a value of finite length can match."""
-    waiting: dict[Steps, list[Steps]] = {}
-    for place in places.values():
-        for needed in _neighbours(root, place):
-            waiting.setdefault(needed, []).append(place.steps)
     ending: set[Steps] = set()
-    pending = deque(reversed(places))
-    queued = set(pending)
-    while pending:
-        steps = pending.popleft()
-        queued.discard(steps)
-        if next(_missing(root, places[steps], ending), None) is None:
-            ending.add(steps)
-            ready = [
-                other
-                for other in waiting.get(steps, ())
-                if other not in ending and other not in queued
-            ]
-            pending += ready
-            queued.update(ready)
+    waiting = list(reversed(places))  # innermost first
+    num_waiting = -1
+    while len(waiting) != num_waiting:
+        num_waiting, waited, waiting = len(waiting), waiting, []
+        for steps in waited:
+            is_ending = next(_missing(root, places[steps], ending), None) is None
+            (ending.add if is_ending else waiting.append)(steps)
     return ending
-
-
-def _neighbours(root: Any, place: Place) -> Iterator[Steps]:
-    yield from (child.steps for child in subschemas(place))
-    yield from _target(root, place)
 
 
 def _target(root: Any, place: Place) -> list[Steps]:
