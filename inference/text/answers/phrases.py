@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from inference.text.answers.parts import TokenKind
+from inference.text.answers.parts import Run, TokenKind
 from inference.text.answers.reasoning import MARKER_PAIRS
 
 
@@ -120,10 +120,6 @@ def opens_phrase(prompt: str, phrases: PhraseMarkers) -> bool:
     return prompt.rstrip().endswith(phrases.opens)
 
 
-Run = tuple[TokenKind, str]
-"""Text of one kind; of a marker, the phrase."""
-
-
 class _Stage(Enum):
     BEFORE = "before"
     THOUGHT = "thought"
@@ -144,8 +140,7 @@ class PhraseReader:
         self._num_unsettled = 0
         """Tokens of which it is not known yet what they are."""
 
-    def feed(self, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The next token's text; the kinds of the tokens that are settled by it."""
+    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
         self._num_unsettled += 1
         runs = self._read(text)
         markers = [kind for kind, _ in runs if kind not in (TokenKind.THOUGHT, TokenKind.ANSWER)]
@@ -154,7 +149,6 @@ class PhraseReader:
         return ([] if self._is_holding else self._settled(self._kind)), runs
 
     def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The answer has ended, with ``text`` that belonged to no token yet."""
         runs = self._read(text)
         rest = self._held + self._closing.flush()
         self._held = ""
