@@ -54,7 +54,7 @@ from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
 from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
-from inference.protocol.events import Accepted, Failure, TokensCounted
+from inference.protocol.events import Accepted, Event, Failure, TokensCounted, Traced
 from inference.protocol.generation import (
     ChatInput,
     EmbeddingRequest,
@@ -155,6 +155,12 @@ class PreparingMarks:
         self._connection = None
 
 
+Work = tuple[
+    Accepted, Answer, Iterable[SubmitSequence | EmbedSequences], Callable[[], Traced] | None
+]
+"""What its gateway is sent first, its answer, its engine's commands, and its trace."""
+
+
 class Starter:
     def __init__(
         self,
@@ -201,29 +207,27 @@ class Starter:
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         if submit.adapter is not None and text.report.kind != "generation":
             raise RequestRefusedError(no_adapters(submit.model))
+        event: Event
         match submit.request:
-            case GenerationRequest() as request:
-                self._start_generation(submit, request, engine, text)
             case TokenCountRequest() as request:
-                counted = TokensCounted(
-                    request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
-                )
-                self._publish(self._table.end(submit.request_id, counted))
+                num_tokens = count_tokens(request, text)
+                event = TokensCounted(request_id=submit.request_id, prompt_tokens=num_tokens)
+                self._publish(self._table.end(submit.request_id, event))
             case TokenizeRequest() as request:
                 event = tokenized(submit.request_id, request, text)
                 self._publish(self._table.end(submit.request_id, event))
-            case EmbeddingRequest() as request:
+            case GenerationRequest() as request:
+                self._hand_over(submit, engine, *self._generation(submit, request, text))
+            case EmbeddingRequest(dimensions=dimensions) as request:
                 inputs = prepare_embedding(request, text)
-                self._start_embedding(submit, request.dimensions, inputs, engine)
+                self._hand_over(submit, engine, *_embedding(submit, inputs, dimensions))
             case ScoreRequest() as request:
-                inputs = prepare_scoring(request, text)
                 is_cosine = text.report.kind == "embedding"
                 num_firsts = len(request.input.firsts) if is_cosine else None
-                self._start_embedding(submit, None, inputs, engine, num_firsts)
+                inputs = prepare_scoring(request, text)
+                self._hand_over(submit, engine, *_embedding(submit, inputs, None, num_firsts))
 
-    def _start_generation(
-        self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
-    ) -> None:
+    def _generation(self, submit: Submit, request: GenerationRequest, text: ModelText) -> Work:
         request_id = submit.request_id
         prepared = prepare(request, text, TokenBudget.of(submit))
         trace = RequestTrace(request_id, text.tokenizer) if submit.captures else None
@@ -238,7 +242,6 @@ class Starter:
         if prepared.images:
             refs = [placed.image for placed in prepared.images]
             images = sequence_images(prepared.images, self._read_images(request_id, refs))
-        commands = _commands(submit, request, prepared, images)
         accepted = Accepted(
             request_id=request_id,
             prompt_tokens=prepared.num_prompt_tokens,
@@ -248,45 +251,20 @@ class Starter:
             prompt_token_ids=prepared.prompts if request.returns_token_ids else None,
             not_enforced=list(prepared.not_enforced),
         )
-        self._hand_over(submit, accepted, answer, commands, engine, trace)
-
-    def _start_embedding(
-        self,
-        submit: Submit,
-        dimensions: int | None,
-        inputs: list[list[int]],
-        engine: EngineProcess,
-        num_firsts: int | None = None,
-    ) -> None:
-        num_tokens = sum(map(len, inputs))
-        TokenBudget.of(submit).check_prompt(num_tokens)
-        answer = EmbeddingAnswer(
-            submit.request_id, num_prompt_tokens=num_tokens, num_firsts=num_firsts
-        )
-        command = EmbedSequences(
-            sequence_id=sequence_id(submit.request_id, 0),
-            prompts=inputs,
-            dimensions=dimensions,
-            account=submit.account,
-            weight=submit.weight,
-            is_anonymous=submit.is_anonymous or submit.yields,
-        )
-        accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
-        self._hand_over(submit, accepted, answer, [command], engine)
+        commands = _commands(submit, request, prepared, images)
+        return accepted, answer, commands, None if trace is None else trace.event
 
     def _hand_over(
         self,
         submit: Submit,
+        engine: EngineProcess,
         accepted: Accepted,
         answer: Answer,
         commands: Iterable[SubmitSequence | EmbedSequences],
-        engine: EngineProcess,
-        trace: RequestTrace | None = None,
+        trace: Callable[[], Traced] | None,
     ) -> None:
         request_id = submit.request_id
-        if not self._table.begin(
-            request_id, answer, engine, None if trace is None else trace.event
-        ):
+        if not self._table.begin(request_id, answer, engine, trace):
             return  # cancelled while it was prepared
         self._publish([AddressedEvent(submit.gateway_id, accepted)])
         try:
@@ -297,6 +275,24 @@ class Starter:
         if self._table.started(request_id):
             for index in range(answer.num_sequences):
                 engine.cancel(sequence_id(request_id, index))
+
+
+def _embedding(
+    submit: Submit, inputs: list[list[int]], dimensions: int | None, num_firsts: int | None = None
+) -> Work:
+    request_id, num_tokens = submit.request_id, sum(map(len, inputs))
+    TokenBudget.of(submit).check_prompt(num_tokens)
+    command = EmbedSequences(
+        sequence_id=sequence_id(request_id, 0),
+        prompts=inputs,
+        dimensions=dimensions,
+        account=submit.account,
+        weight=submit.weight,
+        is_anonymous=submit.is_anonymous or submit.yields,
+    )
+    accepted = Accepted(request_id=request_id, prompt_tokens=num_tokens)
+    answer = EmbeddingAnswer(request_id, num_prompt_tokens=num_tokens, num_firsts=num_firsts)
+    return accepted, answer, [command], None
 
 
 def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:

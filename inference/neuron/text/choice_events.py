@@ -12,7 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -229,51 +229,31 @@ class Choice:
         return events
 
     def _delta(self, text: str, logprobs: list[TextLogprob]) -> Delta:
-        return Delta(
-            request_id=self._request_id,
-            index=self._index,
-            text=text,
-            num_tokens=self._take_gained(is_answer=True),
-            logprobs=logprobs or None,
-        )
+        return Delta(**self._counting(is_answer=True), text=text, logprobs=logprobs or None)
 
     def _event(self, piece: ThoughtPart | CallStarted | CallArguments) -> Event:
-        request_id, index = self._request_id, self._index
-        num_tokens = self._take_gained(is_answer=not isinstance(piece, ThoughtPart))
+        common = self._counting(is_answer=not isinstance(piece, ThoughtPart))
         match piece:
             case ThoughtPart():
                 return ReasoningDelta(
-                    request_id=request_id,
-                    index=index,
+                    **common,
                     text=piece.text,
-                    num_tokens=num_tokens,
                     opens=piece.opens,
                     closes=piece.closes,
                     missing_close=piece.missing_close,
                 )
             case CallStarted(name=name):
                 call_index, self._num_calls = self._num_calls, self._num_calls + 1
-                return ToolCallStarted(
-                    request_id=request_id,
-                    index=index,
-                    call_index=call_index,
-                    call_id=call_id(request_id, index, call_index),
-                    name=name,
-                    num_tokens=num_tokens,
-                )
+                identity = call_id(self._request_id, self._index, call_index)
+                return ToolCallStarted(**common, call_index=call_index, call_id=identity, name=name)
             case CallArguments(fragment=fragment):
-                return ToolCallDelta(
-                    request_id=request_id,
-                    index=index,
-                    call_index=self._num_calls - 1,
-                    arguments=fragment,
-                    num_tokens=num_tokens,
-                )
+                return ToolCallDelta(**common, call_index=self._num_calls - 1, arguments=fragment)
 
-    def _take_gained(self, *, is_answer: bool) -> int:
+    def _counting(self, *, is_answer: bool) -> dict[str, Any]:
+        """The fields of every event with text, which counts the tokens that it has gained."""
         num_tokens, self._num_gained[is_answer] = self._num_gained[is_answer], 0
         self._num_reported_tokens += num_tokens
-        return num_tokens
+        return {"request_id": self._request_id, "index": self._index, "num_tokens": num_tokens}
 
 
 def _token_text(token_id: int, tokenizer: Tokenizer) -> str:

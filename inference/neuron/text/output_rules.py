@@ -285,13 +285,10 @@ def resolve_sampling(
     options: SamplingOptions, max_tokens: int, report: LoadReport
 ) -> SamplingParams:
     """The client's choice, else the model's generation_config, else the neutral value."""
-    chosen: dict[str, Any] = {}
-    for name in DEFAULTS_OF_MODELS:
-        value = getattr(options, name)
-        if value is None:
-            value = report.generation_defaults.get(name)
-        if value is not None:
-            chosen[name] = value
+    asked = {name: getattr(options, name) for name in DEFAULTS_OF_MODELS}
+    chosen: dict[str, Any] = report.generation_defaults | {
+        name: value for name, value in asked.items() if value is not None
+    }
     stop_ids = [] if options.ignore_eos else report.eos_token_ids
     _check_ids_in_vocabulary(options, report.vocab_size)
     return SamplingParams(
@@ -307,12 +304,8 @@ def resolve_sampling(
 
 
 def used_sampling(params: SamplingParams) -> UsedSampling:
-    return UsedSampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-    )
+    names = UsedSampling.__struct_fields__
+    return UsedSampling(**{name: getattr(params, name) for name in names})
 
 
 def _check_ids_in_vocabulary(options: SamplingOptions, vocab_size: int) -> None:

@@ -25,7 +25,7 @@ from inference.text.answers.parts import (
     ToolCallParser,
 )
 from inference.text.answers.phrases import PhraseMarkers, PhraseReader, StopStrings
-from inference.text.answers.reasoning import ReasoningMarkers, splitter
+from inference.text.answers.reasoning import HarmonySplitter, ReasoningMarkers, ThinkingSplitter
 from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
 
 
@@ -83,14 +83,15 @@ class ChoiceText:
             self._splitter = PhraseReader(phrases, is_open=starts_thinking)
             self._line_end = "\n"
             opens, self._closes = phrases.opens[0], phrases.closes[0]
-        else:
-            self._splitter = splitter(
+        elif markers is not None and markers.channels is not None:
+            self._splitter = HarmonySplitter(
                 tokenizer,
-                markers,
-                is_open=starts_thinking,
+                markers.channels,
                 is_answering=continues_text,
                 reads_calls=tool_calls is not None,
             )
+        else:
+            self._splitter = ThinkingSplitter(tokenizer, markers, is_open=starts_thinking)
         self._thought: _Thought | None = None
         if starts_thinking and opens:
             self._thought = _Thought(opens + self._line_end, self._label)

@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.text.answers.parts import Run, Splitter, TokenKind
+from inference.text.answers.parts import Run, TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 
 CHANNEL = "<|channel|>"
@@ -213,23 +213,6 @@ def opens_block(
         if not markers.label.encode().endswith(behind.rstrip()):
             return False
     return False
-
-
-def splitter(
-    tokenizer: Tokenizer,
-    markers: ReasoningMarkers | None,
-    *,
-    is_open: bool = False,
-    is_answering: bool = False,
-    reads_calls: bool = True,
-) -> Splitter:
-    """Returns the splitter for one answer. ``is_open``: the prompt has opened the block.
-    ``is_answering``: it has begun the answer."""
-    if markers is None or markers.channels is None:
-        return ThinkingSplitter(tokenizer, markers, is_open=is_open)
-    return HarmonySplitter(
-        tokenizer, markers.channels, is_answering=is_answering, reads_calls=reads_calls
-    )
 
 
 class ThinkingSplitter:
