@@ -14,7 +14,6 @@ Steps = tuple[str | int, ...]
 ONE_SCHEMA = frozenset({"items", "additionalItems", "additionalProperties"})
 SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-OPTIONS = frozenset({"anyOf", "oneOf"})
 STRUCTURE = ONE_SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS
 
 
@@ -58,21 +57,6 @@ def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
     copied = schema.copy()
     copied[steps[0]] = replaced(schema[steps[0]], steps[1:], replacement)
     return copied
-
-
-def opened(place: Place, children: Sequence[Place]) -> Place:
-    """``place`` with ``children``, which are right below it, allowing everything; as one of several
-    options nothing, or the others would not matter."""
-    schema = place.schema.copy()
-    for child in children:
-        keyword, *inner = child.steps[len(place.steps) :]
-        if not inner:
-            schema[keyword] = True
-            continue
-        if schema[keyword] is place.schema[keyword]:
-            schema[keyword] = schema[keyword].copy()
-        schema[keyword][inner[0]] = keyword not in OPTIONS
-    return Place(place.steps, schema)
 
 
 def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:

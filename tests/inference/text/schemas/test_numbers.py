@@ -128,8 +128,8 @@ THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
             {"allOf": [{"type": "integer", "multipleOf": 0.7}, {"minimum": 1, "maximum": 6}]},
             "S",
         ),
-        ({"type": "object", "properties": {"a": THIRDS}, "required": ["a"]}, "S.properties.a"),
-        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items"),
+        ({"type": "object", "properties": {"a": THIRDS}, "required": ["a"]}, "S.required"),
+        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.minItems"),
         ({"anyOf": [THIRDS, THIRDS]}, "S.anyOf"),
         (
             {"$defs": {"n": BETWEEN}, "$ref": "#/$defs/n", "type": "integer", "multipleOf": 0.3},
