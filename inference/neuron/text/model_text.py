@@ -66,13 +66,6 @@ MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 
 
-@dataclass(frozen=True, slots=True)
-class EnforcedSchema:
-    schema: Any
-    left_out: list[str]
-    """The places in the client's body that are not enforced."""
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class TextJobs:
     """The text jobs of one model, for one request. Any thread may call; every method blocks."""
@@ -145,18 +138,17 @@ class TextJobs:
         assert isinstance(result, Rendered)
         return result
 
-    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> EnforcedSchema:
-        """The schema stood at ``path``. Raises ``RequestRefusedError`` naming the place in it."""
+    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> tuple[Any, list[str]]:
+        """The schema that is enforced for the one at ``path``, and the places in the client's body
+        that it leaves out. Raises ``RequestRefusedError`` naming the place in it."""
         try:
             text = json.dumps(schema)
         except RecursionError:
             raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
         job = CheckSchema(schema=text, tokenizer=self._digest, is_lenient=is_lenient)
         checked = self._checked(job, path, invalid_schema)
-        return EnforcedSchema(
-            schema=json.loads(checked.text) if checked.text else schema,
-            left_out=[path_of(path, steps) for steps in checked.left_out],
-        )
+        enforced = json.loads(checked.text) if checked.text else schema
+        return enforced, [path_of(path, steps) for steps in checked.left_out]
 
     def lark_text(self, output_format: OutputFormat) -> str:
         """An expression, choices or a client's grammar as lark text. Raises

@@ -199,9 +199,9 @@ class _Schemas:
 
     def checked(self, schema: Any, path: str, *, strict: bool) -> Any:
         """The schema that is enforced. Raises ``RequestRefusedError``."""
-        checked = self._jobs.checked_schema(schema, path, is_lenient=not strict)
-        self.not_enforced += checked.left_out
-        return checked.schema
+        enforced, places = self._jobs.checked_schema(schema, path, is_lenient=not strict)
+        self.not_enforced += places
+        return enforced
 
     def checked_tool(self, tool: ToolDefinition) -> ToolDefinition:
         if tool.parameters is None:
