@@ -24,23 +24,8 @@ from weakref import WeakValueDictionary
 
 from inference.channel import Channel, ChannelError
 from inference.environment import Role, child_environment
+from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
-from inference.sandbox.jobs import (
-    LAST,
-    MIB,
-    Broken,
-    Command,
-    EndWorker,
-    ForgetTokenizer,
-    ForkWorker,
-    Job,
-    KeepTokenizer,
-    Result,
-    TokenizerFacts,
-    decode_reply,
-    decode_result,
-    encode_frame,
-)
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -94,7 +79,7 @@ class WorkerPool:
         self._end_idle()
         self._forks.close()
 
-    def keep_tokenizer(self, facts: TokenizerFacts) -> TokenizerFacts:
+    def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
         """Workers that are forked from now on have it, for as long as what this returns is referred
         to."""
         kept = self._forks.keep_tokenizer(facts)
@@ -103,10 +88,10 @@ class WorkerPool:
         self._end_idle()
         return kept
 
-    def run(self, job: Job, is_wanted: Callable[[], bool] = lambda: True) -> Result:
+    def run(self, job: jobs.Job, is_wanted: Callable[[], bool] = lambda: True) -> jobs.Result:
         """Blocks. ``is_wanted``: whether anybody still waits for the result; called a few times a
         second. Raises ``SandboxError``."""
-        frame = encode_frame(job)
+        frame = jobs.encode_frame(job)
         worker = self._idle_one() or self._forked()
         try:
             result = self._ask(worker, frame, is_wanted)
@@ -114,7 +99,7 @@ class WorkerPool:
             self._end(worker)
             raise
         self._keep(worker)
-        if isinstance(result, Broken):
+        if isinstance(result, jobs.Broken):
             if result.where:
                 log.error("a worker's job broke: %s", result.where)
             raise WorkerLostError(LossReason(result.reason), tuple(result.steps))
@@ -135,8 +120,8 @@ class WorkerPool:
         pid, connection = self._forks.fork()
         return _Worker(pid, connection, Channel(connection), num_tokenizers)
 
-    def _ask(self, worker: _Worker, frame: bytes, is_wanted: Callable[[], bool]) -> Result:
-        limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / MIB
+    def _ask(self, worker: _Worker, frame: bytes, is_wanted: Callable[[], bool]) -> jobs.Result:
+        limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / jobs.MIB
         worker.connection.settimeout(limit_s)
         give_up_s = time.monotonic() + limit_s
         try:
@@ -150,8 +135,8 @@ class WorkerPool:
         except ChannelError:
             is_over_time = self._end(worker) == SIGPROF
             raise WorkerLostError(LossReason.TIME if is_over_time else LossReason.CRASH) from None
-        worker.is_last = frame[:1] == LAST
-        return decode_result(frame[1:])
+        worker.is_last = frame[:1] == jobs.LAST
+        return jobs.decode_result(frame[1:])
 
     def _keep(self, worker: _Worker) -> None:
         with self._lock:
@@ -194,7 +179,7 @@ class _ForkClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._channel: Channel | None = None
-        self._tokenizers: WeakValueDictionary[str, TokenizerFacts] = WeakValueDictionary()
+        self._tokenizers: WeakValueDictionary[str, jobs.TokenizerFacts] = WeakValueDictionary()
         self._sent: set[str] = set()
         """Digests of the tokenizers that the fork server has."""
         self._is_closed = False
@@ -213,13 +198,13 @@ class _ForkClient:
         """Kill a worker, and reap it. The number of the signal that ended it; 0: no signal, or it
         is unknown."""
         with self._lock:
-            return self._try(EndWorker(pid))
+            return self._try(jobs.EndWorker(pid))
 
-    def keep_tokenizer(self, facts: TokenizerFacts) -> TokenizerFacts:
+    def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
         with self._lock:
             kept = self._tokenizers.setdefault(facts.digest, facts)
             if self._channel is not None and facts.digest not in self._sent:
-                self._try(KeepTokenizer(facts))
+                self._try(jobs.KeepTokenizer(facts))
                 self._sent.add(facts.digest)
             return kept
 
@@ -234,18 +219,18 @@ class _ForkClient:
             try:
                 self._start()
                 for digest in self._sent.difference(list(self._tokenizers)):
-                    self._ask(ForgetTokenizer(digest))
+                    self._ask(jobs.ForgetTokenizer(digest))
                     self._sent.discard(digest)
                 assert self._channel is not None and self._control is not None
-                self._channel.send(encode_frame(ForkWorker()))
+                self._channel.send(jobs.encode_frame(jobs.ForkWorker()))
                 socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
-                return decode_reply(self._channel.receive())
+                return jobs.decode_reply(self._channel.receive())
             except (ChannelError, OSError):
                 self._drop()
         log.error("no worker for templates and grammars could be started")
         raise NoWorkerError("none could be started")
 
-    def _try(self, command: Command) -> int:
+    def _try(self, command: jobs.Command) -> int:
         """Its answer; 0 without a fork server. The next one gets the tokenizers when it starts."""
         try:
             return 0 if self._channel is None else self._ask(command)
@@ -253,11 +238,11 @@ class _ForkClient:
             self._drop()
             return 0
 
-    def _ask(self, command: Command) -> int:
+    def _ask(self, command: jobs.Command) -> int:
         """Raises ``ChannelError``."""
         assert self._channel is not None
-        self._channel.send(encode_frame(command))
-        return decode_reply(self._channel.receive())
+        self._channel.send(jobs.encode_frame(command))
+        return jobs.decode_reply(self._channel.receive())
 
     def _start(self) -> None:
         """Raises ``ChannelError``, ``OSError``, ``NoWorkerError``."""
@@ -278,7 +263,7 @@ class _ForkClient:
             )
         self._control, self._channel = ours, Channel(ours)
         for digest, facts in list(self._tokenizers.items()):
-            self._ask(KeepTokenizer(facts))
+            self._ask(jobs.KeepTokenizer(facts))
             self._sent.add(digest)
 
     def _drop(self) -> None:

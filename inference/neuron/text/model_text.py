@@ -187,7 +187,6 @@ class TextJobs:
         raise RequestRefusedError(refuse(message, None if path is None else path_of(path, steps)))
 
     def _run(self, job: Job) -> Result:
-        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
         try:
             return self.pool.run(job, self.is_wanted)
         except NoWorkerError as error:

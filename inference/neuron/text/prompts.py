@@ -190,7 +190,6 @@ def _encoded(
 def _check_length(
     num_tokens: int, given: ChatInput | TextInput | TokensInput, text: ModelText, most: int | None
 ) -> None:
-    """Raises ``RequestRefusedError``."""
     if most is not None and num_tokens > most:
         raise RequestRefusedError(prompt_too_long(num_tokens, text.limit, prompt_param(given)))
 

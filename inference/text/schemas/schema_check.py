@@ -92,13 +92,6 @@ def type_problem(keyword: str, value: Any) -> str | None:
     return f"{keyword!r} is {expected}"
 
 
-ASSERTIONS = frozenset(
-    {
-        *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
-        *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    }
-)
 ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
@@ -107,7 +100,7 @@ ANNOTATIONS = frozenset(
 )
 """Annotations: they do not restrict the valid values. Nor do keywords that start with ``x-``,
 except llguidance's own, which would loosen the grammar."""
-KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
+KNOWN = STRUCTURE | ANNOTATIONS | EXPECTED.keys() | {"const"}
 MAX_STEPS = 100
 """The most steps from the root to any subschema; llguidance reads no more than 128."""
 MAX_PROBLEMS = 32
