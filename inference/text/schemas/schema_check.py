@@ -16,12 +16,7 @@ from typing import Any, cast
 from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars.compiling import find_problem, problem_of
 from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.numbers import (
-    check_numbers,
-    is_number,
-    with_exact_bounds,
-    without_impossible_multiples,
-)
+from inference.text.schemas.numbers import check_numbers, is_number, with_exact_bounds
 from inference.text.schemas.places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
@@ -34,13 +29,7 @@ from inference.text.schemas.places import (
     left_out,
     subschemas,
 )
-from inference.text.schemas.rewrites import (
-    DEFINITIONS,
-    VACUOUS,
-    original_steps,
-    rewritten,
-    without_endless,
-)
+from inference.text.schemas.rewrites import VACUOUS, check_ends, original_steps, rewritten
 
 # llguidance refuses most values of a wrong type, some of them by a panic, and ignores the rest
 # where the schema's type does not call for them.
@@ -153,7 +142,8 @@ def _enforced(schema: Any) -> Any:
     try:
         for place in all_places(enforced):
             check_numbers(enforced, place)
-        return without_impossible_multiples(without_endless(enforced))
+        check_ends(enforced)
+        return enforced
     except SchemaError as error:
         raise SchemaError(original_steps(schema, error.steps), str(error)) from None
 
@@ -246,7 +236,7 @@ def find_culprit(
     trials, place = _Trials(problem, find or find_problem), Place((), root)
     definitions = {}
     if isinstance(root, dict):
-        definitions = {name: root[name] for name in DEFINITIONS if name in root}
+        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
 
     def remains(schema: Any) -> bool:
         return trials.remains({**definitions, **schema} if isinstance(schema, dict) else schema)
