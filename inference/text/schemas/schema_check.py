@@ -234,7 +234,7 @@ def find_culprit(
     found is named.
     """
     trials, place = _Trials(problem, find or find_problem), Place((), root)
-    definitions = {}
+    definitions: dict[str, Any] = {}
     if isinstance(root, dict):
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
 
