@@ -79,8 +79,6 @@ class TextJobs:
     be held to a grammar."""
     results: RecentResults[Result]
     logged: set[str] = field(default_factory=set)
-    why_no_chats: str = ""
-    """Why its template can render no conversation; empty: it can."""
     is_wanted: Callable[[], bool] = lambda: True
 
     @classmethod
@@ -103,15 +101,8 @@ class TextJobs:
             results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
         )
 
-    def refuse_chats(self, reason: str) -> None:
-        """Refuses every conversation from now on."""
-        self.why_no_chats = reason
-        self._log_once(f"its chat template {reason} for a short conversation: chats are refused")
-
     def render(self, chat: ChatInput) -> str:
         """Raises ``RequestRefusedError``."""
-        if self.why_no_chats:
-            raise RequestRefusedError(template_limit_exceeded(self.why_no_chats, "any"))
         try:
             rendered = self.rendering(chat)
         except TemplateRenderError as error:
