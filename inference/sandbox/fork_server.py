@@ -21,7 +21,7 @@ from pathlib import Path
 from inference.channel import Channel, ChannelClosedError, ChannelError
 from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason
-from inference.sandbox.work import forget_tokenizer, keep_tokenizer, perform
+from inference.sandbox.work import forget_tokenizers_but, keep_tokenizer, perform
 
 
 def main(descriptor: int) -> None:
@@ -41,14 +41,13 @@ def main(descriptor: int) -> None:
 
 def _obey(command: jobs.Command, control: socket.socket) -> int:
     match command:
-        case jobs.ForkWorker():
+        case jobs.ForkWorker(tokenizers=digests):
+            forget_tokenizers_but(digests)
             return _fork(control)
         case jobs.EndWorker(pid=pid):
             return _end(pid)
         case jobs.KeepTokenizer(facts=facts):
             keep_tokenizer(facts)
-        case jobs.ForgetTokenizer(digest=digest):
-            forget_tokenizer(digest)
     return 0
 
 

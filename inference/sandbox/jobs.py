@@ -109,6 +109,9 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
 class ForkWorker(msgspec.Struct, frozen=True, tag="fork"):
     """One byte with the worker's end of its socket follows. Answered by its process id."""
 
+    tokenizers: list[str]
+    """The digests of those that are still needed; the others are forgotten."""
+
 
 class EndWorker(msgspec.Struct, frozen=True, tag="end"):
     """Answered, once the worker has ended, by the number of the signal that ended it; 0: none
@@ -123,11 +126,7 @@ class KeepTokenizer(msgspec.Struct, frozen=True, tag="keep_tokenizer"):
     facts: TokenizerFacts
 
 
-class ForgetTokenizer(msgspec.Struct, frozen=True, tag="forget_tokenizer"):
-    digest: str
-
-
-Command = ForkWorker | EndWorker | KeepTokenizer | ForgetTokenizer
+Command = ForkWorker | EndWorker | KeepTokenizer
 
 
 decode_command = msgspec.msgpack.Decoder(Command).decode

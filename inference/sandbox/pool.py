@@ -218,11 +218,10 @@ class _ForkClient:
         for _ in range(2):  # one that has died since the last call is started again
             try:
                 self._start()
-                for digest in self._sent.difference(list(self._tokenizers)):
-                    self._ask(jobs.ForgetTokenizer(digest))
-                    self._sent.discard(digest)
                 assert self._channel is not None and self._control is not None
-                self._channel.send(jobs.encode_frame(jobs.ForkWorker()))
+                digests = list(self._tokenizers)
+                self._sent.intersection_update(digests)
+                self._channel.send(jobs.encode_frame(jobs.ForkWorker(digests)))
                 socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
                 return jobs.decode_reply(self._channel.receive())
             except (ChannelError, OSError):

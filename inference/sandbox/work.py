@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import traceback
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -152,8 +153,9 @@ def keep_tokenizer(facts: jobs.TokenizerFacts) -> None:
     release_freed_memory()
 
 
-def forget_tokenizer(digest: str) -> None:
-    _tokenizers.pop(digest, None)
+def forget_tokenizers_but(digests: Iterable[str]) -> None:
+    for digest in _tokenizers.keys() - digests:
+        del _tokenizers[digest]
 
 
 class _Vocabulary:
