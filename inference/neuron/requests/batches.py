@@ -1,6 +1,6 @@
 """Splits events into batches of bounded size: a gateway reads a large answer piece by piece.
 
-Embedded ─▶ EmbeddedPart … Embedded   Delta, PromptScored, OutputTokens ─▶ several of their kind
+Embedded ─▶ EmbeddedPart … Embedded   Delta, PromptScored ─▶ several of their kind
 any other ─▶ Fragment … Fragment
 """
 
@@ -17,7 +17,6 @@ from inference.protocol.events import (
     EmbeddedPart,
     Event,
     Fragment,
-    OutputTokens,
     PromptScored,
     encode_event,
 )
@@ -67,9 +66,6 @@ def _parts_of_its_kind(event: Event, max_bytes: int) -> Iterator[Event]:
         case PromptScored():
             for tokens in _groups(event.tokens, max_bytes):
                 yield msgspec.structs.replace(event, tokens=tokens)
-        case OutputTokens():
-            for token_ids in _groups(event.token_ids, max_bytes):
-                yield msgspec.structs.replace(event, token_ids=token_ids)
         case Delta():
             step = max_bytes // MAX_CHARACTER_BYTES
             texts = [event.text[start : start + step] for start in range(0, len(event.text), step)]
