@@ -1,11 +1,11 @@
 """Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
 thread, and ends when the other end of its socket closes, as its workers do.
 
-A worker that has ended stays a zombie until it is ended by command, so that its process id is no
-other process's. It does one job after the other until its socket closes,
-and sets each one's limits of processor time, memory and output for itself, so that they hold
-without anybody watching; the pool watches the clock beside them. They grow with the job's frame: a
-long conversation may take longer than a short one.
+A worker that has ended stays a zombie until the pool ends it, so that its process id is no other
+process's. A worker does one job after the other until its socket closes. It sets each one's limits
+of processor time, memory and output for itself, so that they hold without anybody watching; the
+pool watches the clock beside them. They grow with the job's frame: a long conversation may take
+longer than a short one.
 """
 
 from __future__ import annotations
