@@ -2,7 +2,7 @@
 
 SandboxError
 ├── WorkerLostError      the job ended its worker, or was ended at a limit; ``reason`` names it
-├── NoWorkerError        all workers were busy for too long
+├── NoWorkerError        no worker could be started
 └── NotWantedError       the caller does not want the result any more
 """
 
@@ -34,7 +34,7 @@ class WorkerLostError(SandboxError):
 
 
 class NoWorkerError(SandboxError):
-    """Every worker that the caller may have was busy."""
+    """None could be started, or all have ended."""
 
 
 class NotWantedError(SandboxError):

@@ -1,11 +1,11 @@
 """Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
 thread, and ends when the other end of its socket closes, as its workers do.
 
-A worker that has ended stays a zombie until it is reaped by command, so that its process id can be
-signalled without hitting another process. It does one job after the other until its socket closes,
-and sets each one's limits of processor time, memory and output for itself, so that they hold
-without anybody watching; the pool watches the clock beside them. They grow with the job's frame: a
-long conversation may take longer than a short one.
+A worker that has ended stays a zombie until the pool ends it, so that its process id is no other
+process's. A worker does one job after the other until its socket closes. It sets each one's limits
+of processor time, memory and output for itself, so that they hold without anybody watching; the
+pool watches the clock beside them. They grow with the job's frame: a long conversation may take
+longer than a short one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,9 @@ import sys
 from pathlib import Path
 
 from inference.channel import Channel, ChannelClosedError, ChannelError
+from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason
-from inference.sandbox.jobs import (
-    FURTHER,
-    LAST,
-    MIB,
-    Broken,
-    Command,
-    ForgetTokenizer,
-    ForkWorker,
-    KeepTokenizer,
-    ReapWorker,
-    decode_command,
-    decode_job,
-    encode_frame,
-)
-from inference.sandbox.work import forget_tokenizer, keep_tokenizer, perform
+from inference.sandbox.work import forget_tokenizers_but, keep_tokenizer, perform
 
 
 def main(descriptor: int) -> None:
@@ -46,22 +33,21 @@ def main(descriptor: int) -> None:
     channel = Channel(control)
     try:
         while True:
-            reply = _obey(decode_command(channel.receive()), control)
-            channel.send(encode_frame(reply))
+            reply = _obey(jobs.decode_command(channel.receive()), control)
+            channel.send(jobs.encode_frame(reply))
     except ChannelClosedError:
         return
 
 
-def _obey(command: Command, control: socket.socket) -> int:
+def _obey(command: jobs.Command, control: socket.socket) -> int:
     match command:
-        case ForkWorker():
+        case jobs.ForkWorker(tokenizers=digests):
+            forget_tokenizers_but(digests)
             return _fork(control)
-        case ReapWorker(pid=pid):
-            return _reap(pid)
-        case KeepTokenizer(facts=facts):
+        case jobs.EndWorker(pid=pid):
+            return _end(pid)
+        case jobs.KeepTokenizer(facts=facts):
             keep_tokenizer(facts)
-        case ForgetTokenizer(digest=digest):
-            forget_tokenizer(digest)
     return 0
 
 
@@ -78,10 +64,13 @@ def _fork(control: socket.socket) -> int:
         os._exit(0)
 
 
-def _reap(pid: int) -> int:
+def _end(pid: int) -> int:
     try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if not ended_pid:
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+    except ChildProcessError:  # an earlier fork server's
         return 0
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
@@ -91,14 +80,14 @@ STATM = Path("/proc/self/statm")
 
 CPU_S = 3.0
 CPU_S_PER_MIB = 0.5
-MEMORY_BYTES = 256 * MIB
+MEMORY_BYTES = 256 * jobs.MIB
 MEMORY_PER_BYTE = 40
 """A character may take four bytes, and a rendered turn is copied several times."""
-OUTPUT_BYTES = 16 * MIB
+OUTPUT_BYTES = 16 * jobs.MIB
 OUTPUT_PER_BYTE = 4
-STACK_BYTES = 4 * MIB
+STACK_BYTES = 4 * jobs.MIB
 """Half of a thread's in an engine: what overflows there overflows here first."""
-GROWTH_BYTES = 64 * MIB
+GROWTH_BYTES = 64 * jobs.MIB
 """A worker that has grown by so much ends after its job; the next one is forked."""
 
 
@@ -114,7 +103,7 @@ def limit_job(num_bytes: int) -> None:
     """Sets a job's limits, until ``lift_limits``: more processor time ends the process, more memory
     fails."""
     _limit(resource.RLIMIT_DATA, data_bytes() + MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S + CPU_S_PER_MIB * num_bytes / MIB)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S + CPU_S_PER_MIB * num_bytes / jobs.MIB)
 
 
 def lift_limits() -> None:
@@ -146,7 +135,7 @@ def work(connection: socket.socket) -> None:
         while not is_last:
             answer = _answer(channel.receive())
             is_last = data_bytes() > started_bytes + GROWTH_BYTES
-            channel.send((LAST if is_last else FURTHER) + answer)
+            channel.send((jobs.LAST if is_last else jobs.FURTHER) + answer)
     except ChannelError:
         return
 
@@ -155,9 +144,9 @@ def _answer(frame: bytes) -> bytes:
     limit_job(len(frame))
     try:
         max_output_bytes = OUTPUT_BYTES + OUTPUT_PER_BYTE * len(frame)
-        return encode_frame(perform(decode_job(frame), max_output_bytes))
+        return jobs.encode_frame(perform(jobs.decode_job(frame), max_output_bytes))
     except MemoryError:
-        return encode_frame(Broken(reason=LossReason.MEMORY))
+        return jobs.encode_frame(jobs.Broken(reason=LossReason.MEMORY))
     finally:
         lift_limits()
 

@@ -96,7 +96,7 @@ FURTHER, LAST = b"+", b"."
 """The first byte of a result's frame: the worker takes further jobs, or ends with this one."""
 
 
-class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """The parts of a model's tokenizer that compiling a grammar needs."""
 
     digest: str
@@ -109,10 +109,13 @@ class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
 class ForkWorker(msgspec.Struct, frozen=True, tag="fork"):
     """One byte with the worker's end of its socket follows. Answered by its process id."""
 
+    tokenizers: list[str]
+    """The digests of those that are still needed; the others are forgotten."""
 
-class ReapWorker(msgspec.Struct, frozen=True, tag="reap"):
-    """The worker ends or has ended: answered, once it has, by the number of the signal that ended
-    it; 0: none did."""
+
+class EndWorker(msgspec.Struct, frozen=True, tag="end"):
+    """Answered, once the worker has ended, by the number of the signal that ended it; 0: none
+    did."""
 
     pid: int
 
@@ -123,11 +126,7 @@ class KeepTokenizer(msgspec.Struct, frozen=True, tag="keep_tokenizer"):
     facts: TokenizerFacts
 
 
-class ForgetTokenizer(msgspec.Struct, frozen=True, tag="forget_tokenizer"):
-    digest: str
-
-
-Command = ForkWorker | ReapWorker | KeepTokenizer | ForgetTokenizer
+Command = ForkWorker | EndWorker | KeepTokenizer
 
 
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -1,14 +1,11 @@
-"""A pool of sandbox workers, with limits by account and by model.
+"""A pool of sandbox workers: idle ones are kept, and a fork server makes more when none is idle.
 
-    run ─▶ wait for a worker ─▶ send the job ─▶ wait for its result ─▶ the worker is idle again
-             at most 2 for one         │ time over, not wanted, dead
-             account on one model,     ▼
-             4 for either, 8 in all   it is killed; the next job forks another
+    run ─▶ an idle worker, or a new one ─▶ send the job ─▶ wait for its result ─▶ idle again
+                                             │ time over, not wanted, dead
+                                             ▼
+                                             it is killed; the next job forks another
 
-So one hanging request blocks no other. Eight that hang at once make others wait until the first
-one's time is over. Any thread may call.
-
-A ``Caller`` is the account and the model that a job is done for.
+The neuron's intake bounds how many run at once, for each account and model. Any thread may call.
 """
 
 from __future__ import annotations
@@ -16,63 +13,33 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from signal import SIGPROF
+from weakref import WeakValueDictionary
 
 from inference.channel import Channel, ChannelError
+from inference.environment import Role, child_environment
+from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
-from inference.sandbox.fork_client import ForkClient, end_process
-from inference.sandbox.jobs import (
-    LAST,
-    MIB,
-    Broken,
-    Job,
-    Result,
-    TokenizerFacts,
-    decode_result,
-    encode_frame,
-)
 from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
 
 CLOCK_S = 30.0
 """How long a worker may take by the clock, which runs on while others have the processors."""
 CLOCK_S_PER_MIB = 3.0
 SLICE_S = 0.05
 """How often a caller that waits looks whether it is still wanted."""
-
-
-def _always() -> bool:
-    return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    account: str = ""
-    model: str = ""
-    is_wanted: Callable[[], bool] = _always
-    """Whether anybody still waits for the result. Called a few times a second."""
-
-    def check(self) -> None:
-        """Raises ``NotWantedError``."""
-        if not self.is_wanted():
-            raise NotWantedError
-
-
-log = logging.getLogger(__name__)
-
-MAX_WORKERS = 8
-MAX_OF_EITHER = 4
-"""The most workers for one model, or for one account."""
-MAX_OF_BOTH = 2
-"""The most workers for one account on one model."""
 NUM_KEPT = 2
 """The number of idle workers that stay; the others end."""
-WAIT_LIMIT_S = 60.0
-"""How long a job waits for a worker."""
+START_LIMIT_S = 60.0
+"""How long a fork server may take to import what it needs, or to read a tokenizer."""
+STOP_LIMIT_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -80,25 +47,25 @@ class _Worker:
     pid: int
     connection: socket.socket
     channel: Channel
-    generation: int
+    num_tokenizers: int
+    """The tokenizers that had been kept before it was forked, which are all that it has."""
     is_last: bool = False
     """It ends, and takes no further job."""
+
+    def has_answered(self, timeout_s: float) -> bool:
+        readable = select.poll()
+        readable.register(self.connection, select.POLLIN)
+        return bool(readable.poll(timeout_s * 1000))
 
 
 class WorkerPool:
     """Starts nothing before the first job, or ``start``."""
 
     def __init__(self) -> None:
-        self._forks = ForkClient()
-        self._changed = threading.Condition()
+        self._forks = _ForkClient()
+        self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._busy: Counter[tuple[str, str]] = Counter()
-        """Workers by account and model."""
-        self._uses: Counter[str] = Counter()
-        """The uses of each tokenizer, by digest."""
-        self._released: deque[str] = deque()
-        self._generation = 0
-        """Workers of an earlier one lack a tokenizer that was read since."""
+        self._num_tokenizers = 0
         self._is_closed = False
 
     def start(self) -> None:
@@ -107,165 +74,219 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends all workers; jobs that run fail. Returns when they are gone."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            self._end(worker)
+        self._end_idle()
         self._forks.close()
 
-    def keep_tokenizer(self, facts: TokenizerFacts) -> None:
-        """Each call needs a ``release_tokenizer``."""
-        self._forget_released()
-        with self._changed:
-            self._uses[facts.digest] += 1
-            if self._uses[facts.digest] > 1:
-                return
-        self._forks.keep_tokenizer(facts)
-        with self._changed:
-            self._generation += 1
-            outdated, self._idle = self._idle, []
-        for worker in outdated:
-            self._end(worker)
+    def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
+        """Workers that are forked from now on have it, for as long as what this returns is referred
+        to."""
+        kept = self._forks.keep_tokenizer(facts)
+        with self._lock:
+            self._num_tokenizers += 1
+        self._end_idle()
+        return kept
 
-    def release_tokenizer(self, digest: str) -> None:
-        """Takes effect when the next worker is forked. Locks nothing: a finalizer may call it."""
-        self._released.append(digest)
-
-    def run(self, job: Job, caller: Caller) -> Result:
-        """Blocks. Raises ``SandboxError``."""
-        frame = encode_frame(job)
-        worker = self._claim(caller)
-        is_whole = False
+    def run(self, job: jobs.Job, is_wanted: Callable[[], bool] = lambda: True) -> jobs.Result:
+        """Blocks. ``is_wanted``: whether anybody still waits for the result; called a few times a
+        second. Raises ``SandboxError``."""
+        frame = jobs.encode_frame(job)
+        worker = self._idle_one() or self._forked()
         try:
-            result = self._ask(worker, frame, caller)
-            is_whole = True
-        finally:
-            self._release(caller, worker, is_whole=is_whole)
-        if isinstance(result, Broken):
+            result = self._ask(worker, frame, is_wanted)
+        except BaseException:
+            self._end(worker)
+            raise
+        self._keep(worker)
+        if isinstance(result, jobs.Broken):
             if result.where:
                 log.error("a worker's job broke: %s", result.where)
             raise WorkerLostError(LossReason(result.reason), tuple(result.steps))
         return result
 
-    def _claim(self, caller: Caller) -> _Worker:
-        started_s = time.monotonic()
-        with self._changed:
-            while not self._may_have_one(caller):
-                if time.monotonic() - started_s > WAIT_LIMIT_S:
-                    raise NoWorkerError("all were busy for too long")
-                self._changed.wait(SLICE_S)
-                caller.check()
-            self._busy[caller.account, caller.model] += 1
-        try:
-            return self._idle_one() or self._forked()
-        except BaseException:
-            self._count_down(caller)
-            raise
-
-    def _may_have_one(self, caller: Caller) -> bool:
-        of_account = of_model = 0
-        for (account, model), count in self._busy.items():
-            of_account += count * (account == caller.account)
-            of_model += count * (model == caller.model)
-        return (
-            self._busy.total() < MAX_WORKERS
-            and max(of_account, of_model) < MAX_OF_EITHER
-            and self._busy[caller.account, caller.model] < MAX_OF_BOTH
-        )
-
     def _idle_one(self) -> _Worker | None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._idle:
                     return None
                 worker = self._idle.pop()
-            if not _is_readable(worker, 0.0):  # nothing is due: it has ended
+            if not worker.has_answered(0.0):  # nothing is due: it has ended
                 return worker
             self._end(worker)
 
     def _forked(self) -> _Worker:
-        self._forget_released()
-        with self._changed:
-            if self._is_closed:
-                raise NoWorkerError("they have ended")
-            generation = self._generation
+        num_tokenizers = self._num_tokenizers
         pid, connection = self._forks.fork()
-        return _Worker(pid, connection, Channel(connection), generation)
+        return _Worker(pid, connection, Channel(connection), num_tokenizers)
 
-    def _ask(self, worker: _Worker, frame: bytes, caller: Caller) -> Result:
-        limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / MIB
+    def _ask(self, worker: _Worker, frame: bytes, is_wanted: Callable[[], bool]) -> jobs.Result:
+        limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / jobs.MIB
         worker.connection.settimeout(limit_s)
-        started_s = time.monotonic()
+        give_up_s = time.monotonic() + limit_s
         try:
             worker.channel.send(frame)
-            while not _is_readable(worker, SLICE_S):
-                caller.check()
-                if time.monotonic() - started_s > limit_s:
+            while not worker.has_answered(SLICE_S):
+                if not is_wanted():
+                    raise NotWantedError
+                if time.monotonic() > give_up_s:
                     raise WorkerLostError(LossReason.TIME)
             frame = worker.channel.receive()
-            worker.is_last = frame[:1] == LAST
-            return decode_result(frame[1:])
         except ChannelError:
-            raise WorkerLostError(self._why_lost(worker)) from None
+            is_over_time = self._end(worker) == SIGPROF
+            raise WorkerLostError(LossReason.TIME if is_over_time else LossReason.CRASH) from None
+        worker.is_last = frame[:1] == jobs.LAST
+        return jobs.decode_result(frame[1:])
 
-    def _forget_released(self) -> None:
-        while self._released:
-            digest = self._released.popleft()
-            with self._changed:
-                self._uses[digest] -= 1
-                is_used = self._uses[digest] > 0
-            if not is_used:
-                self._forks.forget_tokenizer(digest)
-
-    def _why_lost(self, worker: _Worker) -> LossReason:
-        end_process(worker.pid)
-        is_over_time = self._forks.reap(worker.pid) == SIGPROF
-        worker.pid = 0
-        return LossReason.TIME if is_over_time else LossReason.CRASH
-
-    def _release(self, caller: Caller, worker: _Worker, *, is_whole: bool) -> None:
-        with self._changed:
+    def _keep(self, worker: _Worker) -> None:
+        with self._lock:
             is_kept = (
-                is_whole
-                and not worker.is_last
-                and not self._is_closed
-                and worker.generation == self._generation
+                not (worker.is_last or self._is_closed)
+                and worker.num_tokenizers == self._num_tokenizers
                 and len(self._idle) < NUM_KEPT
             )
             if is_kept:
                 self._idle.append(worker)
         if not is_kept:
             self._end(worker)
-        self._count_down(caller)
 
-    def _count_down(self, caller: Caller) -> None:
-        with self._changed:
-            self._busy[caller.account, caller.model] -= 1
-            self._busy += Counter()  # forgets those that have none
-            self._changed.notify_all()
+    def _end_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            self._end(worker)
 
-    def _end(self, worker: _Worker) -> None:
+    def _end(self, worker: _Worker) -> int:
+        """The number of the signal that ended it; 0: it has been ended before, or by none."""
         worker.connection.close()
-        if worker.pid:
-            end_process(worker.pid)
-            self._forks.reap(worker.pid)
+        pid, worker.pid = worker.pid, 0
+        return self._forks.end(pid) if pid else 0
 
     def _warm_up(self) -> None:
         for _ in range(NUM_KEPT):
             try:
-                worker = self._forked()
+                self._keep(self._forked())
             except NoWorkerError:
                 return
-            with self._changed:
-                is_kept = not self._is_closed and worker.generation == self._generation
-                if is_kept:
-                    self._idle.append(worker)
-            if not is_kept:
-                self._end(worker)
 
 
-def _is_readable(worker: _Worker, timeout_s: float) -> bool:
-    readable = select.poll()
-    readable.register(worker.connection, select.POLLIN)
-    return bool(readable.poll(timeout_s * 1000))
+class _ForkClient:
+    """The neuron's end of a fork server: starts it, has it fork and end workers, and starts it
+    again when it is gone. Calls wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._channel: Channel | None = None
+        self._tokenizers: WeakValueDictionary[str, jobs.TokenizerFacts] = WeakValueDictionary()
+        self._sent: set[str] = set()
+        """Digests of the tokenizers that the fork server has."""
+        self._is_closed = False
+
+    def fork(self) -> tuple[int, socket.socket]:
+        """A new worker's process id and our end of its socket. Raises ``NoWorkerError``."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._lock:
+                return self._fork(theirs), ours
+        except BaseException:
+            ours.close()
+            raise
+
+    def end(self, pid: int) -> int:
+        """Kill a worker, and reap it. The number of the signal that ended it; 0: no signal, or it
+        is unknown."""
+        with self._lock:
+            return self._try(jobs.EndWorker(pid))
+
+    def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
+        with self._lock:
+            kept = self._tokenizers.setdefault(facts.digest, facts)
+            if self._channel is not None and facts.digest not in self._sent:
+                self._try(jobs.KeepTokenizer(facts))
+                self._sent.add(facts.digest)
+            return kept
+
+    def close(self) -> None:
+        """The fork server ends, and its workers with their sockets."""
+        with self._lock:
+            self._is_closed = True
+            self._drop()
+
+    def _fork(self, theirs: socket.socket) -> int:
+        for _ in range(2):  # one that has died since the last call is started again
+            try:
+                self._start()
+                assert self._channel is not None and self._control is not None
+                digests = list(self._tokenizers)
+                self._sent.intersection_update(digests)
+                self._channel.send(jobs.encode_frame(jobs.ForkWorker(digests)))
+                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+                return jobs.decode_reply(self._channel.receive())
+            except (ChannelError, OSError):
+                self._drop()
+        log.error("no worker for templates and grammars could be started")
+        raise NoWorkerError("none could be started")
+
+    def _try(self, command: jobs.Command) -> int:
+        """Its answer; 0 without a fork server. The next one gets the tokenizers when it starts."""
+        try:
+            return 0 if self._channel is None else self._ask(command)
+        except ChannelError:
+            self._drop()
+            return 0
+
+    def _ask(self, command: jobs.Command) -> int:
+        """Raises ``ChannelError``."""
+        assert self._channel is not None
+        self._channel.send(jobs.encode_frame(command))
+        return jobs.decode_reply(self._channel.receive())
+
+    def _start(self) -> None:
+        """Raises ``ChannelError``, ``OSError``, ``NoWorkerError``."""
+        if self._is_closed:
+            raise NoWorkerError("they have ended")
+        if self._channel is not None:
+            return
+        ours, theirs = socket.socketpair()
+        ours.settimeout(START_LIMIT_S)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "inference.sandbox.fork_server", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+                # A Ctrl-C in the terminal is for the neuron.
+                start_new_session=True,
+            )
+        self._control, self._channel = ours, Channel(ours)
+        for digest, facts in list(self._tokenizers.items()):
+            self._ask(jobs.KeepTokenizer(facts))
+            self._sent.add(digest)
+
+    def _drop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control = self._channel = None
+        self._sent.clear()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """This process's own less all that is secret. One thread each: a fork copies no others."""
+    return {
+        **child_environment(Role.OTHER),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "USE_TORCH": "0",
+        "RUST_BACKTRACE": "0",
+    }

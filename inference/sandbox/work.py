@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import traceback
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,21 +13,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from inference.garbage import release_freed_memory
 from inference.protocol.generation import OutputFormat
+from inference.sandbox import jobs
 from inference.sandbox.errors import LossReason
-from inference.sandbox.jobs import (
-    Broken,
-    Checked,
-    CheckGrammar,
-    CheckSchema,
-    CheckText,
-    Job,
-    Refused,
-    RenderChat,
-    Rendered,
-    RenderRefused,
-    Result,
-    TokenizerFacts,
-)
 from inference.text.errors import (
     GrammarTextError,
     NoPlaceForToolsError,
@@ -43,14 +31,14 @@ from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.token_bytes import num_bytes
 
 
-def perform(job: Job, max_output_bytes: int) -> Result:
+def perform(job: jobs.Job, max_output_bytes: int) -> jobs.Result:
     """Never raises: a panic of the compiler, which is no ``Exception``, is a result as well."""
     try:
         return _perform(job, max_output_bytes)
     except MemoryError:
-        return Broken(reason=LossReason.MEMORY)
+        return jobs.Broken(reason=LossReason.MEMORY)
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
-        return Broken(reason=LossReason.CRASH, where=_where(error))
+        return jobs.Broken(reason=LossReason.CRASH, where=_where(error))
 
 
 def _where(error: BaseException) -> str:
@@ -59,36 +47,34 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__} in {frame.f_code.co_filename}:{line}"
 
 
-def _perform(job: Job, max_output_bytes: int) -> Result:
+def _perform(job: jobs.Job, max_output_bytes: int) -> jobs.Result:
     match job:
-        case CheckSchema():
+        case jobs.CheckSchema():
             return _check_schema(job)
-        case CheckText():
+        case jobs.CheckText():
             return _check_text(job.output_format, job.tokenizer)
-        case CheckGrammar():
-            problem = find_problem(job.text) or trial_problem(job.text, job.tokenizer)
-            return Checked() if problem is None else Refused(message=problem)
-        case RenderChat():
+        case jobs.CheckGrammar():
+            return _verdict(job.text, job.tokenizer)
+        case jobs.RenderChat():
             return _render(job, max_output_bytes)
 
 
-def _check_schema(job: CheckSchema) -> Result:
+def _check_schema(job: jobs.CheckSchema) -> jobs.Result:
     try:
         sent = json.loads(job.schema)
         return _checked(sent, job)
     except SchemaError as error:
-        return Refused(message=str(error), steps=list(error.steps))
+        return jobs.Refused(message=str(error), steps=list(error.steps))
     except RecursionError:
-        return Refused(message=TOO_DEEP)
+        return jobs.Refused(message=TOO_DEEP)
     except BaseException as error:
         if not is_panic(error):
             raise
         steps = list(_panicking_steps(sent, job))
-        return Broken(reason=LossReason.CRASH, where=_where(error), steps=steps)
+        return jobs.Broken(reason=LossReason.CRASH, where=_where(error), steps=steps)
 
 
-def _checked(sent: Any, job: CheckSchema) -> Checked:
-    """Raises ``SchemaError``."""
+def _checked(sent: Any, job: jobs.CheckSchema) -> jobs.Checked:
     check = partial(_enforceable, tokenizer=job.tokenizer)
     left_out: list[Steps] = []
     if job.is_lenient:
@@ -96,7 +82,7 @@ def _checked(sent: Any, job: CheckSchema) -> Checked:
     else:
         schema = check(sent)
     enforced = json.dumps(schema)
-    return Checked(
+    return jobs.Checked(
         text="" if enforced == job.schema else enforced, left_out=[list(one) for one in left_out]
     )
 
@@ -110,7 +96,7 @@ def _enforceable(sent: Schema, tokenizer: str) -> Schema:
     return schema
 
 
-def _panicking_steps(sent: Any, job: CheckSchema) -> Steps:
+def _panicking_steps(sent: Any, job: jobs.CheckSchema) -> Steps:
     """The steps to the keyword of ``sent`` without which nothing panics."""
 
     def find(grammar: str) -> str | None:
@@ -126,27 +112,30 @@ def _panicking_steps(sent: Any, job: CheckSchema) -> Steps:
     return original_steps(sent, find_culprit(rewritten(sent), LossReason.CRASH, find))
 
 
-def _check_text(output_format: OutputFormat, tokenizer: str) -> Result:
+def _check_text(output_format: OutputFormat, tokenizer: str) -> jobs.Result:
     try:
         part = text_part(output_format)
     except GrammarTextError as error:
-        return Refused(message=str(error))
-    text = grammar_text([part])
-    problem = find_problem(text) or trial_problem(text, tokenizer)
-    return Checked(text=part["lark_grammar"]) if problem is None else Refused(message=problem)
+        return jobs.Refused(message=str(error))
+    return _verdict(grammar_text([part]), tokenizer, part["lark_grammar"])
 
 
-def _render(job: RenderChat, max_output_bytes: int) -> Result:
+def _verdict(grammar: str, tokenizer: str, text: str = "") -> jobs.Result:
+    problem = find_problem(grammar) or trial_problem(grammar, tokenizer)
+    return jobs.Checked(text=text) if problem is None else jobs.Refused(message=problem)
+
+
+def _render(job: jobs.RenderChat, max_output_bytes: int) -> jobs.Result:
     sources = TemplateSources(job.default_template, job.tool_template)
     try:
         rendering = ChatTemplate(sources, job.special_tokens).render(job.chat)
     except TemplateRenderError as error:
-        return RenderRefused(
+        return jobs.RenderRefused(
             message=str(error), has_no_place_for_tools=isinstance(error, NoPlaceForToolsError)
         )
     if num_bytes(rendering.text) > max_output_bytes:
-        return Broken(reason=LossReason.OUTPUT)
-    return Rendered(text=rendering.text, loses_system_turns=rendering.loses_system_turns)
+        return jobs.Broken(reason=LossReason.OUTPUT)
+    return jobs.Rendered(text=rendering.text, loses_system_turns=rendering.loses_system_turns)
 
 
 NUM_TOKENS = 16
@@ -157,15 +146,16 @@ stack, and with the first masks, which are the dearest: states are computed in t
 _tokenizers: dict[str, LLTokenizer] = {}
 
 
-def keep_tokenizer(facts: TokenizerFacts) -> None:
+def keep_tokenizer(facts: jobs.TokenizerFacts) -> None:
     _tokenizers[facts.digest] = LLTokenizer(
         TokenizerWrapper(_Vocabulary(facts)), eos_token=facts.end_token_ids or None
     )
     release_freed_memory()
 
 
-def forget_tokenizer(digest: str) -> None:
-    _tokenizers.pop(digest, None)
+def forget_tokenizers_but(digests: Iterable[str]) -> None:
+    for digest in _tokenizers.keys() - digests:
+        del _tokenizers[digest]
 
 
 class _Vocabulary:
@@ -174,7 +164,7 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, facts: TokenizerFacts) -> None:
+    def __init__(self, facts: jobs.TokenizerFacts) -> None:
         self.tokens = facts.tokens
         self.special_token_ids = facts.special_token_ids
         self.eos_token_id = facts.end_token_ids[0] if facts.end_token_ids else 0

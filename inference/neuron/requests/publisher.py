@@ -1,16 +1,16 @@
 """Events up to the gateways: one stream entry per gateway and engine step, one round trip for all.
 
-    publish ─▶ Outboxes ─▶ XADD by the thread that came first ─┬─ acknowledged
-                  ▲                                            ├─ no answer, or no such stream
-                  └──────────── resender thread ◀──────────────┘
+    publish ─▶ outbox ─▶ XADD by the thread that came first ─┬─ acknowledged
+                 ▲                                           ├─ no answer, or no such stream
+                 └──────────── resender thread ◀─────────────┘
 
-An event too large for one entry is split, and its publisher waits while much is unsent. The
-bytes that a gateway has not read are bounded, so batches wait for a gateway that reads slowly too.
+Owns the sequence numbers. A batch stays in its outbox until Redis has acknowledged it; until then
+it is sent again under its number, and its reader drops duplicates. The bytes in Redis that a
+gateway has not read are bounded, so batches wait for a gateway that reads slowly too.
 
-Owns the sequence numbers. A batch whose XADD was not acknowledged is resent under its number by a
-thread that lives only while there are such batches; its reader drops duplicates. A batch that is
-given up leaves a gap, which its reader sees as a loss. Its requests are passed to ``on_lost``,
-because their gateways have failed them.
+A gap in the numbers makes whatever follows it worthless, so a gateway's batches are given up
+together: too old, too many bytes, refused by Redis. Its reader sees the gap as a loss, and the
+requests are passed to ``on_lost``, because their gateways have failed them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
-from inference.backoff import Backoff
-from inference.neuron.requests.outbox import MAX_KEPT_BYTES, Batch, Outboxes, batches_within
+from inference.neuron.requests.batches import batches_within
 from inference.neuron.requests.request_table import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -42,14 +42,77 @@ from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
-
 DEAD_STREAM_EXPIRY_S = 60
 """How long the stream of a gateway that stopped answering is kept."""
 BEHIND_AFTER_S = 0.5
 """A batch that is on its way for longer makes its gateway one that is behind."""
-RESEND_BACKOFF = Backoff(first_s=0.05, max_s=0.5)
+RESEND_S = 0.1
 OVERHEAD_BYTES = 4096
 """The bytes of an entry beside its events: more than its epoch and number take."""
+MAX_UNREAD_BYTES = 8 * 1024 * 1024
+"""The most unread bytes in one gateway's stream: more is sent when the gateway has read some."""
+CROWDED_BYTES = MAX_UNREAD_BYTES // 2
+"""The unread bytes from which on the writer counts what has been read, so that little traffic never
+waits for it."""
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""The most that is kept for all gateways: half a minute of a thousand streams."""
+MAX_TAKEN = 64
+MAX_TAKEN_BYTES = 4 * 1024 * 1024
+"""The most bytes taken at one time: what Redis answers well within a command's timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    gateway_id: str
+    data: bytes
+    added_s: float
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """One gateway's batches, in the order of their numbers, and what it has not read in Redis."""
+
+    batches: deque[_Batch] = field(default_factory=deque)
+    num_bytes: int = 0
+    is_blocked: bool = False
+    """Its stream did not exist at the last try."""
+    unread: deque[int] = field(default_factory=deque)
+    """The bytes of each entry that Redis may still have, the oldest first."""
+    unread_bytes: int = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        return bool(self.batches) and self.unread_bytes > CROWDED_BYTES
+
+    def add(self, batch: _Batch) -> None:
+        self.batches.append(batch)
+        self.num_bytes += len(batch.data)
+
+    def sendable(self) -> Iterator[_Batch]:
+        """An entry of any size has room in an empty stream."""
+        num_bytes = self.unread_bytes
+        for batch in () if self.is_blocked else self.batches:
+            num_bytes += len(batch.data)
+            if num_bytes > MAX_UNREAD_BYTES and num_bytes > len(batch.data):
+                return
+            yield batch
+
+    def acknowledge(self, batch: _Batch) -> None:
+        """One that has been given up meanwhile is only counted."""
+        self.unread.append(len(batch.data))
+        self.unread_bytes += len(batch.data)
+        if self.batches and self.batches[0] is batch:
+            self.batches.popleft()
+            self.num_bytes -= len(batch.data)
+
+    def count_read(self, num_entries: int) -> None:
+        """``num_entries`` are in the stream: its gateway takes the oldest away."""
+        while len(self.unread) > num_entries:
+            self.unread_bytes -= self.unread.popleft()
+
+    def give_up(self) -> list[_Batch]:
+        given_up, self.batches, self.num_bytes = self.batches, deque(), 0
+        return list(given_up)
 
 
 class EventPublisher:
@@ -70,23 +133,19 @@ class EventPublisher:
         self._epoch = epoch
         self._on_lost = on_lost
         self._keep_s = keep_s
+        self._max_kept_bytes = max_kept_bytes
         self._lock = threading.Lock()
         self._sent_some = threading.Condition(self._lock)
-        self._max_waiting_bytes = max_kept_bytes // 2
-        self._outboxes = Outboxes(max_bytes=max_kept_bytes)
+        self._outboxes: defaultdict[str, _Outbox] = defaultdict(_Outbox)
         self._next_number: defaultdict[str, int] = defaultdict(int)
         self._is_sending = False
         self._is_stalled = False
         """Redis did not answer: until it does, only the resender tries."""
-        self._has_sent = False
-        """Whether anything was sent since the resender's last try."""
         self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
         """Publish ``events``. Waits for one round trip to Redis unless another thread is sending;
-        with more than one entry also while the outbox is half full."""
-        if not events:
-            return
+        with more than one entry also while half of what may be kept is unsent."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
@@ -95,28 +154,30 @@ class EventPublisher:
                 for part in batches_within(MAX_BATCH_BYTES - OVERHEAD_BYTES, its_events):
                     self._wait_for_room()
                     self._add(gateway_id, part)
-        self._send()
+        if by_gateway:
+            self._send()
 
     def retire(self, gateway_id: str) -> None:
         """Delete the stream of a dead gateway, which has no reader. Raises ``redis.RedisError``."""
         with self._lock:
-            self._outboxes.forget(gateway_id)
+            self._outboxes.pop(gateway_id, None)
         self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
 
     def gateway_ids(self) -> set[str]:
         with self._lock:
-            return self._outboxes.gateway_ids()
+            return set(self._outboxes)
 
     def behind(self) -> list[str]:
         with self._lock:
-            return self._outboxes.behind(time.monotonic() - BEHIND_AFTER_S)
+            return self._older_than(BEHIND_AFTER_S)
 
     def flush(self, timeout_s: float) -> None:
         with self._sent_some:
-            self._sent_some.wait_for(lambda: not self._outboxes, timeout_s)
+            self._sent_some.wait_for(lambda: not self._num_unsent_bytes(), timeout_s)
 
     def _add(self, gateway_id: str, events: list[Event], *, max_bytes: int | None = None) -> bool:
         """``False``: as one entry they have more than ``max_bytes``, and were not added."""
+        given_up: list[_Batch] = []
         with self._lock:
             number = self._next_number[gateway_id]
             data = encode_event_batch(
@@ -125,73 +186,73 @@ class EventPublisher:
             if max_bytes is not None and len(data) > max_bytes:
                 return False
             self._next_number[gateway_id] = number + 1
-            self._outboxes.add(Batch(gateway_id, data, time.monotonic()))
-            excess = self._outboxes.drop_excess()
-        self._give_up(excess, "there are too many of them")
+            self._outboxes[gateway_id].add(_Batch(gateway_id, data, time.monotonic()))
+            while self._num_unsent_bytes() > self._max_kept_bytes:
+                given_up += max(self._outboxes.values(), key=lambda one: one.num_bytes).give_up()
+        self._report_lost(given_up, "there are too many of them")
         return True
 
     def _wait_for_room(self) -> None:
         """Returns when less than half of what may be kept is unsent, or Redis has not taken it for
         as long as anything is kept."""
-        give_up_s = time.monotonic() + self._keep_s
-        while self._is_crowded() and (left_s := give_up_s - time.monotonic()) > 0:
+        most = self._max_kept_bytes // 2
+        with self._lock:
+            has_room = self._num_unsent_bytes() <= most
+        if not has_room:
             self._send()
             with self._sent_some:
-                self._sent_some.wait_for(
-                    lambda: not self._is_crowded(), min(left_s, RESEND_BACKOFF.max_s)
-                )
+                self._sent_some.wait_for(lambda: self._num_unsent_bytes() <= most, self._keep_s)
 
-    def _is_crowded(self) -> bool:
-        return self._outboxes.num_bytes > self._max_waiting_bytes
-
-    def _send(self) -> None:
-        """Send all queued batches, unless another thread is sending or Redis does not answer."""
+    def _send(self, *, is_resender: bool = False) -> None:
+        """Send until nothing is left that can be sent, or Redis does not answer; not while another
+        thread is sending. Until Redis answers again, only the resender tries."""
         with self._lock:
-            may_send = not (self._is_sending or self._is_stalled)
-            self._is_sending = self._is_sending or may_send
-        if may_send:
-            self._send_all()
-
-    def _send_all(self) -> None:
-        """Sends until nothing is left that can be sent, or Redis does not answer. The caller has
-        claimed ``_is_sending``."""
-        has_left = False
+            if self._is_sending or (self._is_stalled and not is_resender):
+                return
+            self._is_sending = True
         try:
-            while not has_left:
-                self._count_unread()
-                with self._lock:
-                    taken = self._outboxes.take()
-                    has_left = not taken
-                    if has_left:
-                        self._leave(error=None)
-                if taken:
-                    self._settle(taken, self._execute(taken))
+            while taken := self._take_or_leave():
+                self._settle(taken, self._execute(taken))
         except (redis.RedisError, OSError) as error:
             with self._lock:
-                has_left = True
                 self._leave(error)
-        finally:
-            if not has_left:
-                with self._lock:
-                    self._leave(RuntimeError("sending events broke"))
+        except BaseException as error:
+            with self._lock:
+                self._leave(error)
+            raise
 
-    def _count_unread(self) -> None:
+    def _take_or_leave(self) -> list[_Batch]:
+        """The oldest batches that can be sent, which stay until they are acknowledged. Empty: there
+        are none, and another thread may send. Raises ``redis.RedisError``."""
+        self._count_read()
+        taken: list[_Batch] = []
+        num_bytes = 0
+        with self._lock:
+            for batch in (one for outbox in self._outboxes.values() for one in outbox.sendable()):
+                num_bytes += len(batch.data)
+                if taken and (len(taken) == MAX_TAKEN or num_bytes > MAX_TAKEN_BYTES):
+                    break
+                taken.append(batch)
+            if not taken:
+                self._leave(error=None)
+        return taken
+
+    def _count_read(self) -> None:
         """Raises ``redis.RedisError`` when Redis does not answer."""
         with self._lock:
-            crowded = self._outboxes.crowded()
+            crowded = {name: one for name, one in self._outboxes.items() if one.is_crowded}
         if not crowded:
             return
         pipeline = self._client.pipeline(transaction=False)
         for gateway_id in crowded:
-            pipeline.xrange(events_key(self._neuron, gateway_id), count=1)
+            pipeline.xlen(events_key(self._neuron, gateway_id))
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         with self._lock:
-            for gateway_id, reply in zip(crowded, replies, strict=True):
+            for outbox, reply in zip(crowded.values(), replies, strict=True):
                 # A key of another type is reported by the next XADD.
-                has_entry = bool(reply) and not isinstance(reply, Exception)
-                self._outboxes.begins_at(gateway_id, reply[0][0] if has_entry else None)
+                outbox.count_read(reply if isinstance(reply, int) else 0)
 
-    def _execute(self, batches: list[Batch]) -> list[object]:
+    def _execute(self, batches: list[_Batch]) -> list[object]:
         """Raises ``redis.RedisError`` when Redis does not answer."""
         # Several of one gateway go in or stay out together: one that follows another must not be
         # in when that one is not, should the stream be made just then.
@@ -208,40 +269,52 @@ class EventPublisher:
         replies: list[object] = pipeline.execute(raise_on_error=False)
         return replies
 
-    def _settle(self, batches: list[Batch], replies: list[object]) -> None:
-        refused: list[Batch] = []
+    def _settle(self, batches: list[_Batch], replies: list[object]) -> None:
+        refused: list[_Batch] = []
         problem: Exception | None = None
         with self._lock:
             for batch, reply in zip(batches, replies, strict=True):
+                outbox = self._outboxes.get(batch.gateway_id)
+                if outbox is None:
+                    continue  # its gateway is dead
                 if isinstance(reply, Exception):
                     problem = reply
-                    refused += self._outboxes.drop(batch.gateway_id)
+                    refused += outbox.give_up()
                 elif reply is None:
-                    self._outboxes.block(batch.gateway_id)
-                    self._ensure_resender()
+                    outbox.is_blocked = True
                 else:
-                    assert isinstance(reply, bytes)
-                    self._outboxes.acknowledge(batch, reply)
-                    self._has_sent = True
+                    outbox.acknowledge(batch)
             self._sent_some.notify_all()
-        self._give_up(refused, str(problem))
+        self._report_lost(refused, str(problem))
 
-    def _leave(self, error: Exception | None) -> None:
-        """The sender has done what it could. Holds the lock already."""
+    # Holds the lock already.
+
+    def _leave(self, error: BaseException | None) -> None:
+        """The sender has done what it could."""
         self._is_sending = False
-        if error is not None:
-            self._ensure_resender()
         if error is not None and not self._is_stalled:
             log.error("events do not reach Redis: %s; kept for %.0f s", error, self._keep_s)
         if error is None and self._is_stalled:
             log.warning("events reach Redis again")
         self._is_stalled = error is not None
-        if not self._outboxes:
-            self._sent_some.notify_all()
-        elif self._outboxes.crowded():
-            self._ensure_resender()
+        if self._num_unsent_bytes() and self._resender is None:
+            self._resender = SupervisedThread(self._resend, name="resender")
+            self._resender.start()
 
-    def _give_up(self, batches: Iterable[Batch], why: str) -> None:
+    def _num_unsent_bytes(self) -> int:
+        return sum(outbox.num_bytes for outbox in self._outboxes.values())
+
+    def _older_than(self, seconds: float) -> list[str]:
+        added_s = time.monotonic() - seconds
+        return [
+            gateway_id
+            for gateway_id, outbox in self._outboxes.items()
+            if outbox.batches and outbox.batches[0].added_s < added_s
+        ]
+
+    # Without the lock.
+
+    def _report_lost(self, batches: Iterable[_Batch], why: str) -> None:
         lost = {
             event.request_id for batch in batches for event in decode_event_batch(batch.data).events
         }
@@ -249,39 +322,23 @@ class EventPublisher:
             log.error("events of %d requests are given up: %s", len(lost), why)
             self._on_lost(lost)
 
-    # The resender.
-
-    def _ensure_resender(self) -> None:
-        """Holds the lock already."""
-        if self._resender is None:
-            self._resender = SupervisedThread(self._resend, name="resender")
-            self._resender.start()
-
     def _resend(self) -> None:
-        num_tries = 0
-        is_done = False
-        while not is_done:
-            num_tries = 1 if self._has_sent else num_tries + 1
-            self._has_sent = False
-            time.sleep(RESEND_BACKOFF.wait_s(num_tries))
-            try:
-                is_done = self._resend_once()
-            except Exception:
-                log.exception("sending events again broke")
-
-    def _resend_once(self) -> bool:
-        """Whether nothing is left. The thread ends then; the next one that is needed is new."""
-        with self._lock:
-            overdue = self._outboxes.drop_older_than(time.monotonic() - self._keep_s)
-            self._outboxes.unblock()
-            is_done = not self._outboxes
+        """Ends when nothing is left: the next thread that is needed is new."""
+        while True:
+            time.sleep(RESEND_S)
+            with self._lock:
+                overdue = [
+                    batch
+                    for gateway_id in self._older_than(self._keep_s)
+                    for batch in self._outboxes[gateway_id].give_up()
+                ]
+                for outbox in self._outboxes.values():
+                    outbox.is_blocked = False
+                is_done = not self._num_unsent_bytes()
+                if is_done:
+                    self._resender, self._is_stalled = None, False
+                    self._sent_some.notify_all()
+            self._report_lost(overdue, f"Redis did not take them for {self._keep_s:.0f} s")
             if is_done:
-                self._resender = None
-                self._is_stalled = False
-                self._sent_some.notify_all()
-            may_send = not (is_done or self._is_sending)
-            self._is_sending = self._is_sending or may_send
-        self._give_up(overdue, f"Redis did not take them for {self._keep_s:.0f} s")
-        if may_send:
-            self._send_all()
-        return is_done
+                return
+            self._send(is_resender=True)

@@ -10,7 +10,10 @@ A request runs as one sequence for each choice, ``sequence_id(request_id, index)
 The call that removes a request from the table emits its terminal event, so that happens once. Knows
 no Redis: events are returned with the gateway they are for. Any thread may call; nothing blocks.
 
-A request that has ended is one line of the neuron's log, by the id that its gateway logs.
+A request that has ended is one line of the neuron's log, by the id that its gateway logs. The
+stages of a traced one are reported before its end:
+
+    arrives ─prepare─▶ handed over ─queue─▶ first step ─prefill─▶ first token ─decode─▶ ends
 """
 
 from __future__ import annotations
@@ -25,13 +28,11 @@ from typing import NamedTuple, Protocol
 
 from inference.logs.formatters import phases
 from inference.neuron.errors import internal_error
-from inference.neuron.requests.stage_clock import Result, SequenceOutput, StageClock
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
     SequenceStep,
-    SequenceTiming,
     SequenceUsage,
 )
 from inference.protocol.events import (
@@ -42,12 +43,16 @@ from inference.protocol.events import (
     Failed,
     Failure,
     Finished,
+    StageTimes,
     Traced,
     Usage,
 )
-from inference.protocol.generation import Submit
+from inference.protocol.generation import GenerationRequest, Submit
 
 log = logging.getLogger(__name__)
+
+Result = SequenceStep | SequencesEmbedded
+SequenceOutput = Result | SequenceFailed | SequenceCancelled
 
 
 def sequence_id(request_id: str, index: int) -> str:
@@ -81,10 +86,6 @@ class Engine(Protocol):
         ...
 
 
-class Trace(Protocol):
-    def event(self) -> Traced: ...
-
-
 class AddressedEvent(NamedTuple):
     gateway_id: str
     event: Event
@@ -93,13 +94,11 @@ class AddressedEvent(NamedTuple):
 @dataclass(slots=True)
 class LiveRequest:
     submit: Submit
-    started_unix_s: float
+    arrived_s: float
     answer: Answer | None = None
     engine: Engine | None = None
-    trace: Trace | None = None
-    """Reported before its end; ``None``: the request is not captured."""
-    stages: StageClock | None = None
-    """Reported before its end; ``None``: the request is not traced."""
+    trace: Callable[[], Traced] | None = None
+    """``None``: the request is not captured."""
     has_started: bool = False
     cancel_asked: bool = False
     is_ending: bool = False
@@ -109,7 +108,10 @@ class LiveRequest:
     """Why it is ending; ``None``: it was cancelled."""
     is_orphan: bool = False
     """Whether its gateway is dead or has lost events: no more events are sent."""
-    first_token_unix_s: float | None = None
+    handed_over_s: float | None = None
+    first_token_s: float | None = None
+    prefill_ms: float | None = None
+    """The engine's own measurement; whatever else passes until the first token is waiting."""
 
     @property
     def request_id(self) -> str:
@@ -118,13 +120,11 @@ class LiveRequest:
     def addressed(self, event: Event) -> AddressedEvent:
         return AddressedEvent(self.submit.gateway_id, event)
 
-    def last_events(self, end: Event) -> list[AddressedEvent]:
+    def last_events(self, end: Event, now_s: float) -> list[AddressedEvent]:
         """The terminal event ``end``, after the reports that come before it."""
-        if self.trace is None and self.stages is None:
-            return [self.addressed(end)]
-        reported: list[Event] = [
-            part.event() for part in (self.trace, self.stages) if part is not None
-        ]
+        reported: list[Event] = [] if self.trace is None else [self.trace()]
+        if self.submit.traceparent:
+            reported.append(self._stage_times(now_s))
         return [self.addressed(one) for one in (*reported, end)]
 
     def open_sequence_ids(self) -> list[str]:
@@ -134,17 +134,33 @@ class LiveRequest:
         indices = range(answer.num_sequences)
         return [sequence_id(self.request_id, i) for i in indices if not answer.has_finished(i)]
 
-    def failed(self, failure: Failure) -> Failed:
-        """Its terminal failure: an earlier one goes before ``failure``."""
-        return Failed(
-            request_id=self.request_id, failure=self.failure or failure, usage=self._usage()
+    def cut_off(self, failure: Failure | None = None) -> Failed | Cancelled:
+        """Its end without an answer: cancelled, unless it fails. An earlier failure goes before
+        ``failure``."""
+        usage = None if self.answer is None else self.answer.usage()
+        if (failure := self.failure or failure) is None:
+            return Cancelled(request_id=self.request_id, usage=usage)
+        return Failed(request_id=self.request_id, failure=failure, usage=usage)
+
+    def _stage_times(self, now_s: float) -> StageTimes:
+        handed_over_s = now_s if self.handed_over_s is None else self.handed_over_s
+        until_s = now_s if self.first_token_s is None else self.first_token_s
+        waited_ms = 1000 * (until_s - handed_over_s)
+        queue_ms = prefill_ms = decode_ms = None
+        if self.prefill_ms is not None:
+            prefill_ms = min(self.prefill_ms, waited_ms)
+            queue_ms = waited_ms - prefill_ms
+            decode_ms = None if self.first_token_s is None else 1000 * (now_s - until_s)
+        elif self.is_ending and isinstance(self.submit.request, GenerationRequest):
+            queue_ms = waited_ms  # its engine cut it off before its first step
+        return StageTimes(
+            request_id=self.request_id,
+            total_ms=1000 * (now_s - self.arrived_s),
+            prepare_ms=1000 * (handed_over_s - self.arrived_s),
+            queue_ms=queue_ms,
+            prefill_ms=prefill_ms,
+            decode_ms=decode_ms,
         )
-
-    def cancelled(self) -> Cancelled:
-        return Cancelled(request_id=self.request_id, usage=self._usage())
-
-    def _usage(self) -> Usage | None:
-        return None if self.answer is None else self.answer.usage()
 
 
 @dataclass(slots=True)
@@ -155,8 +171,7 @@ class Applied:
 
 
 class RequestTable:
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives unix seconds."""
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
@@ -165,8 +180,7 @@ class RequestTable:
         with self._lock:
             if submit.request_id in self._live:
                 return False
-            stages = StageClock(submit) if submit.traceparent else None
-            self._live[submit.request_id] = LiveRequest(submit, self._clock(), stages=stages)
+            self._live[submit.request_id] = LiveRequest(submit, self._clock())
             return True
 
     def is_live(self, request_id: str) -> bool:
@@ -179,7 +193,11 @@ class RequestTable:
             return any(live.submit.model == model for live in self._live.values())
 
     def begin(
-        self, request_id: str, answer: Answer, engine: Engine, trace: Trace | None = None
+        self,
+        request_id: str,
+        answer: Answer,
+        engine: Engine,
+        trace: Callable[[], Traced] | None = None,
     ) -> bool:
         """Call it before submitting to the engine. False when the request ended while it was
         prepared."""
@@ -188,8 +206,7 @@ class RequestTable:
             if live is None:
                 return False
             live.answer, live.engine, live.trace = answer, engine, trace
-            if live.stages is not None:
-                live.stages.hand_over()
+            live.handed_over_s = self._clock()
             return True
 
     def started(self, request_id: str) -> bool:
@@ -209,14 +226,14 @@ class RequestTable:
             if live is None:
                 return []
             if live.engine is None:
-                return self._end(live, live.cancelled())
+                return self._end(live, live.cut_off())
         self._ask_to_cancel(live)
         return []
 
     def fail(self, request_id: str, failure: Failure) -> list[AddressedEvent]:
         with self._lock:
             live = self._live.get(request_id)
-            return [] if live is None else self._end(live, live.failed(failure))
+            return [] if live is None else self._end(live, live.cut_off(failure))
 
     def end(self, request_id: str, event: Event) -> list[AddressedEvent]:
         """``event`` is terminal and needs no engine. Empty when the request has ended already."""
@@ -254,8 +271,7 @@ class RequestTable:
         return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
-        with self._lock:
-            return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
+        return set(self.ids_by_gateway())
 
     def ids_by_gateway(self) -> dict[str, list[str]]:
         ids: defaultdict[str, list[str]] = defaultdict(list)
@@ -276,43 +292,43 @@ class RequestTable:
             log.exception("request %s: its answer broke", live.request_id)
             if live.request_id in self._live:
                 applied.ended_early += live.open_sequence_ids()
-                failed = Failed(
-                    request_id=live.request_id, failure=live.failure or internal_error()
+                failure = live.failure or internal_error()
+                applied.events += self._end(
+                    live, Failed(request_id=live.request_id, failure=failure)
                 )
-                applied.events += self._end(live, failed)
 
     def _apply_one(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
     ) -> None:
         answer = live.answer
         assert answer is not None, "an engine spoke of a request it was not given"
-        if live.stages is not None:
-            live.stages.see(output)
         if answer.has_finished(index):
             return  # it ended early, and the engine had not received the cancel yet
         match output:
             case SequenceStep() | SequencesEmbedded():
                 self._feed(live, answer, index, output, applied)
-            case SequenceFailed(code=code, message=message, used=used):
-                answer.cut(index, used)
+            case SequenceFailed() | SequenceCancelled():
+                answer.cut(index, output.used)
+                if live.prefill_ms is None:
+                    live.prefill_ms = output.used.prefill_ms
                 if not live.is_ending:
-                    live.failure = Failure(code=code, message=message)
-            case SequenceCancelled(used=used):
-                answer.cut(index, used)
-        if isinstance(output, SequenceFailed | SequenceCancelled) and not live.is_ending:
-            live.is_ending = True
-            applied.ended_early += live.open_sequence_ids()
+                    live.is_ending = True
+                    if isinstance(output, SequenceFailed):
+                        live.failure = Failure(code=output.code, message=output.message)
+                    applied.ended_early += live.open_sequence_ids()
         if live.is_ending and not live.open_sequence_ids():
-            end = live.cancelled() if live.failure is None else live.failed(live.failure)
-            applied.events += self._end(live, end)
+            applied.events += self._end(live, live.cut_off())
 
     def _feed(
         self, live: LiveRequest, answer: Answer, index: int, result: Result, applied: Applied
     ) -> None:
         events = answer.feed(index, result)
-        if live.first_token_unix_s is None and answer.has_begun:
-            live.first_token_unix_s = self._clock()
-        if answer.has_finished(index) and not _is_engines_word(result):
+        if live.first_token_s is None and answer.has_begun:
+            live.first_token_s = self._clock()
+        if live.prefill_ms is None and isinstance(result, SequenceStep):
+            live.prefill_ms = result.prefill_ms
+        is_engines_end = isinstance(result, SequencesEmbedded) or result.finish_reason is not None
+        if answer.has_finished(index) and not is_engines_end:
             applied.ended_early.append(result.sequence_id)
         if live.is_ending:
             return  # it is counted and not sent
@@ -326,17 +342,16 @@ class RequestTable:
     def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
         """Holds the lock already. ``event`` is terminal."""
         del self._live[live.request_id]
-        log_end(live, event, now_unix_s=self._clock())
-        if live.is_orphan:
-            return []
-        return live.last_events(event)
+        now_s = self._clock()
+        _log_end(live, event, now_s)
+        return [] if live.is_orphan else live.last_events(event, now_s)
 
     def _fail_where(
         self, is_hit: Callable[[LiveRequest], bool], failure: Failure
     ) -> list[AddressedEvent]:
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live)]
-            return [event for live in hits for event in self._end(live, live.failed(failure))]
+            return [event for live in hits for event in self._end(live, live.cut_off(failure))]
 
     def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
         """Stop sending events of these requests: they are cancelled."""
@@ -345,7 +360,7 @@ class RequestTable:
             for live in hits:
                 live.is_orphan = True
                 if live.engine is None:
-                    self._end(live, live.cancelled())
+                    self._end(live, live.cut_off())
         for live in hits:
             self._ask_to_cancel(live)
         return len(hits)
@@ -360,27 +375,15 @@ class RequestTable:
                 live.engine.cancel(open_id)
 
 
-def _is_engines_word(result: Result) -> bool:
-    """Whether the engine itself ended the sequence with this."""
-    return isinstance(result, SequencesEmbedded) or result.finish_reason is not None
-
-
-def log_end(live: LiveRequest, end: Event, *, now_unix_s: float) -> None:
+def _log_end(live: LiveRequest, end: Event, now_s: float) -> None:
     """``end`` is its terminal event. Contains nothing of the prompt or the answer."""
-    usage: Usage | None = None
-    timing: SequenceTiming | None = None
     outcome = "finished"
-    match end:
-        case Failed(failure=failure):
-            outcome, usage = failure.code, end.usage
-        case Cancelled():
-            outcome, usage = "cancelled", end.usage
-        case Finished():
-            usage, timing = end.usage, end.timing
-        case Embedded():
-            usage = end.usage
+    if isinstance(end, Failed | Cancelled):
+        outcome = end.failure.code if isinstance(end, Failed) else "cancelled"
+    usage = end.usage if isinstance(end, Failed | Cancelled | Finished | Embedded) else None
     usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
-    first_token_s = (live.first_token_unix_s or now_unix_s) - live.started_unix_s
+    timing = end.timing if isinstance(end, Finished) else None
+    first_token_s = now_s if live.first_token_s is None else live.first_token_s
     log.info(
         "%s model=%s %s prompt=%d cached=%d completion=%d first_token_ms=%.0f ms=%.0f%s",
         live.request_id,
@@ -389,7 +392,7 @@ def log_end(live: LiveRequest, end: Event, *, now_unix_s: float) -> None:
         usage.prompt_tokens,
         usage.cached_tokens,
         usage.completion_tokens,
-        1000 * first_token_s,
-        1000 * (now_unix_s - live.started_unix_s),
+        1000 * (first_token_s - live.arrived_s),
+        1000 * (now_s - live.arrived_s),
         "" if timing is None else phases(timing, usage.completion_tokens),
     )

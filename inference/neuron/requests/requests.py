@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
@@ -52,43 +52,25 @@ MAX_SEEN = 100_000
 Entry = tuple[bytes, dict[bytes, bytes]]
 
 
-class SeenRequests:
-    def __init__(self, *, seen_s: float = SEEN_S, max_seen: int = MAX_SEEN) -> None:
-        self._seen_s = seen_s
-        self._max_seen = max_seen
-        self._first_seen_s: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._first_seen_s)
-
-    def is_new(self, request_id: str, now_s: float) -> bool:
-        self._forget(now_s)
-        if request_id in self._first_seen_s:
-            return False
-        self._first_seen_s[request_id] = now_s
-        return True
-
-    def _forget(self, now_s: float) -> None:
-        while self._first_seen_s:
-            oldest = next(iter(self._first_seen_s))
-            is_old = self._first_seen_s[oldest] <= now_s - self._seen_s
-            if not is_old and len(self._first_seen_s) < self._max_seen:
-                return
-            del self._first_seen_s[oldest]
-
-
 class Inbox:
     """The doorbell and the heartbeat both drain; one at a time, so that order holds."""
 
     def __init__(
-        self, client: redis.Redis, *, neuron: str, handle: Callable[[InboxFrame, int], None]
+        self,
+        client: redis.Redis,
+        *,
+        neuron: str,
+        handle: Callable[[InboxFrame, int], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``handle`` gets a frame and its size in bytes, and must return at once."""
         self._client = client
         self._key = inbox_key(neuron)
         self._handle = handle
+        self._clock = clock
         self._lock = threading.Lock()
-        self._seen = SeenRequests()
+        self._first_seen_s: dict[str, float] = {}
+        """When the first frame of each request came, the oldest first."""
         self._assembler = FrameAssembler()
 
     def drain(self) -> int:
@@ -124,13 +106,19 @@ class Inbox:
             num_bytes = sum(map(len, fields.values()))
             log.error("an inbox entry of %d bytes is not understood: %s", num_bytes, error)
             return
-        is_new = self._seen.is_new(frame.request_id, time.monotonic())
-        match frame:
-            case Submit() if not is_new:
-                log.info("request %s was delivered twice", frame.request_id)
-            case Submit() | Cancel():
-                # A cancel that is the first of its request makes a submit after it an old one.
-                self._handle(frame, len(data))
+        # A cancel that is the first of its request makes a submit after it an old one.
+        if not self._is_new(frame.request_id, self._clock()) and isinstance(frame, Submit):
+            log.info("request %s was delivered twice", frame.request_id)
+        else:
+            self._handle(frame, len(data))
+
+    def _is_new(self, request_id: str, now_s: float) -> bool:
+        seen = self._first_seen_s
+        while seen and (len(seen) >= MAX_SEEN or next(iter(seen.values())) <= now_s - SEEN_S):
+            del seen[next(iter(seen))]
+        is_new = request_id not in seen
+        seen.setdefault(request_id, now_s)
+        return is_new
 
 
 READ_AGAIN_S = 0.5
@@ -151,31 +139,23 @@ class RedisImageReader:
         key = images_key(self._neuron, request_id)
         held: dict[str, bytes] = {}
         for digest, size_bytes in {image.digest: image.num_bytes for image in images}.items():
-            pieces: list[bytes | None] = []
             names = image_field_names(digest, size_bytes)
-            for start in range(0, len(names), PARTS_A_READ):
-                pieces += self._read_fields(request_id, key, names[start : start + PARTS_A_READ])
-            whole = [piece for piece in pieces if piece is not None]
-            if len(whole) == len(pieces):
-                held[digest] = b"".join(whole)
+            pieces: list[bytes | None] = []
+            give_up_s = time.monotonic() + READ_FOR_S
+            while len(pieces) < len(names):
+                some = names[len(pieces) : len(pieces) + PARTS_A_READ]
+                try:
+                    found: Any = self._client.hmget(key, some)
+                    pieces += found
+                except redis.RedisError as error:
+                    if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
+                        log.warning("request %s: its images cannot be read: %s", request_id, error)
+                        message = "Redis does not answer; try again shortly."
+                        failure = Failure(code="redis_unavailable", message=message)
+                        raise RequestRefusedError(failure) from error
+            if None not in pieces:
+                held[digest] = b"".join(filter(None, pieces))
         return held
-
-    def _read_fields(
-        self, request_id: str, key: str, names: Sequence[str]
-    ) -> Sequence[bytes | None]:
-        give_up_s = time.monotonic() + READ_FOR_S
-        while True:
-            try:
-                pieces: Any = self._client.hmget(key, names)
-            except redis.RedisError as error:
-                if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
-                    log.warning("request %s: its images cannot be read: %s", request_id, error)
-                    message = "Redis does not answer; try again shortly."
-                    failure = Failure(code="redis_unavailable", message=message)
-                    raise RequestRefusedError(failure) from error
-            else:
-                values: list[bytes | None] = pieces
-                return values
 
     def stop(self) -> None:
         self._stopped.set()

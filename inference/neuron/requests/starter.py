@@ -14,7 +14,6 @@ there are none.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -44,7 +43,6 @@ from inference.neuron.requests.request_table import (
 from inference.neuron.text.answers import build_answer
 from inference.neuron.text.embeddings import (
     EmbeddingAnswer,
-    Pairing,
     prepare_embedding,
     prepare_scoring,
 )
@@ -52,11 +50,11 @@ from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget, used_sampling
 from inference.neuron.text.prompt_images import sequence_images
 from inference.neuron.text.prompts import Prepared, prepare
-from inference.neuron.text.request_details import RequestTrace, logged_details
+from inference.neuron.text.request_details import RequestDetails, RequestTrace
 from inference.neuron.text.request_details import logger as details_logger
 from inference.neuron.text.tokenize import count_tokens, tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
-from inference.protocol.events import Accepted, Failure, TokensCounted
+from inference.protocol.events import Accepted, Event, Failure, TokensCounted, Traced
 from inference.protocol.generation import (
     ChatInput,
     EmbeddingRequest,
@@ -71,7 +69,6 @@ from inference.protocol.held import MARKS_EXPIRY_S, decode_marks
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.keys import preparing_key
 from inference.protocol.sampling import SamplingParams
-from inference.sandbox.pool import Caller
 from inference.settings.neuron import LOG_BODIES, LoggedBodies
 
 log = logging.getLogger(__name__)
@@ -89,7 +86,6 @@ class PreparingMarks:
         self._epoch = epoch
         self._lock = threading.Lock()
         self._connection: Any = None
-        self.num_unread = 0
         self.earlier: dict[str, str] = {}
         """Requests that dead instances of this neuron were preparing."""
         self._is_read = False
@@ -123,55 +119,46 @@ class PreparingMarks:
     def keep(self, age_s: float) -> None:
         """Connects where there is no connection, and reads its replies. ``age_s``: of this
         instance. Raises ``redis.RedisError``."""
-        self._read_replies()
-        if self._connection is None:
-            self._connect()
+        with self._lock:
+            try:
+                while self._connection is not None and self._connection.can_read(0):
+                    self._connection.read_response()
+            except redis.RedisError as error:
+                self._lost(error)
+            is_connected = self._connection is not None
+        if not is_connected:
+            connection: Any = self._client.connection_pool.make_connection()
+            connection.connect()
+            self._connection = connection
         if self.earlier and age_s > EARLIER_KEPT_S:
             self._client.hdel(self._key, *self.earlier)
             self.earlier = {}
 
     def close(self) -> None:
-        self._drop()
-
-    def _connect(self) -> None:
-        connection: Any = self._client.connection_pool.make_connection()
-        connection.connect()
         with self._lock:
-            self._connection, self.num_unread = connection, 0
+            if self._connection is not None:
+                self._connection.disconnect()
+            self._connection = None
 
     def _send(self, *commands: tuple[str | int, ...]) -> None:
         with self._lock:
-            connection = self._connection
-            if connection is None:
+            if self._connection is None:
                 return
             try:
-                packed = connection.pack_commands(commands)
-                connection.send_packed_command(packed, check_health=False)
-                self.num_unread += len(commands)
+                packed = self._connection.pack_commands(commands)
+                self._connection.send_packed_command(packed, check_health=False)
             except redis.RedisError as error:
-                log.warning("what is being prepared is not marked in Redis: %s", error)
-                self._connection = None
+                self._lost(error)
 
-    def _read_replies(self) -> None:
-        with self._lock:
-            connection = self._connection
-            try:
-                while self.num_unread and connection is not None and connection.can_read(0):
-                    self.num_unread -= 1
-                    connection.read_response()
-            except redis.RedisError as error:
-                log.warning("a mark of what is being prepared was not taken: %s", error)
-                self._connection = None
-
-    def _drop(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(redis.RedisError):
-                connection.disconnect()
+    def _lost(self, error: redis.RedisError) -> None:
+        log.warning("what is being prepared is not marked in Redis: %s", error)
+        self._connection = None
 
 
-log = logging.getLogger(__name__)
+Work = tuple[
+    Accepted, Answer, Iterable[SubmitSequence | EmbedSequences], Callable[[], Traced] | None
+]
+"""What its gateway is sent first, its answer, its engine's commands, and its trace."""
 
 
 class Starter:
@@ -215,48 +202,39 @@ class Starter:
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
-        text = text.of(self._caller(submit))
+        text = text.of(partial(self._table.is_live, submit.request_id))
         if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         if submit.adapter is not None and text.report.kind != "generation":
             raise RequestRefusedError(no_adapters(submit.model))
+        event: Event
         match submit.request:
-            case GenerationRequest() as request:
-                self._start_generation(submit, request, engine, text)
             case TokenCountRequest() as request:
-                counted = TokensCounted(
-                    request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
-                )
-                self._publish(self._table.end(submit.request_id, counted))
+                num_tokens = count_tokens(request, text)
+                event = TokensCounted(request_id=submit.request_id, prompt_tokens=num_tokens)
+                self._publish(self._table.end(submit.request_id, event))
             case TokenizeRequest() as request:
                 event = tokenized(submit.request_id, request, text)
                 self._publish(self._table.end(submit.request_id, event))
-            case EmbeddingRequest() as request:
+            case GenerationRequest() as request:
+                self._hand_over(submit, engine, *self._generation(submit, request, text))
+            case EmbeddingRequest(dimensions=dimensions) as request:
                 inputs = prepare_embedding(request, text)
-                self._start_embedding(submit, request.dimensions, inputs, engine)
+                self._hand_over(submit, engine, *_embedding(submit, inputs, dimensions))
             case ScoreRequest() as request:
+                is_cosine = text.report.kind == "embedding"
+                num_firsts = len(request.input.firsts) if is_cosine else None
                 inputs = prepare_scoring(request, text)
-                pairing = None
-                if text.report.kind == "embedding":
-                    pairing = Pairing(num_firsts=len(request.input.firsts))
-                self._start_embedding(submit, None, inputs, engine, pairing)
+                self._hand_over(submit, engine, *_embedding(submit, inputs, None, num_firsts))
 
-    def _caller(self, submit: Submit) -> Caller:
-        return Caller(
-            account=submit.account,
-            model=submit.model,
-            is_wanted=partial(self._table.is_live, submit.request_id),
-        )
-
-    def _start_generation(
-        self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
-    ) -> None:
+    def _generation(self, submit: Submit, request: GenerationRequest, text: ModelText) -> Work:
         request_id = submit.request_id
         prepared = prepare(request, text, TokenBudget.of(submit))
         trace = RequestTrace(request_id, text.tokenizer) if submit.captures else None
-        details = [] if trace is None else [trace.details]
+        details: list[RequestDetails] = [] if trace is None else [trace]
         if details_logger.isEnabledFor(logging.DEBUG):
-            details.append(logged_details(submit, self._bodies))
+            shows_bodies = self._bodies.include(submit.account)
+            details.append(RequestDetails(request_id, shows_bodies=shows_bodies))
         for one in details:
             one.prompts(prepared, text.tokenizer, _tool_format(request, text))
         answer = build_answer(request_id, request, prepared, text, details)
@@ -264,7 +242,6 @@ class Starter:
         if prepared.images:
             refs = [placed.image for placed in prepared.images]
             images = sequence_images(prepared.images, self._read_images(request_id, refs))
-        commands = _commands(submit, request, prepared, images)
         accepted = Accepted(
             request_id=request_id,
             prompt_tokens=prepared.num_prompt_tokens,
@@ -274,38 +251,17 @@ class Starter:
             prompt_token_ids=prepared.prompts if request.returns_token_ids else None,
             not_enforced=list(prepared.not_enforced),
         )
-        self._hand_over(submit, accepted, answer, commands, engine, trace)
-
-    def _start_embedding(
-        self,
-        submit: Submit,
-        dimensions: int | None,
-        inputs: list[list[int]],
-        engine: EngineProcess,
-        pairing: Pairing | None = None,
-    ) -> None:
-        num_tokens = sum(map(len, inputs))
-        TokenBudget.of(submit).check_prompt(num_tokens)
-        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens, pairing=pairing)
-        command = EmbedSequences(
-            sequence_id=sequence_id(submit.request_id, 0),
-            prompts=inputs,
-            dimensions=dimensions,
-            account=submit.account,
-            weight=submit.weight,
-            is_anonymous=submit.is_anonymous or submit.yields,
-        )
-        accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
-        self._hand_over(submit, accepted, answer, [command], engine)
+        commands = _commands(submit, request, prepared, images)
+        return accepted, answer, commands, None if trace is None else trace.event
 
     def _hand_over(
         self,
         submit: Submit,
+        engine: EngineProcess,
         accepted: Accepted,
         answer: Answer,
         commands: Iterable[SubmitSequence | EmbedSequences],
-        engine: EngineProcess,
-        trace: RequestTrace | None = None,
+        trace: Callable[[], Traced] | None,
     ) -> None:
         request_id = submit.request_id
         if not self._table.begin(request_id, answer, engine, trace):
@@ -319,6 +275,24 @@ class Starter:
         if self._table.started(request_id):
             for index in range(answer.num_sequences):
                 engine.cancel(sequence_id(request_id, index))
+
+
+def _embedding(
+    submit: Submit, inputs: list[list[int]], dimensions: int | None, num_firsts: int | None = None
+) -> Work:
+    request_id, num_tokens = submit.request_id, sum(map(len, inputs))
+    TokenBudget.of(submit).check_prompt(num_tokens)
+    command = EmbedSequences(
+        sequence_id=sequence_id(request_id, 0),
+        prompts=inputs,
+        dimensions=dimensions,
+        account=submit.account,
+        weight=submit.weight,
+        is_anonymous=submit.is_anonymous or submit.yields,
+    )
+    accepted = Accepted(request_id=request_id, prompt_tokens=num_tokens)
+    answer = EmbeddingAnswer(request_id, num_prompt_tokens=num_tokens, num_firsts=num_firsts)
+    return accepted, answer, [command], None
 
 
 def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:

@@ -1,20 +1,27 @@
-"""Converts one choice's text pieces to events and merges neighbours.
+"""Converts the token ids of engine steps to the events of one choice.
 
-Owns which tokens a delta counts and what tool calls are called. ``Echo`` puts a prompt's text
-before its answer, with the tokens' logprobs where the client asked for them; ``PromptScores``
-reports a prompt's logprobs by themselves. Knows no engine.
+    SequenceStep ─▶ ChoiceText ─▶ Delta | ReasoningDelta | ToolCall… ─▶ ChoiceFinished
+
+Owns which tokens an event counts and what tool calls are called. ``Echo`` puts a prompt's text
+before its answer, with the tokens' logprobs where the client asked for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 
-from inference.neuron.text.model_text import ModelText
-from inference.neuron.text.prompts import Prepared
+from inference.neuron.text.request_details import RequestDetails
+from inference.protocol.engine import (
+    SequenceStep,
+    SequenceTiming,
+    SequenceUsage,
+)
 from inference.protocol.events import (
     ChoiceFinished,
     Delta,
@@ -28,11 +35,10 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.protocol.generation import GenerationRequest, TextInput
 from inference.protocol.sampling import TokenLogprob
-from inference.text.answers.choice_text import Piece, ThoughtPart, merged
-from inference.text.answers.parts import CallArguments, CallStarted, TextPart
-from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
+from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart, TokenKind
+from inference.text.tokens.tokenizer import Tokenizer
 
 CALL_ID_DIGITS = 24
 
@@ -43,111 +49,6 @@ def call_id(request_id: str, index: int, call_index: int) -> str:
     return "call_" + hashlib.sha256(name.encode()).hexdigest()[:CALL_ID_DIGITS]
 
 
-class ChoiceEvents:
-    def __init__(self, request_id: str, index: int) -> None:
-        self.num_calls = 0
-        self._request_id = request_id
-        self._index = index
-        self._num_answer_tokens = 0
-        self._num_thought_tokens = 0
-        """Gained since the last delta of their kind: their text is held back or empty. Markers of a
-        thinking block count as thought here."""
-        self._num_reported_tokens = 0
-
-    def count_token(self, *, is_answer: bool) -> None:
-        if is_answer:
-            self._num_answer_tokens += 1
-        else:
-            self._num_thought_tokens += 1
-
-    def of(self, pieces: Sequence[Piece], logprobs: list[TextLogprob]) -> list[Event]:
-        """``logprobs`` go with the step's first text, or alone where it has none."""
-        events: list[Event] = []
-        for piece in merged(pieces):
-            reported = logprobs if isinstance(piece, TextPart) else []
-            events.append(self._event(piece, reported))
-            if reported:
-                logprobs = []
-        if logprobs:
-            events.append(self._delta("", logprobs))
-        return events
-
-    def tokens(self, token_ids: Sequence[int]) -> OutputTokens:
-        return OutputTokens(
-            request_id=self._request_id, index=self._index, token_ids=list(token_ids)
-        )
-
-    def finished(
-        self, reason: FinishReason, stop: str | None, num_output_tokens: int
-    ) -> ChoiceFinished:
-        """``num_output_tokens`` are the choice's; this event counts those that no delta counted."""
-        return ChoiceFinished(
-            request_id=self._request_id,
-            index=self._index,
-            reason=reason,
-            stop_sequence=stop,
-            num_tokens=num_output_tokens - self._num_reported_tokens,
-        )
-
-    def _event(self, piece: Piece, logprobs: list[TextLogprob]) -> Event:
-        match piece:
-            case TextPart(text=text):
-                return self._delta(text, logprobs)
-            case ThoughtPart():
-                return self._reasoning_delta(piece)
-            case CallStarted(name=name):
-                return self._call_started(name)
-            case CallArguments(fragment=fragment):
-                return ToolCallDelta(
-                    request_id=self._request_id,
-                    index=self._index,
-                    call_index=self.num_calls - 1,
-                    arguments=fragment,
-                    num_tokens=self._take_answer_tokens(),
-                )
-
-    def _delta(self, text: str, logprobs: list[TextLogprob]) -> Delta:
-        return Delta(
-            request_id=self._request_id,
-            index=self._index,
-            text=text,
-            num_tokens=self._take_answer_tokens(),
-            logprobs=logprobs or None,
-        )
-
-    def _reasoning_delta(self, part: ThoughtPart) -> ReasoningDelta:
-        return ReasoningDelta(
-            request_id=self._request_id,
-            index=self._index,
-            text=part.text,
-            num_tokens=self._take_thought_tokens(),
-            opens=part.opens,
-            closes=part.closes,
-            missing_close=part.missing_close,
-        )
-
-    def _call_started(self, name: str) -> ToolCallStarted:
-        call_index, self.num_calls = self.num_calls, self.num_calls + 1
-        return ToolCallStarted(
-            request_id=self._request_id,
-            index=self._index,
-            call_index=call_index,
-            call_id=call_id(self._request_id, self._index, call_index),
-            name=name,
-            num_tokens=self._take_answer_tokens(),
-        )
-
-    def _take_answer_tokens(self) -> int:
-        num_tokens, self._num_answer_tokens = self._num_answer_tokens, 0
-        self._num_reported_tokens += num_tokens
-        return num_tokens
-
-    def _take_thought_tokens(self) -> int:
-        num_tokens, self._num_thought_tokens = self._num_thought_tokens, 0
-        self._num_reported_tokens += num_tokens
-        return num_tokens
-
-
 @dataclass(slots=True)
 class Echo:
     text: str
@@ -156,27 +57,203 @@ class Echo:
     num_top: int | None = None
     """Number of most likely tokens reported beside each; ``None``: no logprobs are reported."""
 
-    def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
-        if self.num_top is None:
-            return
-        for entry in prompt_logprobs:
-            shown = msgspec.structs.replace(entry, top=entry.top[: self.num_top])
-            self.logprobs.append(text_logprob(shown, tokenizer))
 
+class Choice:
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        text: ChoiceText,
+        index: int = 0,
+        echo: Echo | None = None,
+        scores: tuple[int, int] | None = None,
+        is_empty: bool = False,
+        at_limit: Literal["length", "context"] = "length",
+        returns_token_ids: bool = False,
+        details: Sequence[RequestDetails] = (),
+    ) -> None:
+        """``scores``: the index of its prompt and the number of most likely tokens that are
+        reported beside each of that prompt's. ``is_empty``: only the prompt is computed; the one
+        token that the engine has to sample is not reported. ``at_limit``: why the answer ends when
+        it has reached its last allowed token."""
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.num_accepted_drafts = 0
+        self.num_rejected_drafts = 0
+        self.has_finished = False
+        self.has_begun = False
+        """Whether its first token has come, so that all of its prompt is computed."""
+        self.timing: SequenceTiming | None = None
+        """``None`` until the engine has brought it to its end."""
+        self._num_prompt_tokens = 0
+        """The engine's usage of a choice that it cut off before that."""
+        self._request_id = request_id
+        self._index = index
+        self._text = text
+        self._unsettled: deque[TokenLogprob | None] = deque()
+        """Log probabilities of tokens that may or may not turn out to be answer."""
+        self._num_gained = {True: 0, False: 0}
+        """Tokens of the answer (``True``) and of its thought, markers included, since the last
+        event of their kind: their text is held back or empty."""
+        self._num_reported_tokens = 0
+        self._num_calls = 0
+        self._at_limit: FinishReason = at_limit
+        self._echo = echo
+        self._scores = scores
+        self._is_empty = is_empty
+        self._returns_token_ids = returns_token_ids
+        self._details = details
 
-def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
-    echo = Echo(_text(index, request, prepared, text), num_top=request.sampling.top_logprobs)
-    if echo.num_top is not None:
-        first_token_id = prepared.prompts[index][0]
-        echo.logprobs.append(text_logprob(TokenLogprob(first_token_id, None), text.tokenizer))
-    return echo
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._text.num_thought_tokens
 
+    def feed(self, step: SequenceStep) -> list[Event]:
+        """The events of one engine step. Ends with ``ChoiceFinished`` when the choice ended, by the
+        engine's word or, while the sequence still runs there, by a stop string."""
+        if step.num_cached_tokens is not None:
+            self.num_cached_tokens = step.num_cached_tokens
+        self.timing = step.timing
+        if step.prompt_logprobs is not None:
+            return self._scored(step.prompt_logprobs)
+        self.has_begun = True
+        pieces: list[Piece] = []
+        logprobs: list[TextLogprob] = []
+        if self._echo is not None:
+            echo, self._echo = self._echo, None
+            pieces.append(TextPart(echo.text))
+            logprobs += echo.logprobs
+        if self._is_empty:
+            return [*self._events_of(pieces, logprobs), self._finished("length")]
+        taken = self._take(step, pieces, logprobs)
+        self.num_accepted_drafts += min(step.num_accepted_drafts, len(taken))
+        self.num_rejected_drafts += step.num_drafted_tokens - step.num_accepted_drafts
+        if self._text.stop is None and step.finish_reason is not None:
+            kinds, found = self._text.flush()
+            pieces += found
+            logprobs += self._settle(kinds)
+            # The engine's count holds the stop token too, which is not among the ids.
+            self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
+        for one in self._details:
+            one.output(self._index, taken, pieces)
+        events: list[Event] = []
+        if self._returns_token_ids and taken:
+            events.append(
+                OutputTokens(request_id=self._request_id, index=self._index, token_ids=taken)
+            )
+        events += self._events_of(pieces, logprobs)
+        if (reason := self._end_reason(step)) is not None:
+            events.append(self._finished(reason))
+        return events
 
-def _text(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> str:
-    if isinstance(request.input, TextInput):
-        return request.input.texts[index]
-    detokenizer = Detokenizer(text.tokenizer)
-    return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()
+    def cut(self, used: SequenceUsage) -> None:
+        self.has_finished = True
+        self._num_prompt_tokens = used.num_prompt_tokens
+        if not self.has_begun:
+            self.num_cached_tokens = used.num_cached_tokens
+        if not self._is_empty:
+            self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
+
+    def num_computed_tokens(self, num_prompt_tokens: int) -> int:
+        """Tokens computed of a prompt that long, as far as known."""
+        return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
+
+    def _take(
+        self, step: SequenceStep, pieces: list[Piece], logprobs: list[TextLogprob]
+    ) -> list[int]:
+        """Token by token, up to a stop string. Returns the tokens up to there."""
+        for position, token_id in enumerate(step.token_ids, start=1):
+            kinds, found = self._text.feed(token_id)
+            pieces += found
+            self.num_output_tokens += 1
+            self._unsettled.append(step.logprobs[position - 1] if step.logprobs else None)
+            logprobs += self._settle(kinds)
+            if self._text.stop is not None:
+                return step.token_ids[:position]
+        return step.token_ids
+
+    def _settle(self, kinds: Sequence[TokenKind]) -> list[TextLogprob]:
+        """Assign kinds to the next unsettled tokens. Returns the log probabilities of the answer's
+        tokens: thinking has none."""
+        settled = []
+        for kind in kinds:
+            entry, is_answer = self._unsettled.popleft(), kind is TokenKind.ANSWER
+            self._num_gained[is_answer] += 1
+            if entry is not None and is_answer:
+                settled.append(text_logprob(entry, self._text.tokenizer))
+        return settled
+
+    def _scored(self, prompt_logprobs: Sequence[TokenLogprob]) -> list[Event]:
+        tokenizer, echo = self._text.tokenizer, self._echo
+        if echo is not None and echo.num_top is not None:
+            for entry in prompt_logprobs:
+                shown = msgspec.structs.replace(entry, top=entry.top[: echo.num_top])
+                echo.logprobs.append(text_logprob(shown, tokenizer))
+        if self._scores is None:
+            return []
+        prompt_index, num_top = self._scores
+        tokens = [_ranked(entry, num_top, tokenizer) for entry in prompt_logprobs]
+        return [PromptScored(request_id=self._request_id, prompt_index=prompt_index, tokens=tokens)]
+
+    def _end_reason(self, step: SequenceStep) -> FinishReason | None:
+        if self._text.stop is not None:
+            return "stop"
+        if step.finish_reason == "length":
+            return self._at_limit
+        if step.finish_reason == "stop":
+            return "tool_calls" if self._num_calls else "stop"
+        return None
+
+    def _finished(self, reason: FinishReason) -> ChoiceFinished:
+        """Counts the tokens that no event has counted."""
+        self.has_finished = True
+        return ChoiceFinished(
+            request_id=self._request_id,
+            index=self._index,
+            reason=reason,
+            stop_sequence=self._text.stop,
+            num_tokens=self.num_output_tokens - self._num_reported_tokens,
+        )
+
+    def _events_of(self, pieces: Sequence[Piece], logprobs: list[TextLogprob]) -> list[Event]:
+        """``logprobs`` go with the step's first text, or alone where it has none."""
+        events: list[Event] = []
+        for piece in merged(pieces):
+            if isinstance(piece, TextPart):
+                events.append(self._delta(piece.text, logprobs))
+                logprobs = []
+            else:
+                events.append(self._event(piece))
+        if logprobs:
+            events.append(self._delta("", logprobs))
+        return events
+
+    def _delta(self, text: str, logprobs: list[TextLogprob]) -> Delta:
+        return Delta(**self._counting(is_answer=True), text=text, logprobs=logprobs or None)
+
+    def _event(self, piece: ThoughtPart | CallStarted | CallArguments) -> Event:
+        common = self._counting(is_answer=not isinstance(piece, ThoughtPart))
+        match piece:
+            case ThoughtPart():
+                return ReasoningDelta(
+                    **common,
+                    text=piece.text,
+                    opens=piece.opens,
+                    closes=piece.closes,
+                    missing_close=piece.missing_close,
+                )
+            case CallStarted(name=name):
+                call_index, self._num_calls = self._num_calls, self._num_calls + 1
+                identity = call_id(self._request_id, self._index, call_index)
+                return ToolCallStarted(**common, call_index=call_index, call_id=identity, name=name)
+            case CallArguments(fragment=fragment):
+                return ToolCallDelta(**common, call_index=self._num_calls - 1, arguments=fragment)
+
+    def _counting(self, *, is_answer: bool) -> dict[str, Any]:
+        """The fields of every event with text, which counts the tokens that it has gained."""
+        num_tokens, self._num_gained[is_answer] = self._num_gained[is_answer], 0
+        self._num_reported_tokens += num_tokens
+        return {"request_id": self._request_id, "index": self._index, "num_tokens": num_tokens}
 
 
 def _token_text(token_id: int, tokenizer: Tokenizer) -> str:
@@ -195,30 +272,14 @@ def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    request_id: str
-    prompt_index: int
-    num_top: int
-
-    def event(self, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptScored:
-        return PromptScored(
-            request_id=self.request_id,
-            prompt_index=self.prompt_index,
-            tokens=[self._ranked(entry, tokenizer) for entry in logprobs],
+def _ranked(entry: TokenLogprob, num_top: int, tokenizer: Tokenizer) -> list[RankedToken]:
+    assert entry.logprob is not None and entry.rank is not None, "not the engine's own"
+    found = [(entry.token_id, entry.logprob, entry.rank)]
+    best = enumerate(entry.top[:num_top], start=1)
+    found += [(token_id, logprob, rank) for rank, (token_id, logprob) in best]
+    return [
+        RankedToken(
+            token_id=token_id, text=_token_text(token_id, tokenizer), logprob=logprob, rank=rank
         )
-
-    def _ranked(self, entry: TokenLogprob, tokenizer: Tokenizer) -> list[RankedToken]:
-        assert entry.logprob is not None and entry.rank is not None, "not the engine's own"
-        found = [(entry.token_id, entry.logprob, entry.rank)]
-        best = enumerate(entry.top[: self.num_top], start=1)
-        found += [(token_id, logprob, rank) for rank, (token_id, logprob) in best]
-        return [
-            RankedToken(
-                token_id=token_id,
-                text=_token_text(token_id, tokenizer),
-                logprob=logprob,
-                rank=rank,
-            )
-            for token_id, logprob, rank in found
-        ]
+        for token_id, logprob, rank in found
+    ]

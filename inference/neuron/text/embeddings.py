@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inference.neuron.errors import RequestRefusedError, context_length_exceeded
 from inference.neuron.text.model_text import ModelText
+from inference.neuron.text.prompt_images import refused
 from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
-from inference.protocol.events import Embedded, Event, Failure, Usage
+from inference.protocol.events import Embedded, Event, Usage
 from inference.protocol.generation import (
     EmbeddingRequest,
     PairsInput,
     ScoreRequest,
-    TextInput,
     TokensInput,
 )
 from inference.protocol.load_report import LoadReport
@@ -32,44 +31,31 @@ def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[i
     """Token ids of each input. Text gets the special tokens that the model puts around it; token
     ids are taken as they are. Raises ``RequestRefusedError``."""
     _check_dimensions(request.dimensions, text.report)
+    given, max_tokens = request.input, None
     if request.cuts_inputs:
-        inputs = _cut_inputs(request, request.max_input_tokens or text.report.context_tokens, text)
-    else:
-        inputs = _token_ids(request.input, text)
-    for index, token_ids in enumerate(inputs):
-        _check(token_ids, index, text.report)
-    return inputs
+        max_tokens = request.max_input_tokens or text.report.context_tokens
+    if isinstance(given, TokensInput):
+        return _checked([token_ids[:max_tokens] for token_ids in given.prompts], text.report)
+    if max_tokens is None:
+        return _all_encoded(given.texts, text)
+    inputs = [text.tokenizer.encode_start(one, max_tokens) for one in given.texts]
+    return _checked(inputs, text.report)
 
 
 def prepare_scoring(request: ScoreRequest, text: ModelText) -> list[list[int]]:
     """Token ids of each pair for a model that scores pairs, else of each text, the first ones
     first. Raises ``RequestRefusedError``."""
-    given = request.input
-    seconds = [_cut(one, given.max_second_tokens, text) for one in given.seconds]
+    firsts, seconds = request.input.firsts, request.input.seconds
+    if (most := request.input.max_second_tokens) is not None:
+        seconds = [text.tokenizer.cut(one, most) for one in seconds]
     if text.report.kind == "embedding":
-        inputs = [_encoded(one, index, text) for index, one in enumerate([*given.firsts, *seconds])]
-    else:
-        pairs = PairsInput(firsts=given.firsts, seconds=seconds).pairs
-        inputs = [_encoded(pair, index, text) for index, pair in enumerate(pairs)]
-    for index, token_ids in enumerate(inputs):
-        _check(token_ids, index, text.report)
-    return inputs
+        return _all_encoded([*firsts, *seconds], text)
+    return _all_encoded(PairsInput(firsts=firsts, seconds=seconds).pairs, text)
 
 
-def _cut_inputs(request: EmbeddingRequest, max_tokens: int, text: ModelText) -> list[list[int]]:
-    if isinstance(request.input, TokensInput):
-        return [token_ids[:max_tokens] for token_ids in request.input.prompts]
-    return [text.tokenizer.encode_start(one, max_tokens) for one in request.input.texts]
-
-
-def _cut(one: str, max_tokens: int | None, text: ModelText) -> str:
-    return one if max_tokens is None else text.tokenizer.cut(one, max_tokens)
-
-
-def _token_ids(given: TextInput | TokensInput, text: ModelText) -> list[list[int]]:
-    if isinstance(given, TokensInput):
-        return given.prompts
-    return [_encoded(one, index, text) for index, one in enumerate(given.texts)]
+def _all_encoded(given: Sequence[str | tuple[str, str]], text: ModelText) -> list[list[int]]:
+    inputs = [_encoded(one, index, text) for index, one in enumerate(given)]
+    return _checked(inputs, text.report)
 
 
 def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[int]:
@@ -87,19 +73,21 @@ def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[in
         raise _too_long(index, error.num_tokens, limit) from None
 
 
-def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
+def _checked(inputs: list[list[int]], report: LoadReport) -> list[list[int]]:
     limit, vocab_size = report.context_tokens, report.vocab_size
-    if not token_ids:
-        raise _refusal("empty_prompt", f"input {index} holds no tokens", "input")
-    if len(token_ids) > limit:
-        raise _too_long(index, len(token_ids), limit)
-    for token_id in (min(token_ids), max(token_ids)):
-        if not 0 <= token_id < vocab_size:
-            message = (
-                f"input {index} has the token id {token_id}, which is outside this model's "
-                f"vocabulary of {vocab_size}"
-            )
-            raise _refusal("bad_token_id", message, "input")
+    for index, token_ids in enumerate(inputs):
+        if not token_ids:
+            raise refused("empty_prompt", f"input {index} holds no tokens", param="input")
+        if len(token_ids) > limit:
+            raise _too_long(index, len(token_ids), limit)
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < vocab_size:
+                message = (
+                    f"input {index} has the token id {token_id}, which is outside this model's "
+                    f"vocabulary of {vocab_size}"
+                )
+                raise refused("bad_token_id", message, param="input")
+    return inputs
 
 
 def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> RequestRefusedError:
@@ -121,38 +109,29 @@ def _check_dimensions(asked: int | None, report: LoadReport) -> None:
         return
     if own is None or asked > own:
         message = f"this model's vectors have {own} dimensions and you asked for {asked}"
-        raise _refusal("invalid_value", message, "dimensions")
+        raise refused("invalid_value", message, param="dimensions")
     if not report.is_matryoshka:
         message = (
             f"this model's vectors have {own} dimensions, and its config.json does not declare "
             "that fewer of them are of use (is_matryoshka, matryoshka_dimensions)"
         )
-        raise _refusal("unsupported_parameter", message, "dimensions")
+        raise refused("unsupported_parameter", message, param="dimensions")
     if report.matryoshka_dimensions and asked not in report.matryoshka_dimensions:
         known = ", ".join(map(str, report.matryoshka_dimensions))
         message = f"this model gives vectors of {known} or {own} dimensions, not of {asked}"
-        raise _refusal("invalid_value", message, "dimensions")
+        raise refused("invalid_value", message, param="dimensions")
 
 
-def _refusal(code: str, message: str, param: str) -> RequestRefusedError:
-    return RequestRefusedError(Failure(code=code, message=message, param=param))
+def cosines(vectors: Sequence[bytes], num_firsts: int) -> list[bytes]:
+    """The cosines of the first ``num_firsts`` vectors with the others, in order, or of the only
+    first one with all others."""
+    import numpy as np  # takes 7 MB and a tenth of a second, which scores alone are worth
 
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Pairs of inputs: the first ``num_firsts`` with the others, in order, or the only first one
-    with all others."""
-
-    num_firsts: int
-
-    def cosines(self, vectors: Sequence[bytes]) -> list[bytes]:
-        import numpy as np  # takes 7 MB and a tenth of a second, which scores alone are worth
-
-        numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]
-        firsts, seconds = numbers[: self.num_firsts], numbers[self.num_firsts :]
-        if len(firsts) == 1:
-            firsts = firsts * len(seconds)
-        return [_cosine(*pair) for pair in zip(firsts, seconds, strict=True)]
+    numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]
+    firsts, seconds = numbers[:num_firsts], numbers[num_firsts:]
+    if len(firsts) == 1:
+        firsts = firsts * len(seconds)
+    return [_cosine(*pair) for pair in zip(firsts, seconds, strict=True)]
 
 
 def _cosine(first: Any, second: Any) -> bytes:
@@ -162,17 +141,17 @@ def _cosine(first: Any, second: Any) -> bytes:
 
 
 class EmbeddingAnswer:
-    """One request's vectors, or with ``pairing`` their scores. ``num_prompt_tokens``: of all inputs
-    together."""
+    """One request's vectors. With ``num_firsts``, their scores (``cosines``)."""
 
     num_sequences = 1
 
     def __init__(
-        self, request_id: str, *, num_prompt_tokens: int, pairing: Pairing | None = None
+        self, request_id: str, *, num_prompt_tokens: int, num_firsts: int | None = None
     ) -> None:
-        self._pairing = pairing
+        """``num_prompt_tokens``: of all inputs together."""
         self._request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
+        self._num_firsts = num_firsts
         self._num_computed_tokens = 0
         self._has_finished = False
 
@@ -187,10 +166,10 @@ class EmbeddingAnswer:
         assert isinstance(result, SequencesEmbedded), "text for a request for vectors"
         self._has_finished = True
         self._num_computed_tokens = self._num_prompt_tokens
-        usage = Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=0)
         vectors = result.vectors
-        if self._pairing is not None:
-            vectors = self._pairing.cosines(vectors)
+        if self._num_firsts is not None:
+            vectors = cosines(vectors, self._num_firsts)
+        usage = Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=0)
         return [Embedded(request_id=self._request_id, vectors=vectors, usage=usage)]
 
     def cut(self, index: int, used: SequenceUsage) -> None:

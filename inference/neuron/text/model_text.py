@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,17 +19,14 @@ import msgspec
 from inference.neuron.errors import (
     RequestRefusedError,
     cancelled,
-    internal_error,
     invalid_grammar,
     invalid_schema,
     no_worker,
     template_failed,
     template_limit_exceeded,
 )
-from inference.protocol.generation import (
-    ChatInput,
-    OutputFormat,
-)
+from inference.protocol.events import Failure
+from inference.protocol.generation import ChatInput, OutputFormat
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
@@ -48,13 +45,12 @@ from inference.sandbox.jobs import (
     Result,
     TokenizerFacts,
 )
-from inference.sandbox.pool import Caller, WorkerPool
+from inference.sandbox.pool import WorkerPool
 from inference.text.answers.parts import ToolFormat
 from inference.text.answers.phrases import PhraseMarkers
 from inference.text.answers.reasoning import ReasoningMarkers
 from inference.text.errors import (
     NoPlaceForToolsError,
-    SchemaError,
     TemplateRenderError,
     path_of,
 )
@@ -68,36 +64,22 @@ MAX_KEPT_BYTES = 512 * 1024
 """The most that checked schemas and grammars take that are kept, for each model."""
 MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
-ANYBODY = Caller()
 
 
-@dataclass(frozen=True, slots=True)
-class EnforcedSchema:
-    schema: Any
-    left_out: list[str]
-    """The places in the client's body that are not enforced."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class TextJobs:
+    """The text jobs of one model, for one request. Any thread may call; every method blocks."""
 
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _OfModel:
     pool: WorkerPool
     model: str
     sources: TemplateSources
     special_tokens: dict[str, str]
-    tokenizer: str
-    """Its digest; empty where answers cannot be held to a grammar."""
+    facts: TokenizerFacts | None
+    """Workers know these tokens for as long as this is referred to; ``None`` where answers cannot
+    be held to a grammar."""
     results: RecentResults[Result]
     logged: set[str] = field(default_factory=set)
-    why_no_chats: str = ""
-    """Why its template can render no conversation; empty: it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextJobs:
-    """The text jobs of one model, for one caller. Any thread may call; every method blocks."""
-
-    _of_model: _OfModel
-    _caller: Caller = ANYBODY
+    is_wanted: Callable[[], bool] = lambda: True
 
     @classmethod
     def load(
@@ -109,33 +91,18 @@ class TextJobs:
         tokenizer: Tokenizer,
         report: LoadReport,
     ) -> TextJobs:
-        """Workers keep the model's tokens for as long as what this returns is referred to."""
         facts = tokenizer_facts(tokenizer, report)
-        of_model = _OfModel(
+        return cls(
             pool=pool,
             model=model,
             sources=sources,
             special_tokens=tokenizer.special_tokens,
-            tokenizer="" if facts is None else facts.digest,
+            facts=None if facts is None else pool.keep_tokenizer(facts),
             results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
         )
-        if facts is not None:
-            pool.keep_tokenizer(facts)
-            weakref.finalize(of_model, pool.release_tokenizer, facts.digest)
-        return cls(of_model)
-
-    def of(self, caller: Caller) -> TextJobs:
-        return replace(self, _caller=caller)
-
-    def refuse_chats(self, reason: str) -> None:
-        """Refuses every conversation from now on."""
-        self._of_model.why_no_chats = reason
-        self._log_once(f"its chat template {reason} for a short conversation: chats are refused")
 
     def render(self, chat: ChatInput) -> str:
         """Raises ``RequestRefusedError``."""
-        if self._of_model.why_no_chats:
-            raise RequestRefusedError(template_limit_exceeded(self._of_model.why_no_chats, "any"))
         try:
             rendered = self.rendering(chat)
         except TemplateRenderError as error:
@@ -149,85 +116,79 @@ class TextJobs:
 
     def rendering(self, chat: ChatInput) -> Rendered:
         """Raises ``TemplateRenderError``, ``WorkerLostError``, ``RequestRefusedError``."""
-        of_model = self._of_model
         job = RenderChat(
-            default_template=of_model.sources.default,
-            tool_template=of_model.sources.tool_use,
-            special_tokens=of_model.special_tokens,
+            default_template=self.sources.default,
+            tool_template=self.sources.tool_use,
+            special_tokens=self.special_tokens,
             chat=chat,
         )
-        match self._run(job):
-            case Rendered() as rendered:
-                return rendered
-            case RenderRefused(message=message, has_no_place_for_tools=has_no_place):
-                raise NoPlaceForToolsError if has_no_place else TemplateRenderError(message)
-        raise RequestRefusedError(internal_error())
+        result = self._run(job)
+        if isinstance(result, RenderRefused):
+            has_no_place = result.has_no_place_for_tools
+            raise NoPlaceForToolsError if has_no_place else TemplateRenderError(result.message)
+        assert isinstance(result, Rendered)
+        return result
 
-    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> EnforcedSchema:
-        """The schema stood at ``path``. Raises ``RequestRefusedError`` naming the place in it."""
+    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> tuple[Any, list[str]]:
+        """The schema that is enforced for the one at ``path``, and the places in the client's body
+        that it leaves out. Raises ``RequestRefusedError`` naming the place in it."""
         try:
             text = json.dumps(schema)
         except RecursionError:
             raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
-        job = CheckSchema(schema=text, tokenizer=self._of_model.tokenizer, is_lenient=is_lenient)
-        match self._checked(job, path):
-            case Checked(text=enforced, left_out=left_out):
-                return EnforcedSchema(
-                    schema=json.loads(enforced) if enforced else schema,
-                    left_out=[path_of(path, steps) for steps in left_out],
-                )
-            case Refused() as refused:
-                error = SchemaError(tuple(refused.steps), refused.message)
-                raise RequestRefusedError(invalid_schema(str(error), error.path(path)))
-        raise RequestRefusedError(internal_error())
+        job = CheckSchema(schema=text, tokenizer=self._digest, is_lenient=is_lenient)
+        checked = self._checked(job, path, invalid_schema)
+        enforced = json.loads(checked.text) if checked.text else schema
+        return enforced, [path_of(path, steps) for steps in checked.left_out]
 
     def lark_text(self, output_format: OutputFormat) -> str:
         """An expression, choices or a client's grammar as lark text. Raises
         ``RequestRefusedError``."""
-        path = output_format.path
-        job = CheckText(
-            output_format=msgspec.structs.replace(output_format, path=""),
-            tokenizer=self._of_model.tokenizer,
-        )
-        match self._checked(job, path):
-            case Checked(text=lark):
-                return lark
-            case Refused(message=message):
-                raise RequestRefusedError(invalid_grammar(message, path))
-        raise RequestRefusedError(internal_error())
+        bare = msgspec.structs.replace(output_format, path="")
+        job = CheckText(output_format=bare, tokenizer=self._digest)
+        return self._checked(job, output_format.path, invalid_grammar).text
 
     def check_grammar(self, text: str, path: str | None) -> None:
         """Checks the grammar of a whole answer. ``path``: the field it came from, where that is one
         field. Raises ``RequestRefusedError``."""
-        job = CheckGrammar(text=text, tokenizer=self._of_model.tokenizer)
-        match self._checked(job, path):
-            case Refused(message=message):
-                raise RequestRefusedError(invalid_grammar(message, path))
+        self._checked(CheckGrammar(text=text, tokenizer=self._digest), path, invalid_grammar)
 
-    def _checked(self, job: CheckSchema | CheckText | CheckGrammar, path: str | None) -> Result:
+    @property
+    def _digest(self) -> str:
+        return "" if self.facts is None else self.facts.digest
+
+    def _checked(
+        self,
+        job: CheckSchema | CheckText | CheckGrammar,
+        path: str | None,
+        refuse: Callable[[str, Any], Failure],
+    ) -> Checked:
         key = msgspec.json.encode(job).decode()
         try:
-            return self._of_model.results.get(key, lambda _: self._run(job))
+            result = self.results.get(key, lambda _: self._run(job))
         except WorkerLostError as lost:
-            log.warning("a grammar for %s %s: refused", self._of_model.model, lost.reason)
+            log.warning("a grammar for %s %s: refused", self.model, lost.reason)
             message = f"it cannot be compiled: the compiler {lost.reason}"
-            path = None if path is None else SchemaError(lost.steps, message).path(path)
-            raise RequestRefusedError(invalid_grammar(message, path)) from None
+            steps, refuse = lost.steps, invalid_grammar
+        else:
+            if isinstance(result, Checked):
+                return result
+            assert isinstance(result, Refused)
+            message, steps = result.message, tuple(result.steps)
+        raise RequestRefusedError(refuse(message, None if path is None else path_of(path, steps)))
 
     def _run(self, job: Job) -> Result:
-        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
         try:
-            return self._of_model.pool.run(job, self._caller)
+            return self.pool.run(job, self.is_wanted)
         except NoWorkerError as error:
             raise RequestRefusedError(no_worker(str(error))) from None
         except NotWantedError:
             raise RequestRefusedError(cancelled()) from None
 
     def _log_once(self, what: str) -> None:
-        logged = self._of_model.logged
-        if what not in logged and len(logged) < MAX_LOGGED:
-            logged.add(what)
-            log.warning("%s: %s", self._of_model.model, what)
+        if what not in self.logged and len(self.logged) < MAX_LOGGED:
+            self.logged.add(what)
+            log.warning("%s: %s", self.model, what)
 
 
 def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
@@ -270,9 +231,9 @@ class ModelText:
     fingerprint: str = ""
     """A digest of its files, settings and device, and of this release."""
 
-    def of(self, caller: Caller) -> ModelText:
-        """The same, whose jobs are done on behalf of ``caller``."""
-        return replace(self, jobs=self.jobs.of(caller))
+    def of(self, is_wanted: Callable[[], bool]) -> ModelText:
+        """The same, whose jobs end when their result is not wanted any more."""
+        return replace(self, jobs=replace(self.jobs, is_wanted=is_wanted))
 
     def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
         """The format of this answer's calls. A model of an unknown format writes a forced call in

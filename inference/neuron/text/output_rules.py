@@ -35,7 +35,8 @@ from inference.neuron.errors import (
     what_always_fits,
 )
 from inference.neuron.text.model_text import ModelText
-from inference.protocol.events import Failure, UsedSampling
+from inference.neuron.text.prompt_images import refused
+from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -155,7 +156,7 @@ def output_rules(
         return OutputRules()
     if text.report.grammar_problem is not None:
         message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
-        raise RequestRefusedError(Failure(code="unsupported_parameter", message=message))
+        raise refused("unsupported_parameter", message, param=None)
     grammar = answer_grammar(
         parts,
         thinking=thinking,
@@ -198,9 +199,9 @@ class _Schemas:
 
     def checked(self, schema: Any, path: str, *, strict: bool) -> Any:
         """The schema that is enforced. Raises ``RequestRefusedError``."""
-        checked = self._jobs.checked_schema(schema, path, is_lenient=not strict)
-        self.not_enforced += checked.left_out
-        return checked.schema
+        enforced, places = self._jobs.checked_schema(schema, path, is_lenient=not strict)
+        self.not_enforced += places
+        return enforced
 
     def checked_tool(self, tool: ToolDefinition) -> ToolDefinition:
         if tool.parameters is None:
@@ -248,19 +249,16 @@ def _call_parts(
             "how this model writes tool calls is not known here: only a tool_choice that forces a "
             "call can be honoured"
         )
-        failure = Failure(code="unsupported_parameter", message=message, param="tools")
-        raise RequestRefusedError(failure)
-    key = ARGUMENTS_KEYS.get(tool_format.name)
-    may_be_json = output_format is not None and choice.mode == "auto"
-    if may_be_json:
-        choice = ToolChoice(mode="required")
-    is_bare = may_be_json and key is not None
-    is_forced = choice.mode == "required" and not is_bare
+        raise refused("unsupported_parameter", message, param="tools")
+    key = None
+    if output_format is not None and choice.mode == "auto":
+        choice, key = ToolChoice(mode="required"), ARGUMENTS_KEYS.get(tool_format.name)
+    is_forced = choice.mode == "required" and key is None
     tools = [
         schemas.checked_tool(tool) if tool.strict or is_forced else tool
         for tool in callable_tools(tools, choice, parallel=chat.parallel_tool_calls)
     ]
-    if may_be_json and key is not None:
+    if key is not None:
         return [bare_call_part(tool, key) for tool in tools]
     while True:
         try:
@@ -280,21 +278,17 @@ def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
         message = f"there is no tool named {choice.name!r}"
     else:
         return
-    failure = Failure(code="invalid_value", message=message, param="tool_choice")
-    raise RequestRefusedError(failure)
+    raise refused("invalid_value", message, param="tool_choice")
 
 
 def resolve_sampling(
     options: SamplingOptions, max_tokens: int, report: LoadReport
 ) -> SamplingParams:
     """The client's choice, else the model's generation_config, else the neutral value."""
-    chosen: dict[str, Any] = {}
-    for name in DEFAULTS_OF_MODELS:
-        value = getattr(options, name)
-        if value is None:
-            value = report.generation_defaults.get(name)
-        if value is not None:
-            chosen[name] = value
+    asked = {name: getattr(options, name) for name in DEFAULTS_OF_MODELS}
+    chosen: dict[str, Any] = report.generation_defaults | {
+        name: value for name, value in asked.items() if value is not None
+    }
     stop_ids = [] if options.ignore_eos else report.eos_token_ids
     _check_ids_in_vocabulary(options, report.vocab_size)
     return SamplingParams(
@@ -310,12 +304,8 @@ def resolve_sampling(
 
 
 def used_sampling(params: SamplingParams) -> UsedSampling:
-    return UsedSampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-    )
+    names = UsedSampling.__struct_fields__
+    return UsedSampling(**{name: getattr(params, name) for name in names})
 
 
 def _check_ids_in_vocabulary(options: SamplingOptions, vocab_size: int) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inference.neuron.errors import (
-    RequestRefusedError,
-)
+from inference.neuron.errors import RequestRefusedError
 from inference.protocol.events import Failure
 from inference.protocol.images import (
     ImageLayout,
@@ -31,18 +29,6 @@ class PlacedImage:
     image: ImageRef
     runs: tuple[TokenRun, ...]
     grid: tuple[int, int, int]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(run.num_tokens for run in self.runs)
-
-    def with_data(self, data: bytes) -> SequenceImage:
-        return SequenceImage(
-            digest=self.image.digest,
-            data=data,
-            runs=list(self.runs),
-            grid=self.grid,
-        )
 
 
 def check_sees(images: Sequence[ImageRef], vision: VisionInput | None) -> None:
@@ -125,7 +111,8 @@ def sequence_images(
         if data is None:
             message = "an image of this request is not there any more; send it again"
             raise refused("image_lost", message, param=None)
-        made.append(one.with_data(data))
+        digest, runs = one.image.digest, list(one.runs)
+        made.append(SequenceImage(digest=digest, data=data, runs=runs, grid=one.grid))
     return made
 
 

@@ -18,6 +18,7 @@ tried  all, then by halves: the fewest lost turns with which it fits
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,6 @@ from inference.neuron.text.output_rules import (
     resolve_sampling,
 )
 from inference.neuron.text.prompt_images import PlacedImage, check_sees, placed, refused, written
-from inference.protocol.events import Failure
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -107,7 +107,7 @@ class Thinking:
 
 
 def _unsupported(message: str) -> RequestRefusedError:
-    return RequestRefusedError(Failure(code="unsupported_parameter", message=message))
+    return refused("unsupported_parameter", message, param=None)
 
 
 MAX_ARGUMENTS_CHARACTERS = 2**20
@@ -141,9 +141,7 @@ def _chat_tokens(
     found: list[PlacedImage] = []
     if images:
         token_ids, found = placed(token_ids, images, vision)
-    if max_tokens is not None and len(token_ids) > max_tokens:
-        failure = prompt_too_long(len(token_ids), text.limit, prompt_param(chat))
-        raise RequestRefusedError(failure)
+    _check_length(len(token_ids), chat, text, max_tokens)
     return token_ids, found
 
 
@@ -185,8 +183,15 @@ def _encoded(
     try:
         return tokenizer.encode(one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
     except TooManyTokensError as error:
-        failure = prompt_too_long(error.num_tokens, text.limit, prompt_param(given))
-        raise RequestRefusedError(failure) from None
+        _check_length(error.num_tokens, given, text, max_tokens)
+        raise
+
+
+def _check_length(
+    num_tokens: int, given: ChatInput | TextInput | TokensInput, text: ModelText, most: int | None
+) -> None:
+    if most is not None and num_tokens > most:
+        raise RequestRefusedError(prompt_too_long(num_tokens, text.limit, prompt_param(given)))
 
 
 def _render(chat: ChatInput, text: ModelText) -> str:
@@ -203,9 +208,7 @@ def _render(chat: ChatInput, text: ModelText) -> str:
 def checked_ids(
     token_ids: list[int], given: TokensInput, text: ModelText, max_tokens: int | None
 ) -> list[int]:
-    if max_tokens is not None and len(token_ids) > max_tokens:
-        failure = prompt_too_long(len(token_ids), text.limit, prompt_param(given))
-        raise RequestRefusedError(failure)
+    _check_length(len(token_ids), given, text, max_tokens)
     vocab_size = text.report.vocab_size
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
@@ -219,7 +222,6 @@ def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
     return token_ids
 
 
-NO_THINKING = Thinking()
 MAX_SCORES = 2**18
 """The most log probabilities of one request's prompts: they become one body, which has some 70
 bytes for each."""
@@ -234,14 +236,14 @@ class Prepared:
     limit: AnswerLimit
     continues_text: bool
     """The answer continues the prompt's text, so its first space is part of it."""
-    thinking: Thinking = NO_THINKING
-    tools: Sequence[ToolDefinition] = ()
-    num_lost_turns: int = 0
+    thinking: Thinking
+    tools: Sequence[ToolDefinition]
+    num_lost_turns: int
     """The number of oldest turns that were left out: the prompt did not fit with them."""
-    images: Sequence[PlacedImage] = ()
+    images: Sequence[PlacedImage]
     """The images of the prompt; there is one prompt then."""
-    prediction: Sequence[int] = ()
-    not_enforced: Sequence[str] = ()
+    prediction: Sequence[int]
+    not_enforced: Sequence[str]
     """The places in schemas of the client's body that the grammar leaves out."""
 
     @property
@@ -266,34 +268,27 @@ def prepare(
     )
     # The engine samples one token at least; where none was asked for, it is not reported.
     params = resolve_sampling(request.sampling, max(1, limit.max_tokens), text.report)
-    if not isinstance(request.input, ChatInput):
-        rules = output_rules(request, text)
-        params = msgspec.structs.replace(
-            params, grammar=rules.grammar, prompt_logprobs=_num_scored(request)
-        )
-        return Prepared(
-            prompts=prompts,
-            params=params,
-            limit=limit,
-            continues_text=True,
-            not_enforced=rules.not_enforced,
-        )
-    thinking = Thinking.of(request.input, prompts[0], text)
+    chat = request.input if isinstance(request.input, ChatInput) else None
+    thinking = Thinking() if chat is None else Thinking.of(chat, prompts[0], text)
     opens_with_token = thinking.is_open and thinking.phrases is None
     rules = output_rules(request, text, starts_thinking=opens_with_token)
     thinking.check(rules.grammar)
+    params = msgspec.structs.replace(
+        params,
+        grammar=rules.grammar,
+        prompt_logprobs=_num_scored(request),
+        thinking_limit=None if chat is None else thinking.limit(chat),
+    )
     return Prepared(
         prompts=prompts,
-        params=msgspec.structs.replace(
-            params, grammar=rules.grammar, thinking_limit=thinking.limit(request.input)
-        ),
+        params=params,
         limit=limit,
-        continues_text=bool(request.input.answer_start),
+        continues_text=chat is None or bool(chat.answer_start),
         thinking=thinking,
-        tools=request.input.rendered_tools,
+        tools=[] if chat is None else chat.rendered_tools,
         num_lost_turns=num_lost_turns,
         images=images,
-        prediction=_prediction(request, text),
+        prediction=[] if chat is None else _prediction(request, text),
         not_enforced=rules.not_enforced,
     )
 
@@ -316,9 +311,7 @@ def _check_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
         f"{num_prompt_tokens} prompt tokens with {num_top + 1} log probabilities each are "
         f"{num_scores}; a request may ask for {MAX_SCORES}"
     )
-    raise RequestRefusedError(
-        Failure(code="invalid_value", message=message, param="prompt_logprobs")
-    )
+    raise refused("invalid_value", message, param="prompt_logprobs")
 
 
 def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
@@ -347,30 +340,19 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
             return False
         return len(prompt) <= room
 
-    made = shortened(request.input, fits)
-    return msgspec.structs.replace(request, input=made.chat), made.num_lost_turns
+    chat, num_lost_turns = shortened(request.input, fits)
+    return msgspec.structs.replace(request, input=chat), num_lost_turns
 
 
-@dataclass(frozen=True, slots=True)
-class Shortened:
-    chat: ChatInput
-    num_lost_turns: int = 0
-
-
-def shortened(chat: ChatInput, fits: Callable[[ChatInput], bool]) -> Shortened:
+def shortened(chat: ChatInput, fits: Callable[[ChatInput], bool]) -> tuple[ChatInput, int]:
     """The conversation without its oldest turns, as many as needed to fit, or without all removable
-    turns if even that is not enough. ``fits`` is called a few times; it must be monotonic: true
-    stays true if more is left out."""
+    turns if even that is not enough, and how many those are. ``fits`` is called a few times; it
+    must be monotonic: true stays true if more is left out."""
     if not chat.may_lose or fits(chat):
-        return Shortened(chat)
-    least, most = 1, len(chat.may_lose)
-    while least < most:
-        middle = (least + most) // 2
-        if fits(_without(chat, middle)):
-            most = middle
-        else:
-            least = middle + 1
-    return Shortened(_without(chat, most), most)
+        return chat, 0
+    most = len(chat.may_lose)
+    num_turns = bisect_left(range(most), True, lo=1, key=lambda num: fits(_without(chat, num)))
+    return _without(chat, num_turns), num_turns
 
 
 def _without(chat: ChatInput, num_turns: int) -> ChatInput:

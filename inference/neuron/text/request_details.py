@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.text.prompts import Prepared
 from inference.protocol.events import MAX_TRACE_BYTES, Traced
-from inference.protocol.generation import Submit
-from inference.settings.neuron import LoggedBodies
 from inference.text.answers.choice_text import Piece, ThoughtPart
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import Decision
@@ -37,40 +35,60 @@ their number."""
 
 
 class RequestDetails:
-    """The details of one request, for the thread that prepares it and then for the one that applies
-    its outputs."""
+    """The details of one request as lines of the log, for the thread that prepares it and then for
+    the one that applies its outputs."""
 
     def __init__(
-        self,
-        write: Callable[[int | None, str], None],
-        *,
-        shows_bodies: bool,
-        max_characters: int = MAX_BODY_CHARACTERS,
-        take_tokens: Callable[[int, Sequence[int]], None] | None = None,
+        self, request_id: str, *, shows_bodies: bool, max_characters: int = MAX_BODY_CHARACTERS
     ) -> None:
-        """``write`` is given a choice's index, or ``None`` for the whole request, and a line.
-        ``take_tokens`` is given the output of each choice. ``max_characters``: of one text."""
-        self._write = write
-        self._max_characters = max_characters
-        self.take_tokens = take_tokens
+        """``max_characters``: of one text."""
+        self.request_id = request_id
         self._shows_bodies = shows_bodies
+        self._max_characters = max_characters
         self._redact = Redactor(secrets_of(os.environ) if shows_bodies else frozenset())
+        self._tool_names: frozenset[str] = frozenset()
+
+    def write(self, index: int | None, words: str) -> None:
+        """``index``: the choice that they are about; ``None``: the whole request."""
+        request_id = self.request_id
+        logger.debug("%s %s", request_id if index is None else f"{request_id}/{index}", words)
 
     def prompts(self, prepared: Prepared, tokenizer: Tokenizer, tool_format: str | None) -> None:
+        self._tool_names = frozenset(tool.name for tool in prepared.tools)
         for index, token_ids in enumerate(prepared.prompts):
             thinking = "open" if prepared.thinking.is_open else "closed"
-            self._write(
+            self.write(
                 None,
                 f"prompt {index}: tokens={len(token_ids)} lost_turns={prepared.num_lost_turns} "
                 f"thinking={thinking} tools={len(prepared.tools)} tool_format={tool_format or '-'} "
                 f"{self.described(written_out(token_ids, tokenizer))}",
             )
 
-    def choice(self, index: int, tool_names: Collection[str]) -> ChoiceDetails:
-        return ChoiceDetails(self, index, frozenset(tool_names))
+    def output(self, index: int, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
+        """What a step gave a choice, and the parts of its answer that were complete with it."""
+        for piece in pieces:
+            if not isinstance(piece, ThoughtPart):
+                continue
+            if piece.opens is not None:
+                self.write(index, f"reasoning opens by {piece.opens!r}")
+            if piece.closes is not None:
+                self.write(index, f"reasoning closes by {piece.closes!r}")
+            if piece.missing_close is not None:
+                self.write(
+                    index, f"reasoning ends with the answer, without {piece.missing_close!r}"
+                )
 
-    def write(self, index: int, words: str) -> None:
-        self._write(index, words)
+    def decision(self, index: int, decision: Decision) -> None:
+        calls = "".join(
+            f" {self._named(call.name)}({self.described(call.arguments)})"
+            for call in decision.calls
+        )
+        refusal = f" text because {decision.refusal}" if decision.refusal else ""
+        block = self.described(decision.block)
+        streamed = " and streamed ones" if decision.has_streamed else ""
+        self.write(
+            index, f"tool calls={len(decision.calls)}{streamed}{calls}{refusal} block: {block}"
+        )
 
     def described(self, text: str) -> str:
         words = f"characters={len(text)} digest={digest_of(text)}"
@@ -78,53 +96,9 @@ class RequestDetails:
             return words
         return f"{words} text={masked_body(text, self._redact, self._max_characters)}"
 
-    def named(self, name: str, known: Collection[str]) -> str:
-        return name[:MAX_NAME_CHARACTERS] if name in known or self._shows_bodies else "?"
-
-
-class ChoiceDetails:
-    def __init__(self, request: RequestDetails, index: int, tool_names: frozenset[str]) -> None:
-        self._request = request
-        self._index = index
-        self._tool_names = tool_names
-
-    def tokens(self, token_ids: Sequence[int]) -> None:
-        if self._request.take_tokens is not None:
-            self._request.take_tokens(self._index, token_ids)
-
-    def pieces(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            if not isinstance(piece, ThoughtPart):
-                continue
-            if piece.opens is not None:
-                self._log(f"reasoning opens by {piece.opens!r}")
-            if piece.closes is not None:
-                self._log(f"reasoning closes by {piece.closes!r}")
-            if piece.missing_close is not None:
-                self._log(f"reasoning ends with the answer, without {piece.missing_close!r}")
-
-    def decision(self, decision: Decision) -> None:
-        calls = "".join(
-            f" {self._request.named(call.name, self._tool_names)}"
-            f"({self._request.described(call.arguments)})"
-            for call in decision.calls
-        )
-        refusal = f" text because {decision.refusal}" if decision.refusal else ""
-        block = self._request.described(decision.block)
-        streamed = " and streamed ones" if decision.has_streamed else ""
-        self._log(f"tool calls={len(decision.calls)}{streamed}{calls}{refusal} block: {block}")
-
-    def _log(self, words: str) -> None:
-        self._request.write(self._index, words)
-
-
-def logged_details(submit: Submit, bodies: LoggedBodies) -> RequestDetails:
-    request_id = submit.request_id
-
-    def log(index: int | None, words: str) -> None:
-        logger.debug("%s %s", request_id if index is None else f"{request_id}/{index}", words)
-
-    return RequestDetails(log, shows_bodies=bodies.include(submit.account))
+    def _named(self, name: str) -> str:
+        is_shown = name in self._tool_names or self._shows_bodies
+        return name[:MAX_NAME_CHARACTERS] if is_shown else "?"
 
 
 def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
@@ -143,41 +117,34 @@ MAX_OUTPUT_TOKENS = 16_384
 CUT = "\n[the rest is left out]"
 
 
-class RequestTrace:
-    """The trace of a captured request: its details and the raw text of its answer. Written by the
-    thread that prepares the request and then by the one that applies its outputs. Bounded while it
+class RequestTrace(RequestDetails):
+    """The trace of a captured request: its details and the raw text of its answer. Bounded while it
     is collected and once more as a whole."""
 
     def __init__(self, request_id: str, tokenizer: Tokenizer) -> None:
-        self._request_id = request_id
+        super().__init__(request_id, shows_bodies=True, max_characters=MAX_TEXT_CHARACTERS)
         self._tokenizer = tokenizer
         self._lines: list[str] = []
         self._num_characters = 0
         self._outputs: dict[int, list[int]] = {}
         self._num_output_tokens = 0
-        self.details = RequestDetails(
-            self._write,
-            shows_bodies=True,
-            max_characters=MAX_TEXT_CHARACTERS,
-            take_tokens=self._take_tokens,
-        )
 
     def event(self) -> Traced:
         for index, token_ids in self._outputs.items():
-            text = self.details.described(written_out(token_ids, self._tokenizer))
-            self._write(index, f"raw text: tokens={len(token_ids)} {text}")
-        return Traced(request_id=self._request_id, text=_bounded("\n".join(self._lines)))
+            text = self.described(written_out(token_ids, self._tokenizer))
+            self.write(index, f"raw text: tokens={len(token_ids)} {text}")
+        return Traced(request_id=self.request_id, text=_bounded("\n".join(self._lines)))
 
-    def _write(self, index: int | None, words: str) -> None:
+    def write(self, index: int | None, words: str) -> None:
         if self._num_characters > MAX_TRACE_BYTES:
             return
         line = words if index is None else f"choice {index}: {words}"
         self._num_characters += len(line)
         self._lines.append(line)
 
-    def _take_tokens(self, index: int, token_ids: Sequence[int]) -> None:
-        room = MAX_OUTPUT_TOKENS - self._num_output_tokens
-        taken = token_ids[:room]
+    def output(self, index: int, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
+        super().output(index, token_ids, pieces)
+        taken = token_ids[: MAX_OUTPUT_TOKENS - self._num_output_tokens]
         self._num_output_tokens += len(taken)
         self._outputs.setdefault(index, []).extend(taken)
 

@@ -14,7 +14,7 @@ from inference.neuron.text.model_text import LOSES_SYSTEM_TURNS, ModelText, Text
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.load import LoadSpec, spec_digest
 from inference.protocol.load_report import LoadReport
-from inference.sandbox.errors import LossReason, WorkerLostError
+from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.pool import WorkerPool
 from inference.text.answers.phrases import find_phrases
 from inference.text.answers.reasoning import find_markers
@@ -24,9 +24,6 @@ from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.registry import find_tool_format
 from inference.version import VERSION
 
-NUM_TRIALS = 2
-"""How often a template may exceed its limits with a short conversation: once may be a machine that
-stood still."""
 SYSTEM = ChatMessage(role="system", content="Answer briefly.")
 TURNS = [
     ChatMessage(role="user", content="Hello"),
@@ -82,36 +79,24 @@ def load_text(spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText
 
 def template_problem(jobs: TextJobs, templates: TemplateSources) -> str | None:
     """Describes what the model's template cannot render even in a short conversation; ``None``:
-    nothing. One that exceeds its limits there renders no other conversation either."""
+    nothing."""
     if templates.default is None:
         return "the model has no chat template; conversations are written as ChatML"
-    lost: LossReason | None = None
-    for _ in range(NUM_TRIALS):
-        try:
-            jobs.rendering(SHORT_CHAT)
-        except WorkerLostError as error:
-            lost = error.reason
-        except (TemplateRenderError, RequestRefusedError) as error:
-            return str(error)
-        else:
-            return _problem_with_more(jobs, templates)
-    jobs.refuse_chats(str(lost))
-    return f"the chat template {lost} for a short conversation; chats are refused"
-
-
-def _problem_with_more(jobs: TextJobs, templates: TemplateSources) -> str | None:
-    trials = {"a system turn": SYSTEM_CHAT}
+    trials = {"": SHORT_CHAT, "with a system turn ": SYSTEM_CHAT}
     if templates.for_tools is not None:
-        trials["tools"] = TOOL_CHAT
-    problems = []
+        trials["with tools "] = TOOL_CHAT
+    problems: list[str] = []
     for what, chat in trials.items():
         try:
             if jobs.rendering(chat).loses_system_turns:
                 problems.append(LOSES_SYSTEM_TURNS)
         except WorkerLostError as lost:
-            problems.append(f"with {what} the model's chat template {lost.reason}")
+            problem = f"the model's chat template {lost.reason} for a short conversation"
+            problems.append(what + problem)
         except (TemplateRenderError, RequestRefusedError) as error:
-            problems.append(f"with {what} {error}")
+            problems.append(f"{what}{error}")
+        if chat is SHORT_CHAT and problems:
+            break
     return "; ".join(problems) or None
 
 

@@ -83,3 +83,20 @@ class TokenKind(Enum):
     ANSWER = "answer"
     MARKUP = "markup"
     """Belongs to the format, between messages; it is not shown."""
+
+
+Run = tuple[TokenKind, str]
+"""Text of one kind; of a marker, how it is written."""
+
+
+class Splitter(Protocol):
+    """Finds where one choice thinks and where it answers."""
+
+    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
+        """The next token, and the text that is whole with it. Returns the kinds of the tokens that
+        are decided now, in order, and what they come to."""
+        ...
+
+    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+        """The answer has ended, with ``text`` that belonged to no token yet."""
+        ...

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from inference.text.answers.parts import TokenKind
+from inference.text.answers.parts import Run, TokenKind
 from inference.text.answers.reasoning import MARKER_PAIRS
 
 
@@ -27,34 +27,6 @@ class StopFeed:
     """The stop string found; the answer ends before it."""
     behind: str = ""
     """The text behind the stop string."""
-
-
-class _Matcher:
-    """Knuth-Morris-Pratt over one stop string: amortised constant work per character."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.num_matched = 0
-        self._fallback = _fallback_lengths(pattern)
-
-    def advance(self, character: str) -> bool:
-        while self.num_matched and self.pattern[self.num_matched] != character:
-            self.num_matched = self._fallback[self.num_matched - 1]
-        if self.pattern[self.num_matched] == character:
-            self.num_matched += 1
-        return self.num_matched == len(self.pattern)
-
-
-def _fallback_lengths(pattern: str) -> list[int]:
-    """Entry i: length of the longest proper prefix of pattern[:i + 1] that is also its suffix."""
-    lengths = [0] * len(pattern)
-    length = 0
-    for position in range(1, len(pattern)):
-        while length and pattern[position] != pattern[length]:
-            length = lengths[length - 1]
-        length += pattern[position] == pattern[length]
-        lengths[position] = length
-    return lengths
 
 
 class StopStrings:
@@ -71,34 +43,22 @@ class StopStrings:
         """Raises ``ValueError`` for an empty stop string, which would end every answer."""
         if not all(stops):
             raise ValueError("a stop string is empty")
-        self._by_first: dict[str, list[_Matcher]] = {}
-        for stop in stops:
-            self._by_first.setdefault(stop[0], []).append(_Matcher(stop))
-        self._begun: list[_Matcher] = []
+        self._stops = stops
+        self._first_characters = frozenset(stop[0] for stop in stops)
         self._held = ""
 
     def feed(self, text: str) -> StopFeed:
-        if not self._by_first:
+        if not self._held and self._first_characters.isdisjoint(text):
             return StopFeed(text)
-        # [ held | text ]: held is what the matchers are in the middle of.
         pending = self._held + text
-        for end, character in enumerate(text, start=len(self._held) + 1):
-            if found := self._advance(character):
-                self._held = ""
-                stop = max((matcher.pattern for matcher in found), key=len)
-                return StopFeed(pending[: end - len(stop)], stop, pending[end:])
-        num_held = max((matcher.num_matched for matcher in self._begun), default=0)
+        found = [(pending.find(stop), stop) for stop in self._stops if stop in pending]
+        if found:
+            self._held = ""
+            start, stop = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
+            return StopFeed(pending[:start], stop, pending[start + len(stop) :])
+        num_held = max(_num_begun(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - num_held :]
         return StopFeed(pending[: len(pending) - num_held])
-
-    def _advance(self, character: str) -> list[_Matcher]:
-        """The matchers whose string ends with this character. Most characters neither begin nor
-        continue a stop string, so many stop strings cost no more than one."""
-        starting = self._by_first.get(character, ())
-        trying = [*self._begun, *(one for one in starting if not one.num_matched)]
-        found = [matcher for matcher in trying if matcher.advance(character)]
-        self._begun = [matcher for matcher in trying if matcher.num_matched]
-        return found
 
     @property
     def is_holding(self) -> bool:
@@ -107,6 +67,14 @@ class StopStrings:
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+def _num_begun(text: str, stop: str) -> int:
+    """The length of the longest end of ``text`` that ``stop`` begins with."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return len(text) - start if start >= 0 else 0
 
 
 RESPONSE = ("<response>", "</response>")
@@ -152,10 +120,6 @@ def opens_phrase(prompt: str, phrases: PhraseMarkers) -> bool:
     return prompt.rstrip().endswith(phrases.opens)
 
 
-Run = tuple[TokenKind, str]
-"""Text of one kind; of a marker, the phrase."""
-
-
 class _Stage(Enum):
     BEFORE = "before"
     THOUGHT = "thought"
@@ -176,8 +140,7 @@ class PhraseReader:
         self._num_unsettled = 0
         """Tokens of which it is not known yet what they are."""
 
-    def feed(self, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The next token's text; the kinds of the tokens that are settled by it."""
+    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
         self._num_unsettled += 1
         runs = self._read(text)
         markers = [kind for kind, _ in runs if kind not in (TokenKind.THOUGHT, TokenKind.ANSWER)]
@@ -186,7 +149,6 @@ class PhraseReader:
         return ([] if self._is_holding else self._settled(self._kind)), runs
 
     def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
-        """The answer has ended, with ``text`` that belonged to no token yet."""
         runs = self._read(text)
         rest = self._held + self._closing.flush()
         self._held = ""
@@ -209,12 +171,13 @@ class PhraseReader:
             case _Stage.BEFORE:
                 return self._read_first(text, self._phrases.opens, TokenKind.OPENS, _Stage.THOUGHT)
             case _Stage.THOUGHT:
-                return self._read_thought(text)
+                following = _Stage.AFTER if self._phrases.answer_opens else _Stage.ANSWER
+                return self._read_on(text, TokenKind.CLOSES, following)
             case _Stage.AFTER:
                 opens = (self._phrases.answer_opens,)
                 return self._read_first(text, opens, TokenKind.MARKUP, _Stage.WRAPPED)
             case _Stage.WRAPPED:
-                return self._read_wrapped(text)
+                return self._read_on(text, TokenKind.MARKUP, _Stage.ANSWER)
             case _Stage.ANSWER:
                 return _run(TokenKind.ANSWER, text)
 
@@ -236,21 +199,14 @@ class PhraseReader:
             self._closing = StopStrings((self._phrases.answer_closes,))
         return [(kind, found), *self._read(begun.removeprefix(found))]
 
-    def _read_thought(self, text: str) -> list[Run]:
+    def _read_on(self, text: str, closes: TokenKind, following: _Stage) -> list[Run]:
+        """Up to the phrase that closes this stage."""
         found = self._closing.feed(text)
-        runs = _run(TokenKind.THOUGHT, found.text)
+        runs = _run(self._kind, found.text)
         if found.stop is None:
             return runs
-        self._stage = _Stage.AFTER if self._phrases.answer_opens else _Stage.ANSWER
-        return [*runs, (TokenKind.CLOSES, found.stop), *self._read(found.behind)]
-
-    def _read_wrapped(self, text: str) -> list[Run]:
-        found = self._closing.feed(text)
-        runs = _run(TokenKind.ANSWER, found.text)
-        if found.stop is None:
-            return runs
-        self._stage = _Stage.ANSWER
-        return [*runs, (TokenKind.MARKUP, found.stop), *_run(TokenKind.ANSWER, found.behind)]
+        self._stage = following
+        return [*runs, (closes, found.stop), *self._read(found.behind)]
 
 
 def _run(kind: TokenKind, text: str) -> list[Run]:

@@ -22,9 +22,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from inference.text.answers.parts import TokenKind
+from inference.text.answers.parts import Run, TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 
 CHANNEL = "<|channel|>"
@@ -39,6 +38,7 @@ NAMESPACE = "functions."
 CALL_HEAD = f"{CHANNEL}commentary to="
 CALL_HEAD_END = f" {CONSTRAIN}json{MESSAGE}"
 ANSWER_HEAD = f"{CHANNEL}final{MESSAGE}"
+THOUGHT_HEAD = f"{CHANNEL}{THOUGHTS}{MESSAGE}"
 BETWEEN_TEXTS = "\n\n"
 """Between two messages that are both shown: a preamble and the answer."""
 
@@ -91,36 +91,35 @@ class HarmonySplitter:
         """Whether this is the answer's first header, which the answer may leave out."""
         self._is_thinking = False
         self._has_spoken = is_answering
-        self._markup_text = ""
 
-    def feed(self, token_id: int) -> TokenKind:
+    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
         if self._header is None:
-            return self._in_message(token_id)
+            return self._in_message(token_id, text)
         if self._is_first and not self._goes_on(self._header, token_id):
-            self._markup_text = self._text_of(self._header)
+            before = self._text_of(self._header)
             self._header = None
-            return self._in_message(token_id)
+            kinds, runs = self._in_message(token_id, text)
+            return kinds, [(TokenKind.ANSWER, before), *runs]
         if token_id != self._tokens.message:
             self._header.append(token_id)
-            return TokenKind.MARKUP
-        return self._end_header(self._header)
+            return [TokenKind.MARKUP], []
+        return self._end_header(self._text_of(self._header))
 
-    def take_text(self) -> str:
-        """Text before the last token's own, or in its place: the head of a call, or the space
-        between two texts."""
-        text, self._markup_text = self._markup_text, ""
-        return text
+    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+        kind = TokenKind.THOUGHT if self._is_thinking else TokenKind.ANSWER
+        return [], [(kind, text)] if self._header is None else []
 
-    def _in_message(self, token_id: int) -> TokenKind:
+    def _in_message(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
         tokens = self._tokens
         if token_id in (tokens.end, tokens.call, tokens.start, tokens.channel):
             self._header = [token_id]
-            was_thinking, self._is_thinking = self._is_thinking, False
-            return TokenKind.CLOSES if was_thinking else TokenKind.MARKUP
-        if self._is_thinking:
-            return TokenKind.THOUGHT
-        self._has_spoken = True
-        return TokenKind.ANSWER
+            kind = TokenKind.CLOSES if self._is_thinking else TokenKind.MARKUP
+            self._is_thinking, text = False, END
+        elif self._is_thinking:
+            kind = TokenKind.THOUGHT
+        else:
+            kind, self._has_spoken = TokenKind.ANSWER, True
+        return [kind], [(kind, text)]
 
     def _goes_on(self, header: list[int], token_id: int) -> bool:
         if token_id in (self._tokens.channel, self._tokens.start):
@@ -132,20 +131,19 @@ class HarmonySplitter:
     def _text_of(self, token_ids: list[int]) -> str:
         return b"".join(map(self._tokenizer.bytes_of, token_ids)).decode(errors="replace")
 
-    def _end_header(self, header: list[int]) -> TokenKind:
-        text = self._text_of(header)
+    def _end_header(self, text: str) -> tuple[list[TokenKind], list[Run]]:
         self._header = None
         recipient, channel = _RECIPIENT.search(text), _CHANNEL_NAME.search(text)
+        shown = ""
         if recipient is not None:
             name = recipient.group(1).removeprefix(NAMESPACE)
-            if self._reads_calls:
-                self._markup_text = f"{CALL_HEAD}{name}{CALL_HEAD_END}"
+            shown = f"{CALL_HEAD}{name}{CALL_HEAD_END}" if self._reads_calls else ""
         elif channel is not None and channel.group(1) == THOUGHTS:
             self._is_thinking = True
-            return TokenKind.OPENS
+            return [TokenKind.OPENS], [(TokenKind.OPENS, THOUGHT_HEAD)]
         elif self._has_spoken:
-            self._markup_text = BETWEEN_TEXTS
-        return TokenKind.MARKUP
+            shown = BETWEEN_TEXTS
+        return [TokenKind.MARKUP], [(TokenKind.ANSWER, shown)]
 
 
 MARKER_PAIRS = (
@@ -189,8 +187,9 @@ def find_markers(tokenizer: Tokenizer, template: str | None) -> ReasoningMarkers
     """The first pair of which each side is exactly one token; one that ``template`` mentions comes
     before the others."""
     if (channels := find_channels(tokenizer, template)) is not None:
-        opens = f"{CHANNEL}{THOUGHTS}{MESSAGE}"
-        return ReasoningMarkers(opens, END, channels.thoughts, channels.end, channels=channels)
+        return ReasoningMarkers(
+            THOUGHT_HEAD, END, channels.thoughts, channels.end, channels=channels
+        )
     found = []
     for opens, closes in MARKER_PAIRS:
         start, end = tokenizer.single_token_id(opens), tokenizer.single_token_id(closes)
@@ -216,30 +215,6 @@ def opens_block(
     return False
 
 
-class Splitter(Protocol):
-    def feed(self, token_id: int) -> TokenKind: ...
-    def take_text(self) -> str:
-        """Text that comes before the last token's own."""
-        ...
-
-
-def splitter(
-    tokenizer: Tokenizer,
-    markers: ReasoningMarkers | None,
-    *,
-    is_open: bool = False,
-    is_answering: bool = False,
-    reads_calls: bool = True,
-) -> Splitter:
-    """Returns the splitter for one answer. ``is_open``: the prompt has opened the block.
-    ``is_answering``: it has begun the answer."""
-    if markers is None or markers.channels is None:
-        return ThinkingSplitter(tokenizer, markers, is_open=is_open)
-    return HarmonySplitter(
-        tokenizer, markers.channels, is_answering=is_answering, reads_calls=reads_calls
-    )
-
-
 class ThinkingSplitter:
     """Splits one answer's thinking from the rest. Without ``markers`` everything is answer."""
 
@@ -251,7 +226,16 @@ class ThinkingSplitter:
         self._is_open = is_open
         self._may_open = markers is not None
 
-    def feed(self, token_id: int) -> TokenKind:
+    def feed(self, token_id: int, text: str) -> tuple[list[TokenKind], list[Run]]:
+        kind = self._kind(token_id)
+        if self._markers is not None and kind in (TokenKind.OPENS, TokenKind.CLOSES):
+            text = self._markers.opens if kind is TokenKind.OPENS else self._markers.closes
+        return [kind], [(kind, text)]
+
+    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+        return [], [(TokenKind.THOUGHT if self._is_open else TokenKind.ANSWER, text)]
+
+    def _kind(self, token_id: int) -> TokenKind:
         markers = self._markers
         if markers is None:
             return TokenKind.ANSWER
@@ -263,9 +247,6 @@ class ThinkingSplitter:
             return TokenKind.OPENS
         self._may_open = self._may_open and self._is_blank(token_id)
         return TokenKind.ANSWER
-
-    def take_text(self) -> str:
-        return ""
 
     def _is_blank(self, token_id: int) -> bool:
         if token_id in self._tokenizer.special_token_ids:

@@ -22,18 +22,16 @@ from inference.text.schemas.places import (
     Steps,
     all_places,
     applied_together,
-    referenced,
     replaced,
 )
 
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+ENFORCED = BOUNDS | {"type", "multipleOf"}
 INT64_MAX = 2**63 - 1
 MAX_REMAINDERS = 2_000
 """The most remainders. With more, and bounds of 16 digits, llguidance gives up and allows every
 number."""
 MAX_DECIMALS = 6
-MAX_PRODUCT = 2**32 - 1
-"""llguidance multiplies the multiples that one value must have in so many bits."""
 
 NOT_EXACT = (
     "numbers are enforced between -2^63 and 2^63, both excluded, and only those that a 64-bit "
@@ -43,6 +41,8 @@ TOO_MANY_REMAINDERS = (
     f"multiples are enforced up to {MAX_REMAINDERS:,}, where the point is left out, with at most "
     f"{MAX_DECIMALS} decimals"
 )
+NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
+SEVERAL_MULTIPLES = "one value is enforced to be a multiple of one number"
 MULTIPLES_OF_CONSTANTS = "multipleOf is not enforced for values that const or enum list"
 
 
@@ -74,31 +74,26 @@ def _check_constants(steps: Steps, value: Any) -> None:
 
 
 def _check_multiples(root: Any, place: Place) -> None:
-    """Raises ``SchemaError`` where the ``multipleOf`` that one value must have are too many."""
     multiple = place.schema.get("multipleOf")
-    if _is_multiple(multiple):
-        _check_remainders((*place.steps, "multipleOf"), [multiple])
+    if _is_multiple(multiple) and not _are_remainders_few(multiple):
+        raise SchemaError((*place.steps, "multipleOf"), TOO_MANY_REMAINDERS)
     if place.schema.keys() & {"$ref", "allOf", "anyOf", "oneOf", "const", "enum"}:
         together = list(applied_together(root, place.schema))
-        multiples = [s["multipleOf"] for s in together if _is_multiple(s.get("multipleOf"))]
-        if len(set(multiples)) > 1:
-            _check_remainders(place.steps, multiples)
+        multiples = {s["multipleOf"] for s in together if _is_multiple(s.get("multipleOf"))}
+        if len(multiples) > 1:
+            raise SchemaError(place.steps, SEVERAL_MULTIPLES)
         if multiples and any(schema.keys() & {"const", "enum"} for schema in together):
             raise SchemaError(place.steps, MULTIPLES_OF_CONSTANTS)
+    if _is_impossible(root, place):
+        steps = (*place.steps, "multipleOf") if "multipleOf" in place.schema else place.steps
+        raise SchemaError(steps, NOT_BETWEEN)
 
 
-def _check_remainders(steps: Steps, multiples: list[int | float]) -> None:
-    """Raises ``SchemaError`` where the least common multiple is too large."""
-    decimals = [Decimal(repr(multiple)).normalize() for multiple in multiples]
-    num_decimals = max(0, *(-int(decimal.as_tuple().exponent) for decimal in decimals))
-    scaled = [int(decimal.scaleb(num_decimals)) for decimal in decimals]
-    if (
-        num_decimals > MAX_DECIMALS
-        or not all(map(_is_read_exactly, multiples))
-        or math.prod(scaled) > MAX_PRODUCT
-        or math.lcm(*scaled) > MAX_REMAINDERS
-    ):
-        raise SchemaError(steps, TOO_MANY_REMAINDERS)
+def _are_remainders_few(multiple: int | float) -> bool:
+    decimal = Decimal(repr(multiple)).normalize()
+    num_decimals = max(0, -int(decimal.as_tuple().exponent))
+    is_small = num_decimals <= MAX_DECIMALS and decimal.scaleb(num_decimals) <= MAX_REMAINDERS
+    return is_small and _is_read_exactly(multiple)
 
 
 def _is_read_exactly(multiple: int | float) -> bool:
@@ -191,69 +186,16 @@ def _next(whole: int | float, towards: float) -> float:
     return following
 
 
-ENFORCED = BOUNDS | {"type", "multipleOf"}
-COMBINED = ("allOf", "anyOf", "oneOf")
-MAX_COMBINED = 50
-"""The most schemas for one value that are combined. Beyond it they are not looked at: their
-combinations may be without number."""
-NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
-
-
-def without_impossible_multiples(root: Any) -> Any:
-    """``root`` with ``false`` for what no value can match. Raises ``SchemaError`` where that is
-    ``root`` itself and nothing inside it.
-
-    llguidance compares bounds and multiples as ranges of floats. Where it takes a range to hold a
-    multiple and the automaton of the two holds none, as whole multiples of 0.3 between 4 and 5, it
-    compiles the schema and fails when an answer comes to that value. So each such schema is
-    compiled by itself here, with its first token.
-    """
-    places = list(all_places(root))
-    if not any(isinstance(one.schema, dict) and "multipleOf" in one.schema for one in places):
-        return root
-    impossible = [place.steps for place in places if _is_impossible(root, place)]
-    if impossible == [()]:
-        raise SchemaError(("multipleOf",) if "multipleOf" in root else (), NOT_BETWEEN)
-    for steps in reversed(impossible):  # innermost first
-        if steps:
-            root = replaced(root, steps, False)
-    return root
-
-
 def _is_impossible(root: Any, place: Place) -> bool:
-    numbers = _Numbers(root).of(place.schema)
-    return (
-        numbers is not None and first_token_problem(grammar_text([json_part(numbers)])) is not None
-    )
-
-
-class _Numbers:
-    """Demands on a number, of a schema and those that hold for the same value."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._keywords: set[str] = set()
-        self._num_combined = 0
-
-    def of(self, schema: Any) -> dict[str, Any] | None:
-        """``None``: no multiple with a bound."""
-        demands = self._demands(schema, frozenset())
-        is_bounded = "multipleOf" in self._keywords and self._keywords & BOUNDS
-        if not is_bounded or self._num_combined > MAX_COMBINED:
-            return None
-        return demands if isinstance(demands, dict) else None
-
-    def _demands(self, schema: Any, seen: frozenset[Steps]) -> Any:
-        self._num_combined += 1
-        if not isinstance(schema, dict) or self._num_combined > MAX_COMBINED:
-            return schema if isinstance(schema, bool) else {}
-        kept = {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
-        self._keywords |= kept.keys()
-        for keyword in COMBINED:
-            if isinstance(options := schema.get(keyword), list):
-                kept[keyword] = [self._demands(option, seen) for option in options]
-        target = referenced(self._root, schema)
-        if target is not None and target.steps not in seen:
-            inner = self._demands(target.schema, seen | {target.steps})
-            kept["allOf"] = [*kept.get("allOf", ()), inner]
-        return kept
+    """llguidance compares bounds and multiples as ranges of floats. Where it takes a range to hold
+    a multiple and the automaton of the two holds none, as whole multiples of 0.3 between 4 and 5,
+    it compiles the schema and fails when an answer comes to that value: so the first token is
+    tried."""
+    together = [
+        {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
+        for schema in applied_together(root, place.schema, ("allOf",))
+    ]
+    keywords = set[str]().union(*together)
+    if "multipleOf" not in keywords or not keywords & BOUNDS:
+        return False
+    return first_token_problem(grammar_text([json_part({"allOf": together})])) is not None

@@ -14,7 +14,6 @@ Steps = tuple[str | int, ...]
 ONE_SCHEMA = frozenset({"items", "additionalItems", "additionalProperties"})
 SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-OPTIONS = frozenset({"anyOf", "oneOf"})
 STRUCTURE = ONE_SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS
 
 
@@ -60,21 +59,6 @@ def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
     return copied
 
 
-def opened(place: Place, children: Sequence[Place]) -> Place:
-    """``place`` with ``children``, which are right below it, allowing everything; as one of several
-    options nothing, or the others would not matter."""
-    schema = place.schema.copy()
-    for child in children:
-        keyword, *inner = child.steps[len(place.steps) :]
-        if not inner:
-            schema[keyword] = True
-            continue
-        if schema[keyword] is place.schema[keyword]:
-            schema[keyword] = schema[keyword].copy()
-        schema[keyword][inner[0]] = keyword not in OPTIONS
-    return Place(place.steps, schema)
-
-
 def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
     """A copy of ``root`` without the keyword or the schema that ``steps`` lead to or into, and the
     steps to that; all of ``root`` where it is neither."""
@@ -116,15 +100,17 @@ def _child(place: Place, pointer: list[str]) -> Place | None:
     return place.child(keyword) if keyword in ONE_SCHEMA and value is not None else None
 
 
-def applied_together(root: Any, schema: Any) -> Iterator[dict[str, Any]]:
-    """``schema`` and those inside it that hold for the same value."""
+def applied_together(
+    root: Any, schema: Any, keywords: Sequence[str] = ("allOf", "anyOf", "oneOf")
+) -> Iterator[dict[str, Any]]:
+    """``schema`` and those that hold for the same value, by ``keywords`` and references."""
     pending, seen = [schema], set()
     while pending:
         schema = pending.pop()
         if not isinstance(schema, dict):
             continue
         yield schema
-        for keyword in ("allOf", "anyOf", "oneOf"):
+        for keyword in keywords:
             options = schema.get(keyword)
             pending += options if isinstance(options, list) else []
         target = referenced(root, schema)

@@ -1,5 +1,5 @@
-"""A schema in the keywords that are enforced: without what forbids nothing, with OpenAPI's
-``nullable`` as a type, and with ``false`` for what only endless values match.
+"""A schema in the keywords that are enforced: without what forbids nothing, and with OpenAPI's
+``nullable`` as a type. One that requires itself without an end is refused.
 
     {"type": "string", "nullable": true}   {"type": ["string", "null"]}
     {"$ref": "#/…", "nullable": true}      {"anyOf": [{"$ref": "#/…"}, {"type": "null"}]}
@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +20,6 @@ from inference.text.schemas.places import (
     Steps,
     all_places,
     referenced,
-    replaced,
-    subschemas,
 )
 
 VACUOUS: dict[str, tuple[Any, ...]] = {
@@ -100,33 +97,24 @@ def _with_null(declared: Any) -> Any:
 
 
 ENDLESS = "the schema requires itself again without an end, so that no value can match it"
-DEFINITIONS = ("$defs", "definitions")
 
 
-def without_endless(root: Any) -> Any:
-    """``root`` with ``false`` for what requires itself, by references, so that no value can end.
-    Raises ``SchemaError`` at the reference that closes the circle where ``root`` cannot end itself.
+def check_ends(root: Any) -> None:
+    """Raises ``SchemaError`` at the reference with which a schema requires itself again, so that no
+    value can end.
 
-        every subschema ─▶ can it end, given those that can? ─▶ again for what waits for it
+        every subschema ─▶ can it end, given those that can? ─▶ again until none is added
 
-    llguidance compiles such schemas. Where the root cannot end, it fails at the first token; where
-    another one cannot, an answer that enters it never ends.
+    llguidance compiles such schemas, and an answer that enters one never ends.
     """
     places = {place.steps: place for place in all_places(root)}
     if any(_has_own_root(place) for place in places.values()):
-        return root
+        return
     if not any(_target(root, place) for place in places.values()):
-        return root
+        return
     ending = _ending(root, places)
-    if () not in ending:
-        raise SchemaError(_closing_reference(root, places, ending), ENDLESS)
-    for place in places.values():
-        if place.steps in ending:
-            for child in subschemas(place):
-                is_definition = child.steps[len(place.steps)] in DEFINITIONS
-                if child.steps not in ending and not is_definition:
-                    root = replaced(root, child.steps, False)
-    return root
+    if (endless := next((steps for steps in places if steps not in ending), None)) is not None:
+        raise SchemaError(_closing_reference(root, places, ending, endless), ENDLESS)
 
 
 def _has_own_root(place: Place) -> bool:
@@ -136,31 +124,15 @@ def _has_own_root(place: Place) -> bool:
 
 def _ending(root: Any, places: dict[Steps, Place]) -> set[Steps]:
     """The steps of all subschemas that a value of finite length can match."""
-    waiting: dict[Steps, list[Steps]] = {}
-    for place in places.values():
-        for needed in _neighbours(root, place):
-            waiting.setdefault(needed, []).append(place.steps)
     ending: set[Steps] = set()
-    pending = deque(reversed(places))
-    queued = set(pending)
-    while pending:
-        steps = pending.popleft()
-        queued.discard(steps)
-        if next(_missing(root, places[steps], ending), None) is None:
-            ending.add(steps)
-            ready = [
-                other
-                for other in waiting.get(steps, ())
-                if other not in ending and other not in queued
-            ]
-            pending += ready
-            queued.update(ready)
+    waiting = list(reversed(places))  # innermost first
+    num_waiting = -1
+    while len(waiting) != num_waiting:
+        num_waiting, waited, waiting = len(waiting), waiting, []
+        for steps in waited:
+            is_ending = next(_missing(root, places[steps], ending), None) is None
+            (ending.add if is_ending else waiting.append)(steps)
     return ending
-
-
-def _neighbours(root: Any, place: Place) -> Iterator[Steps]:
-    yield from (child.steps for child in subschemas(place))
-    yield from _target(root, place)
 
 
 def _target(root: Any, place: Place) -> list[Steps]:
@@ -213,11 +185,13 @@ def _length(schema: dict[str, Any], keyword: str) -> int:
     return len(value) if isinstance(value, list) else 0
 
 
-def _closing_reference(root: Any, places: dict[Steps, Place], ending: set[Steps]) -> Steps:
-    """The last reference on the way from missing part to missing part, until one was met before."""
+def _closing_reference(
+    root: Any, places: dict[Steps, Place], ending: set[Steps], steps: Steps
+) -> Steps:
+    """The last reference on the way from missing part to missing part, from ``steps`` on until one
+    was met before."""
     seen: set[Steps] = set()
-    steps: Steps = ()
-    reference: Steps = ()
+    reference = steps
     while steps not in seen:
         seen.add(steps)
         missing = next(_missing(root, places[steps], ending))

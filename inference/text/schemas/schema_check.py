@@ -16,12 +16,7 @@ from typing import Any, cast
 from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars.compiling import find_problem, problem_of
 from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
-from inference.text.schemas.numbers import (
-    check_numbers,
-    is_number,
-    with_exact_bounds,
-    without_impossible_multiples,
-)
+from inference.text.schemas.numbers import check_numbers, is_number, with_exact_bounds
 from inference.text.schemas.places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
@@ -32,11 +27,9 @@ from inference.text.schemas.places import (
     Steps,
     all_places,
     left_out,
-    opened,
-    replaced,
     subschemas,
 )
-from inference.text.schemas.rewrites import VACUOUS, original_steps, rewritten, without_endless
+from inference.text.schemas.rewrites import VACUOUS, check_ends, original_steps, rewritten
 
 # llguidance refuses most values of a wrong type, some of them by a panic, and ignores the rest
 # where the schema's type does not call for them.
@@ -88,13 +81,6 @@ def type_problem(keyword: str, value: Any) -> str | None:
     return f"{keyword!r} is {expected}"
 
 
-ASSERTIONS = frozenset(
-    {
-        *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
-        *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    }
-)
 ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
@@ -103,7 +89,7 @@ ANNOTATIONS = frozenset(
 )
 """Annotations: they do not restrict the valid values. Nor do keywords that start with ``x-``,
 except llguidance's own, which would loosen the grammar."""
-KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
+KNOWN = STRUCTURE | ANNOTATIONS | EXPECTED.keys() | {"const"}
 MAX_STEPS = 100
 """The most steps from the root to any subschema; llguidance reads no more than 128."""
 MAX_PROBLEMS = 32
@@ -156,7 +142,8 @@ def _enforced(schema: Any) -> Any:
     try:
         for place in all_places(enforced):
             check_numbers(enforced, place)
-        return without_impossible_multiples(without_endless(enforced))
+        check_ends(enforced)
+        return enforced
     except SchemaError as error:
         raise SchemaError(original_steps(schema, error.steps), str(error)) from None
 
@@ -240,50 +227,32 @@ def find_culprit(
     deepest place that has the ``problem`` by itself, and to its keyword. ``find`` returns the
     problem of a grammar; ``None``: ``find_problem``.
 
-        open all subschemas but one: still the same problem? ─▶ search that one
+        a subschema right below that has the problem by itself ─▶ search that one
         nothing below is to blame ─▶ the keyword without which the problem is gone
 
-    Subschemas are opened by halves, so that a schema of hundreds takes a dozen compilations. They
-    delay the requests behind this one, so their number is limited; at the limit the narrowest place
+    Trials delay the requests behind this one, so they are limited; at the limit the narrowest place
     found is named.
     """
     trials, place = _Trials(problem, find or find_problem), Place((), root)
+    definitions: dict[str, Any] = {}
+    if isinstance(root, dict):
+        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+
+    def remains(schema: Any) -> bool:
+        return trials.remains({**definitions, **schema} if isinstance(schema, dict) else schema)
+
     try:
-        while (deeper := _child_to_blame(trials, root, place)) is not None:
-            root, place = deeper
-        return _keyword_to_blame(trials, root, place)
+        while True:
+            inner = next((one for one in subschemas(place) if remains(one.schema)), None)
+            if inner is None:
+                break
+            place = inner
+        keywords = place.schema if isinstance(place.schema, dict) else {}
+        # Structure last: without it a schema allows nearly everything, and most problems go away.
+        for keyword in sorted(keywords, key=lambda name: name == "type" or name in STRUCTURE):
+            others = {name: value for name, value in keywords.items() if name != keyword}
+            if not remains(others):
+                return (*place.steps, keyword)
+        return place.steps
     except _EnoughTriedError:
         return place.steps
-
-
-def _keyword_to_blame(trials: _Trials, root: Schema, place: Place) -> Steps:
-    keywords = place.schema if isinstance(place.schema, dict) else {}
-    # Structure last: without it a schema allows nearly everything, and most problems go away.
-    for keyword in sorted(keywords, key=lambda name: name == "type" or name in STRUCTURE):
-        others = {name: value for name, value in keywords.items() if name != keyword}
-        if not trials.remains(replaced(root, place.steps, others)):
-            return (*place.steps, keyword)
-    return place.steps
-
-
-def _child_to_blame(trials: _Trials, root: Schema, place: Place) -> tuple[Schema, Place] | None:
-    """A subschema right below ``place`` that has the problem by itself, and ``root`` with those
-    beside it open."""
-    suspects = list(subschemas(place))
-    if not suspects or trials.remains(_with(root, opened(place, suspects))):
-        return None
-    while len(suspects) > 1:
-        first, second = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-        for kept, others in ((first, second), (second, first)):
-            narrowed = opened(place, others)
-            if trials.remains(_with(root, narrowed)):
-                place, suspects = narrowed, kept
-                break
-        else:
-            return None  # it takes two of them
-    return _with(root, place), suspects[0]
-
-
-def _with(root: Schema, place: Place) -> Schema:
-    changed: Schema = replaced(root, place.steps, place.schema)
-    return changed

@@ -99,13 +99,10 @@ class ChatTemplate:
             if _has_images(chat):
                 raise TemplateRenderError("this model has no chat template, which images need")
             return Rendering(self._render_source(CHATML, plain_turns(chat.messages), chat))
-        try:
-            rendering = self._render_arranged(source, chat)
-        except MemoryError:
-            raise
-        except Exception as error:  # a template comes with the model and may raise anything
+        rendering = self._render_arranged(source, chat)
+        if isinstance(rendering, Exception):
             how = self._how_it_fails(source, chat)
-            raise TemplateRenderError(f"the model's chat template {how}: {error}") from error
+            raise TemplateRenderError(f"the model's chat template {how}: {rendering}")
         if self.sources.for_tools is None and not _keeps_results(rendering.text, chat.messages):
             raise TemplateRenderError("this model's chat template drops what a tool returned")
         return rendering
@@ -122,7 +119,9 @@ class ChatTemplate:
             raise TemplateRenderError("this model's chat template has no place for tool calls")
         return source
 
-    def _render_arranged(self, source: str, chat: ChatInput) -> Rendering:
+    def _render_arranged(self, source: str, chat: ChatInput) -> Rendering | Exception:
+        """The first arrangement that keeps the system turns, else the first that renders, else why
+        the first one does not."""
         refusal: Exception | None = None
         first_rendered: str | None = None
         for turns in arrangements(chat.messages):
@@ -130,7 +129,7 @@ class ChatTemplate:
                 rendered = self._render_source(source, turns, chat)
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - raised again below if nothing renders
+            except Exception as error:  # noqa: BLE001 - a template comes with the model
                 refusal = refusal or error
                 continue
             if _keeps_system_texts(rendered, chat.messages):
@@ -139,7 +138,7 @@ class ChatTemplate:
         if first_rendered is not None:
             return Rendering(first_rendered, loses_system_turns=True)
         assert refusal is not None
-        raise refusal
+        return refusal
 
     def _how_it_fails(self, source: str, chat: ChatInput) -> str:
         """Names the turn with which it fails although it renders what comes before, unless it
@@ -160,13 +159,8 @@ class ChatTemplate:
         return f"fails at turn {before + 1} of {len(roles)} ({roles[before]}{after})"
 
     def _renders(self, source: str, chat: ChatInput, messages: list[ChatMessage]) -> bool:
-        try:
-            self._render_arranged(source, msgspec.structs.replace(chat, messages=messages))
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - a template comes with the model
-            return False
-        return True
+        chat = msgspec.structs.replace(chat, messages=messages)
+        return isinstance(self._render_arranged(source, chat), Rendering)
 
     def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
         return compiled(source).render(

@@ -95,20 +95,7 @@ def _word_piece(piece: str, *, prefix: str) -> bytes:
     return f" {piece}".encode()
 
 
-class _SentencePieceRule:
-    def __init__(self, replacements: list[tuple[str, str]], byte_fallback: bool) -> None:
-        self._replacements = replacements
-        self._byte_fallback = byte_fallback
-
-    def __call__(self, piece: str) -> bytes:
-        if self._byte_fallback and (match := BYTE_FALLBACK_PIECE.fullmatch(piece)):
-            return bytes([int(match.group(1), 16)])
-        for old, new in self._replacements:
-            piece = piece.replace(old, new)
-        return piece.encode()
-
-
-def _sentencepiece_rule(steps: list[Mapping[str, Any]]) -> _SentencePieceRule:
+def _sentencepiece_rule(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
     replacements = []
     for step in steps:
         match step:
@@ -125,7 +112,16 @@ def _sentencepiece_rule(steps: list[Mapping[str, Any]]) -> _SentencePieceRule:
                 )
     if not replacements:
         raise TokenizerFilesError("tokenizer.json has a decoder that never writes a space")
-    return _SentencePieceRule(replacements, any(step["type"] == "ByteFallback" for step in steps))
+    has_byte_pieces = any(step["type"] == "ByteFallback" for step in steps)
+
+    def rule(piece: str) -> bytes:
+        if has_byte_pieces and (match := BYTE_FALLBACK_PIECE.fullmatch(piece)):
+            return bytes([int(match.group(1), 16)])
+        for old, new in replacements:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    return rule
 
 
 def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
@@ -146,6 +142,8 @@ def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
 
 NFC_SHRINKS = 3
 """Composing makes UTF-8 at most so many times shorter: three Hangul letters become one syllable."""
+KEEPING = {"NFC", "Prepend", "Replace", "ByteLevel", "Digits", "Metaspace", "Split"}
+"""Normalizers and pre-tokenizers that keep the whole text."""
 
 
 def most_bytes_per_token(definition: Mapping[str, Any], by_id: Sequence[bytes]) -> int | None:
@@ -153,61 +151,29 @@ def most_bytes_per_token(definition: Mapping[str, Any], by_id: Sequence[bytes]) 
     number is known.
 
     Byte-level BPE, and sentencepiece's BPE with byte fallback, cut a text into tokens and drop none
-    of it. So no token stands for more bytes than the longest of the vocabulary. No bound is given
-    for tokenizers that may drop text or fold it: those with other models, normalizers that strip,
-    tokens that take the blanks beside them.
+    of it. So no token stands for more bytes than the longest of the vocabulary. Other tokenizers
+    may drop text or fold it.
     """
-    if not _covers_every_byte(definition.get("model") or {}, definition):
+    model = definition.get("model") or {}
+    steps = [
+        *_steps(definition.get("normalizer"), "normalizers"),
+        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
+    ]
+    types = {step.get("type") for step in steps}
+    is_kept = types <= KEEPING and all(step.get("behavior") != "Removed" for step in steps)
+    added = definition.get("added_tokens") or []
+    if any(token.get("lstrip") or token.get("rstrip") for token in added):
+        return None  # they take the blanks beside them
+    if model.get("type") != "BPE" or not is_kept:
         return None
-    if any(token.get("lstrip") or token.get("rstrip") for token in _added(definition)):
-        return None
-    shrinks = 1
-    for step in _steps(definition.get("normalizer"), "normalizers"):
-        match step:
-            case {"type": "NFC"}:
-                shrinks = NFC_SHRINKS
-            case {"type": "Prepend"}:
-                pass
-            case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
-                pass
-            case _:
-                return None
-    for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
-        match step:
-            case {"type": "ByteLevel" | "Digits" | "Metaspace"}:
-                pass
-            case {"type": "Split", "behavior": str(behavior)} if behavior != "Removed":
-                pass
-            case _:
-                return None
-    return max(map(len, by_id), default=0) * shrinks or None
+    if not (model.get("byte_fallback") or "ByteLevel" in types):
+        return None  # what has no token is dropped, or merged into one
+    return max(map(len, by_id), default=0) * (NFC_SHRINKS if "NFC" in types else 1) or None
 
 
 def num_bytes(text: str) -> int:
     """Returns the text's bytes as UTF-8; what has no bytes counts as one."""
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
-
-
-def _covers_every_byte(model: Mapping[str, Any], definition: Mapping[str, Any]) -> bool:
-    """Whether every byte has a token. Otherwise unknown text is dropped, or merged into one
-    token."""
-    if model.get("type") != "BPE" or model.get("continuing_subword_prefix"):
-        return False
-    if model.get("end_of_word_suffix"):
-        return False
-    vocabulary = model.get("vocab") or {}
-    if model.get("byte_fallback"):
-        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    steps = [
-        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
-        *_steps(definition.get("normalizer"), "normalizers"),
-    ]
-    is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
-    return is_byte_level and sum(len(piece) == 1 for piece in vocabulary) >= 256
-
-
-def _added(definition: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return definition.get("added_tokens") or []
 
 
 def _steps(part: Mapping[str, Any] | None, plural: str) -> Iterator[Mapping[str, Any]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inference.neuron.text.answers import Answer, Choice
+from inference.neuron.text.answers import Answer
+from inference.neuron.text.choice_events import Choice
 from inference.protocol.engine import SequenceStep
 from inference.protocol.events import (
     ChoiceFinished,

@@ -154,10 +154,11 @@ def test_a_pull_that_breaks_has_failed_and_the_next_one_runs(
 def test_events_are_sent_again_after_the_resender_broke(
     redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
 ) -> None:
-    publisher = EventPublisher(connect(redis_url), neuron="n1", epoch="e", on_lost=lambda _: None)
-    once = Breaks(publisher._resend_once, PanicError(), PanicError())
-    publisher._resend_once = once  # type: ignore[method-assign]
+    client = connect(redis_url)
+    publisher = EventPublisher(client, neuron="n1", epoch="e", on_lost=lambda _: None)
     publisher.publish([AddressedEvent("g", Delta(request_id="r", text="x"))])  # no stream yet
+    once = Breaks(client.pipeline, PanicError(), PanicError())
+    client.pipeline = once  # type: ignore[method-assign]
     wait_until(lambda: not once.errors)
     redis_db.xadd(events_key("n1", "g"), {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
     wait_until(lambda: redis_db.xlen(events_key("n1", "g")) == 2)

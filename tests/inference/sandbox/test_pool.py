@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -26,7 +27,7 @@ from inference.sandbox.jobs import (
     decode_result,
     encode_frame,
 )
-from inference.sandbox.pool import MAX_OF_BOTH, Caller, WorkerPool
+from inference.sandbox.pool import WorkerPool
 from inference.text.grammars.parts import json_part
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, render
@@ -35,7 +36,6 @@ from tests.processes import command_line, has_ended
 pytestmark = pytest.mark.slow
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
-ANYBODY = Caller()
 CRASH = LossReason.CRASH
 CRASHING_GRAMMAR = CheckGrammar(
     text='{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}', tokenizer=""
@@ -49,13 +49,13 @@ def pool() -> Iterator[WorkerPool]:
     made.close()
 
 
-def is_fine(pool: WorkerPool, caller: Caller = ANYBODY) -> bool:
-    return pool.run(render(TEMPLATE), caller) == Rendered(text="<user>Hi")
+def is_fine(pool: WorkerPool) -> bool:
+    return pool.run(render(TEMPLATE)) == Rendered(text="<user>Hi")
 
 
 def loss(pool: WorkerPool, job: Job) -> LossReason:
     with pytest.raises(WorkerLostError) as lost:
-        pool.run(job, ANYBODY)
+        pool.run(job)
     return lost.value.reason
 
 
@@ -109,15 +109,14 @@ def test_what_hangs_holds_up_nobody_else(pool: WorkerPool) -> None:
         with contextlib.suppress(NotWantedError):
             while True:
                 with contextlib.suppress(WorkerLostError):
-                    pool.run(render(LOOPS), Caller(is_wanted=is_wanted.is_set))
+                    pool.run(render(LOOPS), is_wanted.is_set)
 
-    hanging = [threading.Thread(target=hang) for _ in range(3 * MAX_OF_BOTH)]
+    hanging = [threading.Thread(target=hang) for _ in range(4)]
     for thread in hanging:
         thread.start()
     wait_until(lambda: len(workers()) > len(begun))
     for _ in range(20):
-        assert is_fine(pool, Caller(model="another"))
-        assert is_fine(pool, Caller(account="another"))
+        assert is_fine(pool)
     assert all(thread.is_alive() for thread in hanging)
     is_wanted.clear()
     for thread in hanging:
@@ -133,7 +132,7 @@ def test_a_cancelled_job_ends_at_once(pool: WorkerPool) -> None:
 
     def hang() -> None:
         with pytest.raises(NotWantedError):
-            pool.run(render(LOOPS), Caller(is_wanted=is_wanted.is_set))
+            pool.run(render(LOOPS), is_wanted.is_set)
 
     thread = threading.Thread(target=hang)
     thread.start()
@@ -147,9 +146,9 @@ def test_a_cancelled_job_ends_at_once(pool: WorkerPool) -> None:
 
 GROWS = """
 import socket, sys
-from inference.sandbox import worker
-worker.GROWTH_BYTES = -1
-worker.work(socket.socket(fileno=int(sys.argv[1])))
+from inference.sandbox import fork_server
+fork_server.GROWTH_BYTES = -1
+fork_server.work(socket.socket(fileno=int(sys.argv[1])))
 """
 
 
@@ -186,15 +185,19 @@ def test_tokenizers_come_with_each_worker(pool: WorkerPool) -> None:
     unknown = CheckGrammar(
         text='{"grammars": [{"lark_grammar": "start: <[999]>"}]}', tokenizer=BYTES.digest
     )
-    assert pool.run(unknown, ANYBODY) == Checked()
-    pool.keep_tokenizer(BYTES)
-    assert isinstance(pool.run(unknown, ANYBODY), Refused)
+    assert pool.run(unknown) == Checked()
+    kept = pool.keep_tokenizer(msgspec.structs.replace(BYTES))
+    assert isinstance(pool.run(unknown), Refused)
     assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
-    assert isinstance(pool.run(unknown, ANYBODY), Refused)
-    pool.release_tokenizer(BYTES.digest)
+    assert isinstance(pool.run(unknown), Refused)
+    again = pool.keep_tokenizer(msgspec.structs.replace(BYTES))
+    assert again is kept
+    del kept
+    assert isinstance(pool.run(unknown), Refused)
+    del again
     assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
     assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
-    assert pool.run(unknown, ANYBODY) == Checked()
+    assert pool.run(unknown) == Checked()
 
 
 def test_workers_have_no_secrets_and_no_torch(
@@ -224,12 +227,11 @@ def test_nothing_is_left_of_a_closed_pool(pool: WorkerPool) -> None:
 
 STARTS_AND_HANGS = """
 import threading, time
-from inference.sandbox.pool import Caller
 from inference.sandbox.pool import WorkerPool
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE, render
 pool = WorkerPool()
-pool.run(render(TEMPLATE), Caller())
-threading.Thread(target=lambda: pool.run(render(LOOPS), Caller())).start()
+pool.run(render(TEMPLATE))
+threading.Thread(target=lambda: pool.run(render(LOOPS))).start()
 time.sleep(0.2)
 print("hangs", flush=True)
 """

@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.jobs import Checked, CheckGrammar, Refused
-from inference.sandbox.pool import Caller, WorkerPool
+from inference.sandbox.pool import WorkerPool
 from inference.text.grammars.compiling import LIMITS
 from inference.text.grammars.parts import json_part
 from tests.inference.sandbox.hostile_schemas import SchemaMutator
@@ -29,7 +29,6 @@ from tests.inference.sandbox.jobs import BYTES, check
 
 NUM_SCHEMAS = int(os.environ.get("HELEXA_FUZZ_SCHEMAS", "0"))
 SEED = int(os.environ.get("HELEXA_FUZZ_SEED", "1"))
-ANYBODY = Caller()
 ENGINE_TOKENS = 64
 ENGINE_LIMIT_S = 120.0
 MAX_LOST_SHARE = 0.05
@@ -79,14 +78,14 @@ def _outcome(
 ) -> str:
     job = check(schema, tokenizer=BYTES.digest, is_lenient=is_lenient)
     try:
-        result = pool.run(job, ANYBODY)
+        result = pool.run(job)
         if isinstance(result, Refused):
             _check_place(schema, result)
             return "refused"
         assert isinstance(result, Checked)
         enforced = json.loads(result.text or job.schema)
         grammar = json.dumps({"grammars": [json_part(enforced)]})
-        whole = pool.run(CheckGrammar(text=grammar, tokenizer=BYTES.digest), ANYBODY)
+        whole = pool.run(CheckGrammar(text=grammar, tokenizer=BYTES.digest))
     except WorkerLostError as lost:
         return f"lost: it {lost.reason}"
     if isinstance(whole, Refused):

@@ -20,7 +20,7 @@ from inference.gateway.batches.endpoints import read_upload
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES
-from inference.neuron.requests.outbox import batches_within
+from inference.neuron.requests.batches import batches_within
 from inference.protocol.events import MAX_BATCH_BYTES, Accepted, Embedded, Event, Usage
 from inference.protocol.generation import Submit
 from inference.wire.errors import ApiError

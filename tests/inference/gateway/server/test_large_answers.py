@@ -17,7 +17,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request import event_stream as streams
 from inference.gateway.server import bodies
 from inference.gateway.server.bodies import PIECE_BYTES
-from inference.neuron.requests.outbox import batches_within
+from inference.neuron.requests.batches import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,
     Accepted,

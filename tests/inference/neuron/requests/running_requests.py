@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from inference.neuron.requests.request_table import RequestTable
-from inference.neuron.text.answers import Answer, Choice
+from inference.neuron.text.answers import Answer
+from inference.neuron.text.choice_events import Choice
 from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import SequenceCancelled, SequenceFailed, SequenceStep, SequenceUsage
 from inference.protocol.events import Event

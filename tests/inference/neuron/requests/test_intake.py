@@ -1,4 +1,4 @@
-"""Intake for the engine: bounded, fair between accounts, and long requests delay no others."""
+"""Intake for the engine: bounded, fair between accounts, and what hangs delays no others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 import redis
 
 from inference.neuron.requests.intake import (
-    KIB,
-    MAX_SLOW,
-    MAX_SLOW_OF_BOTH,
-    MAX_SLOW_OF_EITHER,
-    SLOW_AFTER_S,
+    MAX_OF_BOTH,
+    MAX_OF_EITHER,
+    MAX_PREPARED,
     Intake,
     IntakeLimits,
 )
@@ -24,7 +22,7 @@ from inference.neuron.requests.request_table import AddressedEvent, RequestTable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import SubmitSequence
-from inference.protocol.events import Accepted, Cancelled, Event, Failed
+from inference.protocol.events import Cancelled, Event, Failed
 from inference.protocol.generation import GenerationRequest, Submit, TokensInput
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.model_texts import model_text
@@ -33,7 +31,7 @@ from tests.inference.neuron.recording_engine import RecordingEngine
 
 class Neuron:
     """An intake with a gate: requests for models "stuck…" stay where they are prepared until it is
-    opened, and those for "stuck-longest" until the last gate is. Its clock stands still."""
+    opened, and those for "stuck-longest…" until the last gate is."""
 
     def __init__(self, text: ModelText, limits: IntakeLimits | None = None) -> None:
         self.text = text
@@ -41,7 +39,6 @@ class Neuron:
         self.table = RequestTable()
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []
-        self.now_s = 0.0
         self.gate, self.last_gate = threading.Event(), threading.Event()
         starter = Starter(
             table=self.table,
@@ -50,7 +47,7 @@ class Neuron:
             read_images=lambda _: {},
         )
         marks = PreparingMarks(redis.Redis(), neuron="n1", epoch="e")  # never connects
-        self.intake = Intake(starter, marks, limits, clock=lambda: self.now_s)
+        self.intake = Intake(starter, marks, limits)
 
     def publish(self, events: list[AddressedEvent]) -> None:
         for _, event in events:
@@ -59,7 +56,7 @@ class Neuron:
     def take(self, model: str) -> Any:
         self.begun.append(model)
         if model.startswith("stuck"):
-            assert (self.last_gate if model == "stuck-longest" else self.gate).wait(60)
+            assert (self.last_gate if model.startswith("stuck-longest") else self.gate).wait(60)
         return self.engine, self.text
 
     def put(
@@ -113,27 +110,14 @@ def make_neuron(byte_level_dir: Path) -> Iterator[Callable[..., Neuron]]:
         neuron.intake.stop()
 
 
-@pytest.mark.parametrize("long_bytes", [20 * KIB, 200 * KIB, 5000 * KIB])
-def test_long_requests_hold_up_no_short_one(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None], long_bytes: int
-) -> None:
-    neuron = make_neuron()
+def _with_one_place_left(neuron: Neuron, wait_until: Callable[..., None]) -> None:
+    """All threads are busy, and all but one stay so when the gate opens: what comes now is prepared
+    by one thread."""
     neuron.intake.start()
-    for index in range(5):
-        neuron.put(f"long{index}", long_bytes, model="stuck")
-    wait_until(lambda: "stuck" in neuron.begun)
-    neuron.put("short")
-    wait_until(lambda: "short" in neuron.events)
-    assert isinstance(neuron.events["short"][0], Accepted)
-    assert not any(name.startswith("long") for name in neuron.events)
-
-
-def _in_one_lane_after(neuron: Neuron, wait_until: Callable[..., None], *models: str) -> None:
-    """Both threads of the short lane are busy, so that what comes now waits."""
-    neuron.intake.start()
-    for index, model in enumerate(models or ("stuck0", "stuck1")):
-        neuron.put(f"first{index}", model=model, account=f"first{index}")
-    wait_until(lambda: len(neuron.begun) == 2)
+    neuron.put("first", model="stuck", account="first")
+    for index in range(MAX_PREPARED - 1):
+        neuron.put(f"longest{index}", model=f"stuck-longest{index}", account=f"longest{index}")
+    wait_until(lambda: len(neuron.begun) == MAX_PREPARED)
 
 
 def test_a_burst_delays_another_account_by_one_request(
@@ -141,27 +125,27 @@ def test_a_burst_delays_another_account_by_one_request(
 ) -> None:
     """The order is that in which the only thread that works takes them."""
     neuron = make_neuron()
-    _in_one_lane_after(neuron, wait_until, "stuck", "stuck-longest")
+    _with_one_place_left(neuron, wait_until)
     for index in range(200):
         neuron.put(f"burst{index}", model=f"burst{index}", account="burst")
     neuron.put("single", model="single", account="single")
     neuron.gate.set()
-    wait_until(lambda: len(neuron.begun) == 203)
-    assert neuron.begun.index("single") <= 2 + 1
+    wait_until(lambda: len(neuron.begun) == MAX_PREPARED + 201)
+    assert neuron.begun.index("single") <= MAX_PREPARED + 1
 
 
 def test_anonymous_callers_yield(
     make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
 ) -> None:
     neuron = make_neuron()
-    _in_one_lane_after(neuron, wait_until)
+    _with_one_place_left(neuron, wait_until)
     for index in range(20):
         neuron.put(f"anon{index}", model="anon", account="anonymous", is_anonymous=True)
     for index in range(20):
         neuron.put(f"known{index}", model="known")
     neuron.gate.set()
-    wait_until(lambda: len(neuron.begun) == 42)
-    assert neuron.begun[2:].index("anon") >= 19
+    wait_until(lambda: len(neuron.begun) == MAX_PREPARED + 40)
+    assert neuron.begun[MAX_PREPARED:].index("anon") >= 19
 
 
 def test_too_many_requests_are_refused_by_that_name(make_neuron: Callable[..., Neuron]) -> None:
@@ -266,73 +250,55 @@ def test_what_the_budget_does_not_buy_never_reaches_the_engine(
     assert (command.sequence_id, command.params.max_tokens) == ("capped/0", 6)
 
 
-def _slow(neuron: Neuron, wait_until: Callable[..., None], expected: int) -> None:
-    """Until as many requests are prepared and slow. One or two more may be on their way then."""
-
-    def is_so() -> bool:
-        neuron.now_s += 2 * SLOW_AFTER_S
-        return neuron.num_stuck() >= expected
-
-    wait_until(is_so)
-
-
-def test_slow_requests_hold_up_their_account_and_model_alone(
+def test_what_hangs_holds_up_its_account_and_model_alone(
     make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
 ) -> None:
     neuron = make_neuron()
     neuron.intake.start()
     for index in range(10):
-        neuron.put(f"slow{index}", model="stuck", account="acme")
-    _slow(neuron, wait_until, MAX_SLOW_OF_BOTH)
+        neuron.put(f"hangs{index}", 200_000, model="stuck", account="acme")
+    wait_until(lambda: neuron.num_stuck() == MAX_OF_BOTH)
     for index in range(20):
         neuron.put(f"model{index}", model="other", account="acme")
         neuron.put(f"account{index}", model="another", account="other")
+        neuron.put(f"both{index}", model="stuck", account="acme", yields=True)
     wait_until(lambda: len(neuron.begun) - neuron.num_stuck() == 40)
-    assert neuron.num_stuck() <= MAX_SLOW_OF_BOTH + 1
+    assert neuron.num_stuck() == MAX_OF_BOTH
     neuron.gate.set()
     wait_until(lambda: neuron.intake.pending == (0, 0))
-    assert neuron.num_stuck() == 10
+    assert neuron.num_stuck() == 30
 
 
-def test_an_account_or_a_model_has_a_bound_of_slow_requests_over_all(
+def test_an_account_or_a_model_has_a_bound_over_all(
     make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
 ) -> None:
     neuron = make_neuron()
     neuron.intake.start()
     for index in range(10):
         neuron.put(f"of-model{index}", model="stuck", account=f"a{index}")
-    _slow(neuron, wait_until, MAX_SLOW_OF_EITHER)
+    wait_until(lambda: neuron.num_stuck() == MAX_OF_EITHER)
     for index in range(10):
         neuron.put(f"of-account{index}", model=f"stuck{index}", account="b")
-    _slow(neuron, wait_until, 2 * MAX_SLOW_OF_EITHER)
+    wait_until(lambda: neuron.num_stuck() == 2 * MAX_OF_EITHER)
     neuron.put("other", model="n", account="c")
     wait_until(lambda: "other" in neuron.events)
-    assert neuron.num_stuck() <= 2 * MAX_SLOW_OF_EITHER + 2
-
-
-def test_slow_requests_beyond_a_bound_keep_their_places(
-    make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
-) -> None:
-    neuron = make_neuron()
-    neuron.intake.start()
-    for index in range(MAX_SLOW + 10):
-        neuron.put(f"slow{index}", model=f"stuck{index}", account=f"a{index}")
-    _slow(neuron, wait_until, MAX_SLOW + 2)
-    neuron.put("late", model="z", account="z")
+    assert neuron.num_stuck() == 2 * MAX_OF_EITHER
     neuron.gate.set()
     wait_until(lambda: neuron.intake.pending == (0, 0))
-    assert len(neuron.begun) == MAX_SLOW + 11
+    assert neuron.num_stuck() == 20
 
 
-def test_what_is_held_is_prepared_before_the_intake_stops(
+def test_what_waits_is_prepared_before_the_intake_stops(
     make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
 ) -> None:
     neuron = make_neuron()
     neuron.intake.start()
     for index in range(6):
-        neuron.put(f"slow{index}", model="stuck")
-    _slow(neuron, wait_until, MAX_SLOW_OF_BOTH)
+        neuron.put(f"hangs{index}", model="stuck")
+    for index in range(MAX_PREPARED + 5):
+        neuron.put(f"other{index}", model=f"stuck{index}", account=f"a{index}")
+    wait_until(lambda: neuron.num_stuck() == MAX_PREPARED)
     neuron.intake.stop()
     neuron.gate.set()
     wait_until(lambda: neuron.intake.pending == (0, 0))
-    assert neuron.num_stuck() == 6
+    assert neuron.num_stuck() == 6 + MAX_PREPARED + 5

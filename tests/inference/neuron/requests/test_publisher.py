@@ -13,8 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.neuron.requests.outbox import MAX_UNREAD_BYTES
-from inference.neuron.requests.publisher import EventPublisher
+from inference.neuron.requests.publisher import MAX_UNREAD_BYTES, EventPublisher
 from inference.neuron.requests.request_table import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -242,3 +241,39 @@ def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis
     assert vectors == dict.fromkeys(("r0", "r1", "r2", "r3"), 300)
     ends = [event for batch in batches for event in batch.events if isinstance(event, Embedded)]
     assert len(ends) == 4
+
+
+def test_a_gateway_that_reads_nothing_gets_no_more_and_holds_up_nobody(
+    redis_db: redis.Redis, wait_until: WaitUntil
+) -> None:
+    lost: list[set[str]] = []
+    publisher = _publisher(redis_db, lost)
+    _make_streams(redis_db, "a", "b")
+    publisher.publish([_embedded("a", f"r{number}", 100) for number in range(10)])
+    publisher.publish([_event("b", "s")])
+    assert _numbers(redis_db, "b") == [0]
+    wait_until(lambda: publisher.behind() == ["a"])
+    entries = _read_away(redis_db, "a")
+    while publisher.behind():
+        entries += _read_away(redis_db, "a")
+    publisher.flush(60)
+    entries += _read_away(redis_db, "a")
+    batches = [decode_event_batch(fields[EVENT_BATCH_FIELD]) for _, fields in entries]
+    assert [batch.sequence_number for batch in batches] == list(range(len(batches)))
+    assert {event.request_id for batch in batches for event in batch.events} == {
+        f"r{number}" for number in range(10)
+    }
+    assert lost == []
+
+
+def test_whoever_has_most_unsent_is_given_up_first_and_whole(wait_until: WaitUntil) -> None:
+    lost: list[set[str]] = []
+    away = redis.Redis.from_url("unix:///nowhere/redis.sock")
+    publisher = _publisher(away, lost, max_kept_bytes=10_000, keep_s=3.0)
+    publisher.publish([_event("a", "small")])
+    publisher.publish([_event("b", "large", "x" * 4000)])
+    publisher.publish([_event("c", "larger", "x" * 7000)])
+    assert lost == [{"larger"}]
+    publisher.publish([_event("b", "more", "x" * 7000)])
+    assert lost == [{"larger"}, {"large", "more"}]
+    wait_until(lambda: lost[2:] == [{"small"}])

@@ -83,7 +83,7 @@ def test_each_end_is_a_line_of_the_log(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, end: str, words: set[str]
 ) -> None:
     caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
-    now_s = iter([100.0, 100.25, 101.5])
+    now_s = iter([100.0, 100.125, 100.25, 101.5])
     table = RequestTable(clock=lambda: next(now_s))
     running_request(table, answer_of(tokenizer))
     table.apply([output_of("token")])

@@ -12,7 +12,8 @@ from msgspec import structs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.neuron.requests.requests import Inbox, SeenRequests
+from inference.neuron.requests import requests
+from inference.neuron.requests.requests import Inbox
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
@@ -107,16 +108,33 @@ def test_a_submit_that_its_cancel_has_overtaken_does_not_run(redis_db: redis.Red
     assert taken == [Cancel(request_id="r1")]
 
 
-def test_requests_are_remembered_for_a_time_and_up_to_a_number() -> None:
-    seen = SeenRequests(seen_s=10, max_seen=3)
-    assert seen.is_new("a", 0)
-    assert not seen.is_new("a", 9)
-    assert seen.is_new("a", 10), "counted from when it was seen first"
-    for request_id in "bcd":
-        assert seen.is_new(request_id, 11)
-    assert len(seen) == 3
-    assert seen.is_new("a", 11), "the oldest went"
-    assert not seen.is_new("d", 11)
+def test_requests_are_remembered_for_a_time_and_up_to_a_number(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_SEEN", 3)
+    taken: list[str] = []
+    now_s = 0.0
+    inbox = Inbox(
+        redis_db,
+        neuron="n1",
+        handle=lambda frame, _: taken.append(frame.request_id),
+        clock=lambda: now_s,
+    )
+
+    def taken_of(*request_ids: str) -> list[str]:
+        taken.clear()
+        _put(redis_db, *map(submit_of, request_ids))
+        inbox.drain()
+        return list(taken)
+
+    assert taken_of("a") == ["a"]
+    now_s = requests.SEEN_S - 1
+    assert taken_of("a") == []
+    now_s = requests.SEEN_S
+    assert taken_of("a") == ["a"], "counted from when it was seen first"
+    assert taken_of(*"bcd") == ["b", "c", "d"]
+    assert taken_of("a") == ["a"], "the oldest went"
+    assert taken_of("d") == []
 
 
 def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.text.answers import Answer, Choice
-from inference.neuron.text.choice_events import Echo, PromptScores, call_id
+from inference.neuron.text.answers import Answer
+from inference.neuron.text.choice_events import Choice, Echo, call_id
 from inference.protocol.engine import SequenceStep, SequenceTiming
 from inference.protocol.events import (
     ChoiceFinished,
@@ -260,9 +260,7 @@ def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> Non
     first, second = ids_of(tokenizer, "no")
     best = [(first, -0.25), (second, -1.5)]
     echo = Echo("The ", num_top=1)
-    choice = Choice(
-        request_id="r", text=ChoiceText(tokenizer), echo=echo, scores=PromptScores("r", 3, 2)
-    )
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, scores=(3, 2))
     scored = SequenceStep(
         sequence_id="r/0",
         token_ids=[],

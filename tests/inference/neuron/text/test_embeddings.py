@@ -18,7 +18,7 @@ from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable, sequence_id
 from inference.neuron.requests.starter import Starter, _suits
 from inference.neuron.text.embeddings import (
-    Pairing,
+    cosines,
     prepare_embedding,
     prepare_scoring,
 )
@@ -283,9 +283,9 @@ def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
     inputs = prepare_scoring(scoring("Paris", "capital"), text)
     assert len(inputs) == 3, "the first text once"
     vectors = [struct.pack("<2f", *numbers) for numbers in ((1, 0), (0, 2), (3, 3), (0, 0))]
-    scores = [struct.unpack("<f", one)[0] for one in Pairing(num_firsts=1).cosines(vectors)]
+    scores = [struct.unpack("<f", one)[0] for one in cosines(vectors, 1)]
     assert scores == pytest.approx([0.0, 2**-0.5, 0.0])
-    pairs = Pairing(num_firsts=2).cosines([*vectors[:2], vectors[1], vectors[1]])
+    pairs = cosines([*vectors[:2], vectors[1], vectors[1]], 2)
     assert [struct.unpack("<f", one)[0] for one in pairs] == pytest.approx([0.0, 1.0])
 
 

@@ -83,6 +83,10 @@ def _refusal(text: ModelText, *messages: ChatMessage) -> Failure:
     return refused.value.failure
 
 
+def _num_tokens(found: PlacedImage) -> int:
+    return sum(run.num_tokens for run in found.runs)
+
+
 def test_each_pad_is_repeated_for_its_own_image() -> None:
     token_ids, found = placed([1, PAD, 2, PAD, 3], [SMALL, WIDE], VISION)
     assert token_ids == [1, *[PAD] * 4, 2, *[PAD] * 8, 3]
@@ -97,11 +101,11 @@ def test_an_image_in_low_detail_has_fewer_tokens() -> None:
     image = _image(1024, 1024)
     low = msgspec.structs.replace(image, is_low_detail=True)
     _, found = placed([PAD, PAD], [image, low], large)
-    assert [(one.num_tokens, one.grid) for one in found] == [
+    assert [(_num_tokens(one), one.grid) for one in found] == [
         (1024, (1, 64, 64)),
         (256, (1, 32, 32)),
     ]
-    sent = [one.with_data(b"") for one in found]
+    sent = sequence_images(found, {one.image.digest: b"" for one in found})
     assert sent[0].digest == sent[1].digest and sent[0].content_id != sent[1].content_id
 
 
@@ -156,7 +160,7 @@ def test_what_a_template_writes_for_an_image_is_replaced_before_it_is_tokenized(
     pads = "<|image_pad|>" * 9
     one = f"\n\n<|vision_start|>{pads}<|vision_end|>\n\n"
     assert text_of_prompt == f"user\nThe{one}capital{one}"
-    assert [(one.num_tokens, one.grid) for one in prepared.images] == [(9, (1, 6, 6))] * 2
+    assert [(_num_tokens(one), one.grid) for one in prepared.images] == [(9, (1, 6, 6))] * 2
     whole = text_of_prompt.replace(pads, "<|image_pad|>")
     alone = text.tokenizer.encode(whole, add_special_tokens=False)
     pad = text.report.vision.pad_token_id  # type: ignore[union-attr]
@@ -164,7 +168,7 @@ def test_what_a_template_writes_for_an_image_is_replaced_before_it_is_tokenized(
     chat = ChatInput(messages=[_user("The", SMALL, "capital", WIDE)])
     assert tokenized("r", TokenizeRequest(model="m", input=chat), text).token_ids == prompt
     narrow = _prepare(text, _user(_image(1, 1000)))
-    assert narrow.images[0].num_tokens == 9
+    assert _num_tokens(narrow.images[0]) == 9
 
 
 @each_case("pretended", ["<|vision_start|>", "<|image_pad|>"])
@@ -201,7 +205,7 @@ def test_what_a_tool_returned_may_be_an_image(seeing_dir: Path) -> None:
         ChatMessage(role="assistant", tool_calls=[call]),
         result,
     )
-    assert [one.num_tokens for one in prepared.images] == [4]
+    assert [_num_tokens(one) for one in prepared.images] == [4]
 
 
 def test_a_system_turn_that_has_no_place_leads_the_users_parts(seeing_dir: Path) -> None:
@@ -359,5 +363,5 @@ def test_an_image_in_tiles_has_a_run_of_tokens_for_each(seeing_dir: Path) -> Non
     runs = [run for one in prepared.images for run in one.runs]
     assert [i for run in runs for i in range(run.first_token, run.end)] == places
     assert all(run.num_tokens == 4 for run in runs)
-    sent = prepared.images[0].with_data(b"")
+    (sent,) = sequence_images(prepared.images[:1], {prepared.images[0].image.digest: b""})
     assert sent.runs == list(prepared.images[0].runs) and sent.num_tokens == 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.text.choice_events import echo_of
+from inference.neuron.text.answers import echo_of
 from inference.neuron.text.prompts import prepare
 from inference.protocol.generation import (
     ChatInput,

@@ -212,16 +212,15 @@ def _chat(num_turns: int) -> ChatInput:
 @given(num_turns=st.integers(1, 12), room=st.integers(1, 30))
 def test_the_fewest_that_are_enough(num_turns: int, room: int) -> None:
     chat = _chat(num_turns)
-    made = shortened(chat, lambda one: len(one.messages) <= room)
-    lost = made.num_lost_turns
-    assert made.chat.messages == [chat.messages[0], *chat.messages[1 + 2 * lost :]]
+    made, lost = shortened(chat, lambda one: len(one.messages) <= room)
+    assert made.messages == [chat.messages[0], *chat.messages[1 + 2 * lost :]]
     least = max(0, -(-(len(chat.messages) - room) // 2))
     assert lost == min(least, num_turns - 1)
 
 
 def test_what_may_not_be_lost_stays() -> None:
     chat = ChatInput(messages=_chat(3).messages)
-    assert shortened(chat, lambda _: False).chat is chat
+    assert shortened(chat, lambda _: False) == (chat, 0)
 
 
 def test_a_prompt_is_cut_to_the_context(byte_level_dir: Path) -> None:

