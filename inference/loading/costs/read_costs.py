@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from inference.loading.config.hub_config import parse_config, read_json
-from inference.loading.costs.model_costs import Kind, KindBytes, LayerCost, ModelCosts
+from inference.loading.costs.model_costs import Kind, ModelCosts
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
     PREFILL_TOKENS_PER_STEP,
@@ -31,6 +31,7 @@ from inference.models.families.tower_gguf import model_name
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
+from inference.protocol.load_progress import KindBytes, LayerCost
 
 if TYPE_CHECKING:
     from inference.loading.gguf.header import GGUFHeader
