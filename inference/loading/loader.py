@@ -44,7 +44,12 @@ from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.weights.opened_weights import OpenedWeights, Unquantized, open_unquantized
-from inference.loading.weights.part_files import RankFiles, StageFiles, layers_of_stage, rank_shares
+from inference.loading.weights.part_files import (
+    layers_of_stage,
+    rank_files,
+    rank_shares,
+    stage_files,
+)
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
@@ -131,11 +136,11 @@ def open_model(
     whole = described.files
     layers = layers_of_stage(spec, described.config, stage)
     if layers is not None:
-        described = replace(described, files=StageFiles(whole, layers))
+        described = replace(described, files=stage_files(whole, layers))
     shares = rank_shares(described.config, whole, spec.tensor_parallel)
     if shares:
         cuts = rank_cuts(described.config, shares[rank])
-        described = replace(described, files=RankFiles(whole, cuts))
+        described = replace(described, files=rank_files(whole, cuts))
     own = _config_of_part(described.config, shares[rank] if shares else None, layers)
     need = _memory_need(spec, described, device, own)
     num_sharing = ranks_on_one_device(spec, device)
@@ -297,7 +302,7 @@ def _packed_experts(
     return {
         name: format
         for name, format in formats.items()
-        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or files.has_fp8(name))
+        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or files[name].has_fp8)
     }
 
 
