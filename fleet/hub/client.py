@@ -230,7 +230,7 @@ class HubClient:
             raise HubUnavailableError(
                 f"{self._endpoint} cannot be reached from here: {reason}. Models can be added "
                 "by name all the same, where the neurons reach it; "
-                f"{SOURCES.name if self._source.named else 'HF_ENDPOINT'} names another hub"
+                f"{SOURCES.name if self._source.endpoint else 'HF_ENDPOINT'} names another hub"
             ) from error
 
 

@@ -113,7 +113,7 @@ class GGUFTensorFiles(TensorFiles):
         return name
 
     def _folded(self, info: TensorInfo) -> TensorInfo:
-        if not self._family.gguf_names.is_folded(info.name):
+        if not self._family.is_folded(info.name):
             return info
         if len(info.shape) != 3:
             shape = shape_in_words(info.shape)

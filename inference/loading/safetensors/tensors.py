@@ -1,14 +1,7 @@
-"""Tensors of a safetensors model (one file or shards), memory-mapped: as the files hold them.
-
-The library checks that tensors lie in the file, and apart; it leaves unchecked that no tensor is
-named twice, and reads the last, so that is checked here.
-
-    8 bytes: the header's length | header, JSON | tensors' bytes
-"""
+"""Tensors of a safetensors model (one file or shards), memory-mapped: as the files hold them."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -32,9 +25,6 @@ ELEMENT_BYTES = DTYPE_BYTES | QUANTIZED_BYTES | INTEGER_BYTES
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 """Tensors that ``stacked_experts`` unpacks."""
-LENGTH_BYTES = 8
-MOST_HEADER_BYTES = 100_000_000
-"""The library refuses longer ones."""
 
 
 class SafeTensor(FileTensor):
@@ -84,7 +74,7 @@ class SafetensorsFiles(TensorFiles):
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        file = self._open_files[path] = open_checked(path)
+        file = self._open_files[path] = _opened(path)
         open_file = partial(self._open_files.__getitem__, path)
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
             if name in self._tensors:
@@ -106,37 +96,9 @@ class SafetensorsFiles(TensorFiles):
         return found
 
 
-def open_checked(path: Path) -> Any:
-    """The library's handle, whose tensors are torch's. Reads the header alone. Raises
-    ``BadFileError``."""
-    check_names_once(path)
+def _opened(path: Path) -> Any:
+    """The library's handle, whose tensors are torch's. Reads the header alone."""
     try:
         return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError) as error:
         raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
-
-
-def check_names_once(path: Path) -> None:
-    """Raises ``BadFileError``."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            if length > min(MOST_HEADER_BYTES, path.stat().st_size - LENGTH_BYTES):
-                raise BadFileError(f"{path} ends inside its header; download or copy it again")
-            json.loads(file.read(length), object_pairs_hook=_once)
-    except _TwiceError as error:
-        raise BadFileError(f"{path.name} holds {error} twice") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
-
-
-class _TwiceError(Exception):
-    """The message is the key."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
-    return found
