@@ -148,7 +148,7 @@ def _described_gguf(
 def _bounded(config: ModelConfig, files: ModelFiles, device_type: str) -> ModelConfig:
     """Bounds images to what the device takes, and leaves vision out where the files are to be a
     text model."""
-    if files.is_text_only:
+    if files.wanted.is_text_only:
         return replace(config, vision=None)
     return with_bounded_pixels(config, device_type, os.environ)
 

@@ -33,7 +33,7 @@ from inference.loading.sources.files import (
     wanted_files,
 )
 from inference.loading.sources.hub_sources import HubSource, hub_schemes, hub_source
-from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
+from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import (
     BadSourceError,
     DownloadFailedError,
@@ -138,17 +138,10 @@ def _unnamed_gguf(path: Path, named: WantedFiles) -> ModelFiles:
         raise BadSourceError(f"{path} cannot be read: {error.strerror}") from error
     if not is_gguf:
         raise BadSourceError(f"{path} is neither a directory nor a GGUF file")
-    is_text_only = named.projector in (None, NO_PROJECTOR)
-    projector = None if is_text_only else path.parent / str(named.projector)
+    projector = path.parent / str(named.projector) if named.names_projector else None
     if projector is not None and not projector.is_file():
         raise MissingFileError(f"{projector} does not exist")
-    return ModelFiles(
-        directory=path.parent,
-        weights=(path,),
-        projector=projector,
-        is_projector_named=projector is not None,
-        is_text_only=is_text_only,
-    )
+    return ModelFiles(directory=path.parent, weights=(path,), projector=projector, wanted=named)
 
 
 def check_local_path(spec: LoadSpec) -> None:
