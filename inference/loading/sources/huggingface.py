@@ -173,10 +173,11 @@ class Repository:
             )
 
         run_watched(fetch, report)
-        # huggingface_hub's note of the commit that the name means, for days offline.
-        ref = repository / "refs" / (self._revision or "main")
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(commit)
+        if self._revision != commit:
+            # huggingface_hub's note of the commit that the name means, for days offline.
+            ref = repository / "refs" / (self._revision or "main")
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(commit)
         return finished
 
     def _fetch(self, commit: str, name: str) -> Path:
