@@ -70,12 +70,11 @@ class Repository:
         on_progress: OnProgress,
         *,
         source: HubSource = HUGGINGFACE_SOURCE,
-        hub: HuggingFaceHub | None = None,
     ) -> None:
         self._repo = repo
         self._revision = revision
         self._source = source
-        self._hub = hub or HuggingFaceHub(source.endpoint, source.token)
+        self._hub = HuggingFaceHub(source.endpoint, source.token)
         self._hub_dir = source.directory(cache_dir)
         self._on_progress = on_progress
 

@@ -32,7 +32,7 @@ from inference.loading.sources.files import (
     is_gguf_name,
     wanted_files,
 )
-from inference.loading.sources.hub_sources import HubSource, hub_schemes, hub_source
+from inference.loading.sources.hub_sources import hub_schemes, hub_source
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import (
     BadSourceError,
@@ -212,13 +212,21 @@ def local_identity(spec: LoadSpec) -> str | None:
 def hub_identity(spec: LoadSpec) -> str | None:
     """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
     or the hub does not report it."""
-    found = [
-        _commit(hub, source.location, revision)
+    hubs = [
+        (hub, source.location, revision)
         for source, revision in _sources(spec)
         if (hub := hub_source(source.scheme)) is not None
     ]
+    if not hubs:
+        return None
+    from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
+
+    found = [
+        HuggingFaceHub(hub.endpoint, hub.token).commit(repo, revision)
+        for hub, repo, revision in hubs
+    ]
     known = [commit for commit in found if commit is not None]
-    return "\n".join(known) if known and len(known) == len(found) else None
+    return "\n".join(known) if len(known) == len(found) else None
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
@@ -250,9 +258,3 @@ def _files_identity(path: Path) -> str:
         f"{file.relative_to(folder)} {_identity(stats)}"
         for file, stats in files_under(folder, is_deep=is_folder)
     )
-
-
-def _commit(source: HubSource, repo: str, revision: str | None) -> str | None:
-    from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
-
-    return HuggingFaceHub(source.endpoint, source.token).commit(repo, revision)

@@ -257,7 +257,6 @@ class QuantizedFiles(TensorFiles):
             files.close()
 
         super().__init__(tensors, close)
-        self.wanted = wanted
 
 
 def _becomes(tensor: FileTensor, role: Role | None, wanted: InSitu) -> InSitu | None:
