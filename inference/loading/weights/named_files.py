@@ -12,7 +12,6 @@
     mlp.experts.gate_proj.bias  (E, out)        mlp.experts.0.gate_proj.bias ...
     mlp.experts.gate_up_proj  (E, 2 out, in)    mlp.experts.0.gate_proj.weight, its first rows,
                                                 mlp.experts.0.up_proj.weight, its last
-    block_sparse_moe.experts.3.w1.weight        mlp.experts.3.gate_proj.weight; w3 is up, w2 down
 
 A stack is cut where it lies: nothing but the expert that is asked for is read.
 """
@@ -46,8 +45,6 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOWER_PART = re.compile(rf"({re.escape(TOWER)}.+\.(?:weight|bias))\.(\d)")
 NUM_PARTS = {PATCH_KERNEL: 2}
 """Into how many parts files divide a tensor; any other has three."""
-MIXTRAL_BLOCK = ".block_sparse_moe."
-MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 _STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj|gate_up_proj)(\.weight|\.bias)?")
 
 
@@ -182,10 +179,9 @@ class ExpertRows(FileTensor):
 
 
 def _parts(source: str, tensor: FileTensor) -> Iterator[tuple[str, FileTensor]]:
-    name = _renamed(source)
-    match = _STACK.fullmatch(name)
+    match = _STACK.fullmatch(source)
     if match is None:
-        yield name, tensor
+        yield source, tensor
         return
     prefix, projection, kind = match.groups()
     if kind == ".bias":
@@ -206,11 +202,3 @@ def _axes(source: str, tensor: FileTensor, count: int) -> tuple[int, ...]:
     if len(tensor.shape) != count:
         raise BadFileError(f"{source} is {shape_in_words(tensor.shape)}, and no stack of experts")
     return tensor.shape
-
-
-def _renamed(name: str) -> str:
-    if MIXTRAL_BLOCK not in name:
-        return name
-    for theirs, ours in MIXTRAL_NAMES.items():
-        name = name.replace(theirs, ours)
-    return name.replace(MIXTRAL_BLOCK, ".mlp.")

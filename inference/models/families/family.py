@@ -67,8 +67,19 @@ def gguf_layer_names(names: LayerNames) -> dict[str, str]:
     return {theirs: ours for theirs, ours in named.items() if ours is not None}
 
 
-def _own_name(name: str) -> str:
-    return name
+def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """A ``Family.hub_name``. ``names``: parts of names in files, and the model's in their place, in
+    this order."""
+
+    def hub_name(name: str) -> str:
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        return name
+
+    return hub_name
+
+
+_OWN_NAMES = renaming({})
 
 
 def _natural_order(name: str, config: ModelConfig) -> int | None:
@@ -91,7 +102,7 @@ class Family:
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
-    hub_name: Callable[[str], str] = _own_name
+    hub_name: Callable[[str], str] = _OWN_NAMES
     """Maps a name in a safetensors file to the model's."""
     has_transposed_experts: bool = False
     """Whether safetensors may stack experts with their inputs first."""
