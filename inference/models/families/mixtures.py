@@ -19,7 +19,7 @@ from inference.models.families.hub_config import (
     read_llama,
     rotary_dim,
 )
-from inference.models.families.llama import interleaved_heads
+from inference.models.families.llama import ERNIE_DEFAULTS, interleaved_heads
 from inference.models.families.mixture import (
     SHARED_EXPERTS,
     experts_of,
@@ -144,9 +144,9 @@ def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
     inner = positive_integer(config, "moe_intermediate_size")
     num_shared = int(config.get("moe_num_shared_experts", 2) or 0)
     return read_llama(
-        {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, **config},
+        config,
         generation,
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        defaults=ERNIE_DEFAULTS,
         is_rope_interleaved=True,
         mlps=_ernie_mlps(config),
         experts=experts_of(
