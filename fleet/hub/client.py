@@ -42,7 +42,7 @@ from inference.loading.sources.files import (
     is_safetensors,
     wanted_files,
 )
-from inference.loading.sources.hub import DeadlineError, HuggingFaceHub, text_architecture, within
+from inference.loading.sources.hub import HuggingFaceHub, text_architecture
 from inference.loading.sources.hub_sources import (
     HubSource,
     default_scheme,
@@ -55,8 +55,6 @@ from inference.settings.storage import SOURCES
 
 TIMEOUT_S = 10.0
 """Bounds each read."""
-TOTAL_TIMEOUT_S = 30.0
-"""Bounds a query with all its reads."""
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
 GATED = (
@@ -90,7 +88,7 @@ class HubClient:
     def repository(self, name: str, revision: str | None = None) -> HubRepository:
         """Raises ``HubUnavailableError``, ``RepositoryUnknownError``."""
         with self._named(name, revision):
-            return within(TOTAL_TIMEOUT_S, lambda: self._repository(name, revision))
+            return self._repository(name, revision)
 
     def _repository(self, name: str, revision: str | None) -> HubRepository:
         info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
@@ -120,10 +118,7 @@ class HubClient:
         ``LoadError``."""
         with self._named(name, revision):
             try:
-                return within(
-                    TOTAL_TIMEOUT_S,
-                    lambda: self._described(name, revision, wanted, free_bytes, scratch),
-                )
+                return self._described(name, revision, wanted, free_bytes, scratch)
             except GatedRepoError:
                 raise RepositoryUnknownError(self._gated(name)) from None
 
@@ -155,26 +150,23 @@ class HubClient:
     def search(self, words: str) -> tuple[HubMatch, ...]:
         """Most downloaded first. Raises ``HubUnavailableError``."""
         with self._named(words, None):
-            return within(TOTAL_TIMEOUT_S, lambda: self._search(words))
-
-    def _search(self, words: str) -> tuple[HubMatch, ...]:
-        # The library's own search has no time limit, and retries for 23 s if there is no answer.
-        response = get_session().get(
-            f"{self._endpoint}/api/models",
-            params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
-            headers=build_hf_headers(token=self._token),
-            timeout=TIMEOUT_S,
-        )
-        hf_raise_for_status(response)
-        return tuple(
-            HubMatch(
-                name=found["id"],
-                num_downloads=found.get("downloads") or 0,
-                num_likes=found.get("likes") or 0,
-                is_gated=bool(found.get("gated")),
+            # The library's own search has no time limit, and retries for 23 s without an answer.
+            response = get_session().get(
+                f"{self._endpoint}/api/models",
+                params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
+                headers=build_hf_headers(token=self._token),
+                timeout=TIMEOUT_S,
             )
-            for found in response.json()
-        )
+            hf_raise_for_status(response)
+            return tuple(
+                HubMatch(
+                    name=found["id"],
+                    num_downloads=found.get("downloads") or 0,
+                    num_likes=found.get("likes") or 0,
+                    is_gated=bool(found.get("gated")),
+                )
+                for found in response.json()
+            )
 
     def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
         """The reason why this build does not run them, by the rules of a load; ``None``: it does.
@@ -205,10 +197,6 @@ class HubClient:
             raise HubUnavailableError("HF_HUB_OFFLINE is set, so the hub is not asked")
         try:
             yield
-        except DeadlineError as error:
-            raise HubUnavailableError(
-                f"{self._endpoint} did not answer within {TOTAL_TIMEOUT_S:.0f} s"
-            ) from error
         except HFValidationError as error:
             raise RepositoryUnknownError(
                 f"{name!r} is not a repository: write org/name, as in Qwen/Qwen3-0.6B"
@@ -230,7 +218,7 @@ class HubClient:
             raise HubUnavailableError(
                 f"{self._endpoint} cannot be reached from here: {reason}. Models can be added "
                 "by name all the same, where the neurons reach it; "
-                f"{SOURCES.name if self._source.named else 'HF_ENDPOINT'} names another hub"
+                f"{SOURCES.name if self._source.endpoint else 'HF_ENDPOINT'} names another hub"
             ) from error
 
 

@@ -11,6 +11,7 @@ processes; no tensors.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import queue
@@ -26,7 +27,6 @@ import msgspec
 
 from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
 from inference.engine.errors import DeviceFault, StepFault, describe_exit
-from inference.loading.sources.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
 from inference.supervised_threads import SupervisedThread
 
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 REAP_S = 5.0
 """How long to wait for the end of a process that has closed its socket."""
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
 
 Message = TypeVar("Message")
 
@@ -164,10 +167,18 @@ def begin_child(module: str, arguments: list[str] | None, *sockets: str) -> argp
     for name in sockets:
         parser.add_argument(name, type=int, help="inherited socket to a process beside this one")
     options = parser.parse_args(arguments)
-    die_with_parent(options.parent)
+    _die_with_parent(options.parent)
     configure_logging("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
     return options
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it was quicker
+        sys.exit(1)
 
 
 OneChild = TypeVar("OneChild", bound=Child[Any])

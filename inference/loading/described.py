@@ -33,8 +33,8 @@ from inference.loading.safetensors.stacked_experts import cut_interleaved, cut_t
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
 from inference.loading.weights.named_files import (
-    NamedFiles,
     by_expert,
+    named_files,
     with_joined_tensors,
     with_predictor,
     without_absent_tower,
@@ -101,10 +101,10 @@ def _opened_safetensors(
         config = with_predictor(config, family, opened.names)
     if isinstance(opened, SafetensorsFiles) and not family.uses_transformers:
         opened = _cut(opened, family, config)
-    named = NamedFiles(opened, family, config)
+    named, left_out = named_files(opened, family, config)
     # Only transformers knows what its own modules make of experts.
     tensors = named if family.uses_transformers else by_expert(with_joined_tensors(named))
-    return DescribedModel(config, tensors, named.left_out, gguf_header=None)
+    return DescribedModel(config, tensors, left_out, gguf_header=None)
 
 
 def _opened(files: ModelFiles, *, has_integers: bool) -> TensorFiles:
@@ -148,7 +148,7 @@ def _described_gguf(
 def _bounded(config: ModelConfig, files: ModelFiles, device_type: str) -> ModelConfig:
     """Bounds images to what the device takes, and leaves vision out where the files are to be a
     text model."""
-    if files.is_text_only:
+    if files.wanted.is_text_only:
         return replace(config, vision=None)
     return with_bounded_pixels(config, device_type, os.environ)
 

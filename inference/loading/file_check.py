@@ -27,7 +27,7 @@ from inference.loading.sources.files import (
     wanted_files,
 )
 from inference.loading.sources.sources import fetch_files, parse_source
-from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
+from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LoadFailure, PackedCosts
 
@@ -138,8 +138,7 @@ def _first_model(paths: Sequence[Path], wanted: WantedFiles) -> ModelFiles:
         directory=first.parent,
         weights=tuple(beside[name] for name in names),
         projector=next((path for path in paths if is_projector(path.name)), None),
-        is_projector_named=wanted.projector not in (None, NO_PROJECTOR),
-        is_text_only=wanted.projector == NO_PROJECTOR,
+        wanted=wanted,
     )
 
 

@@ -44,7 +44,12 @@ from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.weights.opened_weights import OpenedWeights, Unquantized, open_unquantized
-from inference.loading.weights.part_files import RankFiles, StageFiles, layers_of_stage, rank_shares
+from inference.loading.weights.part_files import (
+    layers_of_stage,
+    rank_files,
+    rank_shares,
+    stage_files,
+)
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
@@ -126,16 +131,18 @@ def open_model(
     wants_predictor = spec.speculation == "mtp" or (spec.speculation == "auto" and is_whole)
     described = describe_model(files, device.type, wants_predictor=wants_predictor)
     tokenizer_dir = _tokenizer_dir(described, files, spec, cache_dir, on_progress)
-    dense = described.files
-    described = replace(described, files=_quantized(described, spec, device))
-    whole = described.files
+    dense = whole = described.files
+    wanted = check_quantization(dense, described.config, spec, device)
+    if wanted is not None:
+        whole = QuantizedFiles(dense, described.config, wanted, torch.get_num_threads())
+        described = replace(described, files=whole)
     layers = layers_of_stage(spec, described.config, stage)
     if layers is not None:
-        described = replace(described, files=StageFiles(whole, layers))
+        described = replace(described, files=stage_files(whole, layers))
     shares = rank_shares(described.config, whole, spec.tensor_parallel)
     if shares:
         cuts = rank_cuts(described.config, shares[rank])
-        described = replace(described, files=RankFiles(whole, cuts))
+        described = replace(described, files=rank_files(whole, cuts))
     own = _config_of_part(described.config, shares[rank] if shares else None, layers)
     need = _memory_need(spec, described, device, own)
     num_sharing = ranks_on_one_device(spec, device)
@@ -143,10 +150,11 @@ def open_model(
     if rank == 0 or device.type != "cpu":  # else the first has looked, and has begun to load
         check_fits(need, free_bytes, str(device), num_sharing=num_sharing)
     factory = _factory(spec, need, device, free_bytes)
+    detail = "" if wanted is None else f"quantising to {wanted}"
     return OpenedModel(
         config=described.config,
         directory=files.directory,
-        weights=OpenedWeights(described.files, factory, on_progress, _detail(whole)),
+        weights=OpenedWeights(described.files, factory, on_progress, detail),
         tokenizer_dir=tokenizer_dir,
         weight_bytes=sum(whole.bytes_of(name) for name in whole.names),
         num_parameters=sum(math.prod(whole.shape_of(name)) for name in whole.names),
@@ -158,7 +166,7 @@ def open_model(
         projector=described.projector,
         left_out=described.left_out,
         unquantized=None
-        if dense is whole or shares or stage
+        if wanted is None or shares or stage
         else open_unquantized(
             dense, described.config, files.weights, device, choose_dtype(spec, device)
         ),
@@ -176,19 +184,6 @@ def _free_for_files(spec: LoadSpec, free_bytes: int) -> int:
     names = dict.fromkeys(stage.device for stage in spec.stages if stage.neuron == own)
     elsewhere_bytes = sum(stage.memory_bytes for stage in spec.stages if stage.neuron != own)
     return elsewhere_bytes + sum(free_memory_bytes(torch.device(name)) for name in names)
-
-
-def _quantized(described: DescribedModel, spec: LoadSpec, device: torch.device) -> TensorFiles:
-    """The same files where nothing changes."""
-    files, config = described.files, described.config
-    wanted = check_quantization(files, config, spec, device)
-    if wanted is None:
-        return files
-    return QuantizedFiles(files, config, wanted, torch.get_num_threads())
-
-
-def _detail(files: TensorFiles) -> str:
-    return f"quantising to {files.wanted}" if isinstance(files, QuantizedFiles) else ""
 
 
 def _tokenizer_dir(
@@ -297,7 +292,7 @@ def _packed_experts(
     return {
         name: format
         for name, format in formats.items()
-        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or files.has_fp8(name))
+        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or files[name].has_fp8)
     }
 
 

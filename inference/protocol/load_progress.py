@@ -12,35 +12,54 @@ MAX_LAYERS = 4096
 MAX_KINDS = 256
 
 
-class PackedBytes(msgspec.Struct, frozen=True, omit_defaults=True):
+class KindBytes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes of one thing on either kind of device: formats are packed differently there."""
+
     cpu: int = 0
     cuda: int = 0
 
+    def on(self, kind: Literal["cpu", "cuda"]) -> int:
+        return self.cpu if kind == "cpu" else self.cuda
 
-class PackedLayer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of ``inference.loading.costs.model_costs.LayerCost``."""
+    def __add__(self, other: KindBytes) -> KindBytes:
+        return KindBytes(self.cpu + other.cpu, self.cuda + other.cuda)
 
-    weight_bytes: PackedBytes
-    expert_bytes: PackedBytes = PackedBytes()
+
+class LayerCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One layer. Routed experts are counted apart from the rest of its weights."""
+
+    weight_bytes: KindBytes
+    expert_bytes: KindBytes = KindBytes()
     num_weights: int = 0
+    """Elements that each row is multiplied with."""
     num_expert_weights: int = 0
-    kv_token_bytes: PackedBytes = PackedBytes()
+    kv_token_bytes: KindBytes = KindBytes()
     state_bytes: int = 0
+    """The bytes of one sequence's state, on either kind."""
 
 
-class PackedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of ``inference.loading.costs.model_costs.ModelCosts``."""
+class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The costs of a model beside those of its layers."""
 
-    kinds: list[PackedLayer]
-    layers: list[int]
-    """Each layer's index in ``kinds``."""
-    outer_bytes: PackedBytes
-    head_bytes: PackedBytes
+    outer_bytes: KindBytes
+    """Table of tokens, output head, last norm and tower: the first stage has them."""
+    head_bytes: KindBytes
+    """Bytes of that which each step reads: the head, or the table that it is tied to."""
     num_head_weights: int
     hidden_size: int
     active_share: float = 1.0
-    step_bytes: PackedBytes = PackedBytes()
+    """Share of the routed experts that one row goes through."""
+    step_bytes: KindBytes = KindBytes()
+    """Activations of the largest step, on each stage."""
     context_tokens: int = 0
+
+
+class PackedCosts(OuterCosts, frozen=True, kw_only=True, omit_defaults=True):
+    """A ``inference.loading.costs.model_costs.ModelCosts`` as it travels and is stored."""
+
+    kinds: list[LayerCost]
+    layers: list[int]
+    """Each layer's index in ``kinds``."""
 
 
 class LoadStage(StrEnum):

@@ -151,7 +151,7 @@ def test_pip_gets_nothing(
 ) -> None:
     path, pip = tmp_path / "environ", tmp_path / "pip.py"
     pip.write_text(DUMP.format(path=str(path)) + "; sys.exit('no')")
-    monkeypatch.setattr(pypi, "PIP_CHILD", pip)
+    monkeypatch.setattr(pypi, "PIP_DOWNLOAD", (sys.executable, str(pip)))
     with pytest.raises(DownloadFailedError):
         pypi.download("tiny-model==1.0", None, tmp_path / "cache", lambda _: None)
     assert held(path) == set()

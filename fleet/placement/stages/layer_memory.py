@@ -12,7 +12,8 @@ from itertools import accumulate
 from operator import sub
 
 from fleet.placement.stages.devices import StageDevice
-from inference.loading.costs.model_costs import Kind, LayerCost, ModelCosts
+from inference.loading.costs.model_costs import Kind, ModelCosts
+from inference.protocol.load_progress import LayerCost
 
 BLOCK_TOKENS = 32
 NUM_STATES = 17

@@ -11,16 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from inference.models.config import ModelConfig, RopeScaling
-from inference.models.layer_configs import (
-    DeltaConfig,
-    ExpertsConfig,
-    LatentConfig,
-    MambaConfig,
-    ShortConvConfig,
-)
+from inference.models.layer_configs import DeltaConfig, ExpertsConfig, MambaConfig
 from inference.models.vision_config import TowerKind, VisionConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -80,6 +75,15 @@ def check_tower(config: ModelConfig) -> ModelConfig:
     return _refused(config, problems)
 
 
+_PARTS = {
+    "latent": "latent attention's {}",
+    "delta": "Gated DeltaNet's {}",
+    "mamba": "Mamba-2's {}",
+    "short_conv": "the {} of a convolution",
+}
+"""The parts of a config all of whose whole numbers are sizes, and in words what they are of."""
+
+
 def _refused(config: ModelConfig, problems: Iterator[str]) -> ModelConfig:
     if problem := next(problems, None):
         raise BadFileError(f"the model's config makes no sense: {problem}")
@@ -97,16 +101,18 @@ def _problems(config: ModelConfig) -> Iterator[str]:
         yield from _number_problems(config)
     if config.rope_scaling is not None:
         yield from _scaling_problems(config, config.rope_scaling)
-    if config.latent is not None:
-        yield from _latent_problems(config.latent)
+    for part, words in _PARTS.items():
+        if (sizes := getattr(config, part)) is not None:
+            for field in fields(sizes):
+                size = getattr(sizes, field.name)
+                if field.type == "int" or (field.type == "int | None" and size is not None):
+                    yield from _beyond(words.format(field.name), size)
     if config.experts is not None:
         yield from _expert_problems(config.experts)
     if config.delta is not None:
         yield from _delta_problems(config.delta)
     if config.mamba is not None:
         yield from _mamba_problems(config.mamba)
-    if config.short_conv is not None:
-        yield from _conv_problems(config.short_conv)
 
 
 def _size_problems(config: ModelConfig) -> Iterator[str]:
@@ -209,18 +215,7 @@ def _expert_problems(experts: ExpertsConfig) -> Iterator[str]:
         yield from _not_positive("the limit of experts' gates", experts.limit)
 
 
-def _latent_problems(latent: LatentConfig) -> Iterator[str]:
-    for name in ("kv_rank", "rotary_dim", "plain_dim", "value_dim"):
-        yield from _beyond(f"latent attention's {name}", getattr(latent, name))
-    if latent.query_rank is not None:
-        yield from _beyond("latent attention's query_rank", latent.query_rank)
-
-
 def _delta_problems(delta: DeltaConfig) -> Iterator[str]:
-    for name in (
-        *("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel"),
-    ):
-        yield from _beyond(f"Gated DeltaNet's {name}", getattr(delta, name))
     if delta.num_value_heads % delta.num_key_heads:
         yield (
             f"{delta.num_value_heads} value heads of Gated DeltaNet cannot share "
@@ -229,18 +224,11 @@ def _delta_problems(delta: DeltaConfig) -> Iterator[str]:
 
 
 def _mamba_problems(mamba: MambaConfig) -> Iterator[str]:
-    for name in ("num_heads", "head_dim", "num_groups", "state_size", "conv_kernel"):
-        yield from _beyond(f"Mamba-2's {name}", getattr(mamba, name))
     if mamba.num_heads % mamba.num_groups:
         yield f"{mamba.num_heads} heads of Mamba-2 are not in {mamba.num_groups} equal groups"
     low, high = mamba.step_limit
     if not 0 <= low < high or (math.isfinite(high) and high > LARGEST_NUMBER):
         yield f"Mamba-2's steps are limited to {low} … {high}"
-
-
-def _conv_problems(conv: ShortConvConfig) -> Iterator[str]:
-    yield from _beyond("the channels of a convolution", conv.channels)
-    yield from _beyond("the rows of a convolution", conv.kernel)
 
 
 _POSITION_FIELDS: dict[TowerKind, tuple[str, ...]] = {

@@ -8,10 +8,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from inference.loading.config.hub_config import parse_config, read_json
-from inference.loading.costs.model_costs import Kind, KindBytes, LayerCost, ModelCosts
+from inference.loading.costs.model_costs import Kind, ModelCosts
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
     PREFILL_TOKENS_PER_STEP,
@@ -31,6 +31,7 @@ from inference.models.families.tower_gguf import model_name
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
+from inference.protocol.load_progress import KindBytes, LayerCost
 
 if TYPE_CHECKING:
     from inference.loading.gguf.header import GGUFHeader
@@ -238,8 +239,10 @@ def _refuse_module(family: Family, name: str) -> None:
 
 
 def _format_of(hub: Json, quantization: str) -> Callable[[TensorRole], str]:
-    stored = _stored_format(hub)
-    if stored is not None:
+    packed = read_quantization(hub)
+    if packed is not None:
+        is_fp8 = packed.method == "fp8" or packed.has_floats
+        stored = FP8_CODES if is_fp8 else BITS[packed.bits]
         return lambda tensor: stored if tensor.role in MATRIX_ROLES else DENSE
     if hub.get("model_type") == "gpt_oss":  # its files hold the experts in MXFP4
         return lambda tensor: "MXFP4" if tensor.role == "experts" else DENSE
@@ -253,26 +256,3 @@ def _format_of(hub: Json, quantization: str) -> Callable[[TensorRole], str]:
         if tensor.role in TABLE_ROLES
         else DENSE
     )
-
-
-def _stored_format(hub: Json) -> str | None:
-    """``None``: the files are dense, or name their formats by tensor alone."""
-    quantization = read_quantization(hub)
-    if quantization is None:
-        return None
-    if quantization.method == "fp8":
-        return FP8_CODES
-    if quantization.method in ("gptq", "awq"):
-        return BITS[quantization.bits]
-    weights = _compressed_weights(hub)
-    return FP8_CODES if weights.get("type") == "float" else BITS[weights.get("num_bits", 8)]
-
-
-def _compressed_weights(hub: Json) -> dict[str, Any]:
-    """The first group's weights, as compressed-tensors declares them."""
-    declared = hub.get("quantization_config") or hub.get("compression_config")
-    if not declared:
-        declared = (hub.get("text_config") or {}).get("quantization_config") or {}
-    groups = declared.get("config_groups") or {}
-    first: dict[str, Any] = next(iter(groups.values()), {})
-    return first.get("weights") or {}

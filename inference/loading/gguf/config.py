@@ -95,7 +95,7 @@ def read_gguf_model(files: ModelFiles, bounded: Callable[[ModelConfig], ModelCon
     text = gguf_keys(header)
     if problem := projector_problem(tower.metadata, text, family_of(config)):
         problem = f"{path.name} is not used: {problem}"
-        if files.is_projector_named:
+        if files.wanted.names_projector:
             raise BadSourceError(problem)
         return GGUFModel(config=config, header=header, no_images=f"no images: {problem}")
     vision = _read_vision(tower, text)

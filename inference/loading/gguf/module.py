@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
-from inference.loading.weights.tensor_files import PlainFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.transformers_modules import added_by_metadata
 from inference.models.transformers_backend.hub_module import without_weights
-from inference.models.weights.stored import DenseWeight, StoredWeight
-from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
+from inference.protocol.load_errors import BadFileError, WrongShapeError
 
 
 def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
@@ -41,62 +40,50 @@ def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
     return {**found, **added_by_metadata(keys), "model_type": model_type}
 
 
-class DequantisedTensors(PlainFiles):
+class DequantisedTensors(TensorFiles):
     """All are read when the first of them is asked for: transformers' reader knows no other way."""
 
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that the module has no place for."""
-        self._header = header
-        self._module = without_weights(config)
+        module = without_weights(config)
         architecture = str(header.metadata["general.architecture"])
         processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
-        places = get_gguf_hf_weights_map(self._module, processor)
+        places = get_gguf_hf_weights_map(module, processor)
         if unknown := sorted(header.tensors.keys() - places.keys()):
             raise BadFileError(
                 f"{header.path.name} holds the tensor {unknown[0]}, which transformers' "
-                f"{type(self._module).__name__} has no place for"
+                f"{type(module).__name__} has no place for"
             )
-        self._infos = {places[name]: info for name, info in header.tensors.items()}
-        for name, info in self._infos.items():
-            expected = self.shape_of(name)
-            if info.num_elements != math.prod(expected):
-                raise WrongShapeError(info.name, expected, info.shape)
-        self._read: dict[str, torch.Tensor] = {}
+        found: dict[str, torch.Tensor] = {}
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._infos.keys()
+        def read(name: str) -> torch.Tensor:
+            if not found:
+                found.update(_read(header, tensors_of=module)["tensors"])
+            return found[name]
 
-    def dense(self, name: str) -> torch.Tensor:
-        self._find(name)
-        if not self._read:
-            self._read = _read(self._header, tensors_of=self._module)["tensors"]
-        return self._read[name]
+        infos = {places[name]: info for name, info in header.tensors.items()}
+        tensors = {
+            name: DequantisedTensor(info, tuple(module.get_parameter(name).shape), name, read)
+            for name, info in infos.items()
+        }
+        super().__init__(tensors, found.clear)
 
-    def stored(self, name: str) -> StoredWeight:
-        return DenseWeight(weight=self.dense(name))
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return DenseWeight(weight=self.dense(name).flatten(0, -2)[first:last])
+class DequantisedTensor(FileTensor):
+    def __init__(
+        self,
+        info: TensorInfo,
+        shape: tuple[int, ...],
+        name: str,
+        read: Callable[[str], torch.Tensor],
+    ) -> None:
+        if info.num_elements != math.prod(shape):
+            raise WrongShapeError(info.name, shape, info.shape)
+        self._name, self._read = name, read
+        self.shape, self.format, self.num_bytes = shape, str(info.type.name), info.num_bytes
 
-    def format_of(self, name: str) -> str:
-        return str(self._find(name).type.name)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        self._find(name)
-        return tuple(self._module.get_parameter(name).shape)
-
-    def bytes_of(self, name: str) -> int:
-        return self._find(name).num_bytes
-
-    def close(self) -> None:
-        self._read = {}
-
-    def _find(self, name: str) -> TensorInfo:
-        try:
-            return self._infos[name]
-        except KeyError:
-            raise MissingTensorError(f"the weight files have no tensor for {name}") from None
+    def dense(self) -> torch.Tensor:
+        return self._read(self._name)
 
 
 def _read(header: GGUFHeader, tensors_of: Any) -> dict[str, Any]:

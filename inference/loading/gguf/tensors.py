@@ -28,7 +28,7 @@ from gguf.constants import GGMLQuantizationType
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS, Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo, unreadable_reason
-from inference.loading.weights.tensor_files import PlainFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
@@ -41,7 +41,7 @@ from inference.models.weights.lazy import (
     row_range,
 )
 from inference.models.weights.stored import CodebookWeight, StoredWeight, written_out
-from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
+from inference.protocol.load_errors import BadFileError, shape_in_words
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 MAPPED_AROUND = 2**20
@@ -52,7 +52,7 @@ WEIGHT, SCALE, INPUT_SCALE = ".weight", ".scale", ".input_scale"
 Scales = npt.NDArray[np.float32]
 
 
-class GGUFTensorFiles(PlainFiles):
+class GGUFTensorFiles(TensorFiles):
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that cannot be read or would not be used."""
         self._config = config
@@ -66,13 +66,23 @@ class GGUFTensorFiles(PlainFiles):
             and not self._is_predicting(info.name)
             and not is_scale(info.name, header.tensors)
         ]
-        self._scales = read_scales(header.tensors)
-        """The scales of whole tensors, by the tensors' names in the file."""
+        scales = read_scales(header.tensors)
         self.left_out = self._in_words(header)
         """A sentence for people: the tensors that nothing computes with."""
-        self._tensors = {self._name(info): self._folded(info) for info in infos}
-        self._maps = {path: _mapped(path) for path in {info.path for info in infos}}
-        self._asked_for: set[str] = set()
+        named = {self._name(info): self._folded(info) for info in infos}
+        maps = {path: _mapped(path) for path in {info.path for info in infos}}
+        super().__init__(
+            {
+                name: GGUFTensor(
+                    info,
+                    maps,
+                    self._family.interleaved_heads(name, config),
+                    scales.get(info.name),
+                )
+                for name, info in named.items()
+            },
+            maps.clear,
+        )
 
     def _is_predicting(self, name: str) -> bool:
         """Layers behind the model's own predict further tokens, and files that have some count them
@@ -103,41 +113,52 @@ class GGUFTensorFiles(PlainFiles):
         return name
 
     def _folded(self, info: TensorInfo) -> TensorInfo:
-        if not self._family.gguf_names.is_folded(info.name):
+        if not self._family.is_folded(info.name):
             return info
         if len(info.shape) != 3:
             shape = shape_in_words(info.shape)
             raise BadFileError(f"{info.path.name}: {info.name} is {shape}, not a matrix a head")
         return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._tensors.keys()
 
-    def dense(self, name: str) -> torch.Tensor:
-        info = self._find(name)
-        if info.name in self._scales:
-            return written_out(self.stored(name)).view(info.shape)
-        rows, order = self._rows(name), self._order(name)
+class GGUFTensor(FileTensor):
+    def __init__(
+        self,
+        info: TensorInfo,
+        maps: Mapping[Path, mmap.mmap],
+        num_heads: int | None,
+        scales: Scales | None,
+    ) -> None:
+        """``maps``: the open files. ``num_heads``: those whose rows stand in rotary order.
+        ``scales``: of the whole tensor or of its experts."""
+        self._info, self._maps, self._num_heads, self._scales = info, maps, num_heads, scales
+        self._is_read_ahead = False
+        self.shape, self.num_bytes = info.shape, info.num_bytes
+        self.format = str(info.type.name)
+
+    def dense(self) -> torch.Tensor:
+        info = self._info
+        if self._scales is not None:
+            return written_out(self.stored()).view(info.shape)
+        rows, order = self._rows(), self._order()
         tensor = gguf_quants.dense(rows if order is None else rows[order], info.type)
-        self._forget_pages(info, 0, info.num_bytes)
+        self._forget_pages(0, info.num_bytes)
         return tensor.view(info.shape)
 
-    def stored(self, name: str) -> StoredWeight:
-        reader = self.reader(name)
+    def stored(self) -> StoredWeight:
+        reader = self.reader()
         return reader.rows(0, reader.num_rows)
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return self.reader(name).rows(first, last)
+    def stored_rows(self, first: int, last: int) -> StoredWeight:
+        return self.reader().rows(first, last)
 
-    def reader(self, name: str) -> RowReader:
-        info, blocks = self._find(name), self._rows(name)
-        scales = self._scales.get(info.name)
-        self._read_ahead(info)
+    def reader(self) -> RowReader:
+        info, scales, blocks = self._info, self._scales, self._rows()
+        self._read_ahead()
 
         def release(rows: Rows) -> None:
             first, last = row_range(rows)
-            self._forget_pages(info, first * blocks.shape[1], last * blocks.shape[1])
+            self._forget_pages(first * blocks.shape[1], last * blocks.shape[1])
 
         def read(rows: Rows) -> StoredWeight:
             weight = gguf_quants.stored(blocks[rows], info.type)
@@ -149,61 +170,45 @@ class GGUFTensorFiles(PlainFiles):
         return RowReader(
             num_rows=len(blocks),
             read=read,
-            order=self._order(name),
+            order=self._order(),
             blocks=MappedBlocks(type=int(info.type), rows=blocks, release=release),
         )
 
-    def format_of(self, name: str) -> str:
-        return str(self._find(name).type.name)
+    @property
+    def _pages(self) -> mmap.mmap:
+        return self._maps[self._info.path]
 
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._find(name).shape
-
-    def bytes_of(self, name: str) -> int:
-        return self._find(name).num_bytes
-
-    def close(self) -> None:
-        self._maps.clear()
-
-    def _find(self, name: str) -> TensorInfo:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            raise MissingTensorError(f"the GGUF file has no tensor for {name}") from None
-
-    def _rows(self, name: str) -> Blocks:
+    def _rows(self) -> Blocks:
         """The tensor's bytes, one row per output feature (a vector is one row)."""
-        info = self._find(name)
-        raw = np.frombuffer(self._maps[info.path], np.uint8, info.num_bytes, info.offset)
-        is_by_head = self._family.interleaved_heads(name, self._config) is not None
+        info = self._info
+        raw = np.frombuffer(self._pages, np.uint8, info.num_bytes, info.offset)
+        is_by_head = self._num_heads is not None
         num_rows = info.shape[0] if is_by_head else info.num_elements // info.shape[-1]
         return raw.reshape(num_rows, -1)
 
-    def _order(self, name: str) -> Indices | None:
-        num_heads = self._family.interleaved_heads(name, self._config)
-        if num_heads is None:
+    def _order(self) -> Indices | None:
+        if self._num_heads is None:
             return None
-        return natural_rotary_order(self._find(name).shape[0], num_heads)
+        return natural_rotary_order(self.shape[0], self._num_heads)
 
-    def _read_ahead(self, info: TensorInfo) -> None:
+    def _read_ahead(self) -> None:
         """Has the tensor and what follows it read from the disk, without waiting for it: a fault
         alone reads a few pages, and a disk is fast where much is asked of it at once."""
-        if info.name in self._asked_for or not hasattr(mmap, "MADV_WILLNEED"):
+        if self._is_read_ahead or not hasattr(mmap, "MADV_WILLNEED"):
             return
-        self._asked_for.add(info.name)
-        pages = self._maps[info.path]
-        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        last = min(len(pages), info.offset + info.num_bytes + READ_AHEAD_BYTES)
-        pages.madvise(mmap.MADV_WILLNEED, first, last - first)
+        self._is_read_ahead = True
+        first = self._info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        last = min(len(self._pages), self._info.offset + self.num_bytes + READ_AHEAD_BYTES)
+        self._pages.madvise(mmap.MADV_WILLNEED, first, last - first)
 
-    def _forget_pages(self, info: TensorInfo, begin: int, end: int) -> None:
+    def _forget_pages(self, begin: int, end: int) -> None:
         """Drops the pages of bytes [begin, end) from memory; another read comes from the file
         again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            pages = self._maps[info.path]
-            first = max(0, info.offset + begin - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
-            last = min(len(pages), info.offset + end + MAPPED_AROUND)
-            pages.madvise(mmap.MADV_DONTNEED, first, last - first)
+            offset = self._info.offset
+            first = max(0, offset + begin - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            last = min(len(self._pages), offset + end + MAPPED_AROUND)
+            self._pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def _scale_of(scales: Scales, info: TensorInfo, first: int, last: int) -> float:

@@ -44,6 +44,7 @@ CONVERTER_VERSION = b"3"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
 log = logging.getLogger(__name__)
 HUB_URL = re.compile(r"^(?:https?://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)/?$")
+URL_KEYS = ("source.huggingface.repository", "source.repo_url", "source.url", "repo_url", "url")
 UNUSED_TYPE = 5
 """The tokenizer.ggml.token_type of rows that only fill the embedding up, no token elsewhere."""
 FetchTokenizer = Callable[[str], Path]
@@ -66,11 +67,17 @@ def tokenizer_directory(
     directory = cache_dir / "tokenizers" / _fingerprint(header, scheme)
     if directory.is_dir():
         return directory
-    also = original_of(header.path, scheme)
-    definition, config = _tokenizer_of(header.metadata, fetch, also)
+    named = [*base_repositories(header.metadata), *original_of(header.path, scheme)]
+    repositories = list(dict.fromkeys(named))
+    try:
+        tokenizer, config = convert_tokenizer(header.metadata)
+        definition = tokenizer.to_str()
+    except UnknownTokenizerError as error:
+        definition, config = base_tokenizer(header.metadata, fetch, error, repositories)
+        config |= own_config(header.metadata)
     if "chat_template" not in config:
-        template = base_chat_template(header.metadata, fetch, also)
-        if template is None and (base_repositories(header.metadata) or also):
+        template = base_chat_template(fetch, repositories)
+        if template is None and repositories:
             # Asked again at the next load: the hub may only have been out of reach.
             directory = directory.with_name(f"{directory.name}-no-template")
         elif template is not None:
@@ -79,17 +86,6 @@ def tokenizer_directory(
         (written / "tokenizer.json").write_text(definition, encoding="utf-8")
         (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
     return directory
-
-
-def _tokenizer_of(
-    metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str]
-) -> tuple[str, dict[str, Any]]:
-    try:
-        tokenizer, config = convert_tokenizer(metadata)
-        return tokenizer.to_str(), config
-    except UnknownTokenizerError as error:
-        definition, base_config = base_tokenizer(metadata, fetch, error, also)
-        return definition, {**base_config, **own_config(metadata)}
 
 
 def _fingerprint(header: GGUFHeader, scheme: str) -> str:
@@ -119,11 +115,7 @@ def base_repositories(metadata: Metadata) -> list[str]:
 
 
 def _urls(metadata: Metadata) -> Iterator[Any]:
-    yield metadata.get("general.source.huggingface.repository")
-    yield metadata.get("general.source.repo_url")
-    yield metadata.get("general.source.url")
-    yield metadata.get("general.repo_url")
-    yield metadata.get("general.url")
+    yield from (metadata.get(f"general.{key}") for key in URL_KEYS)
     num_models = metadata.get("general.base_model.count", 0)
     for index in range(min(num_models, len(metadata)) if isinstance(num_models, int) else 0):
         yield metadata.get(f"general.base_model.{index}.repo_url")
@@ -140,13 +132,13 @@ def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
 
 
 def base_tokenizer(
-    metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, also: Sequence[str] = ()
+    metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, repositories: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
     """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
-    whose vocabulary is the file's. ``also``: repositories to try after those that it names. Raises
-    ``BadFileError``, which lists the repositories that were tried."""
+    whose vocabulary is the file's. Raises ``BadFileError``, which lists the repositories that were
+    tried."""
     tried = []
-    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
+    for repo in repositories:
         try:
             directory = fetch(repo)
             definition = (directory / "tokenizer.json").read_text(encoding="utf-8")
@@ -161,9 +153,9 @@ def base_tokenizer(
     ) from cause
 
 
-def base_chat_template(metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str] = ()) -> Any:
+def base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> Any:
     """A template's text, a list of named ones, or ``None`` where none can be had."""
-    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
+    for repo in repositories:
         try:
             directory = fetch(repo)
         except LoadError as error:

@@ -17,12 +17,13 @@ matrix that they make is the model's is checked of all matrices alike, in ``chec
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 
 import torch
 
 from inference.loading.safetensors import packed_matrices as matrices
-from inference.loading.safetensors.tensors import DTYPE_BYTES, SafetensorsFiles
-from inference.loading.weights.tensor_files import WrappedFiles
+from inference.loading.safetensors.tensors import DTYPE_BYTES, SafeTensor, SafetensorsFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.families.quantization import Quantization
 from inference.models.weights.stored import (
     GROUP_FEATURES,
@@ -30,11 +31,9 @@ from inference.models.weights.stored import (
     Fp8Weight,
     StoredWeight,
     with_tensors,
-    written_out,
 )
 from inference.protocol.load_errors import (
     BadFileError,
-    MissingTensorError,
     WrongShapeError,
     shape_in_words,
 )
@@ -59,187 +58,132 @@ INDICES = frozenset({"I32", "I64"})
 Shape = tuple[int, ...]
 
 
-class PackedFiles(WrappedFiles):
-    _files: SafetensorsFiles
-
+class PackedFiles(TensorFiles):
     def __init__(self, files: SafetensorsFiles, quantization: Quantization) -> None:
         """Raises ``BadFileError``."""
-        super().__init__(files)
-        self._quantization = quantization
-        self._modules: dict[str, str] = {}
-        """``X.weight`` -> ``X``, of matrices in codes."""
-        self._scaled: dict[str, str] = {}
-        """Names of scaled matrices, and of their scales."""
-        plain: set[str] = set()
+        tensors: dict[str, FileTensor] = {}
         for name in files.names:
             ending = name[name.rfind(".") :]
             if ending in CODES:
                 module = name.removesuffix(ending)
-                self._modules[f"{module}.weight"] = module
-            elif scale := self._scale_of(name):
-                self._scaled[name] = scale
+                tensors[f"{module}.weight"] = CodedMatrix(files, module, quantization)
+            elif scale := _scale_of(files, name):
+                check_scaled(files, name, scale, quantization.block)
+                tensors[name] = ScaledMatrix(files[name], files[scale], quantization.block)
             elif not name.endswith(BESIDE + SCALES):
-                plain.add(name)
-        self._plain = plain
-        for module in self._modules.values():
-            self._check_module(module)
-        for name, scale in self._scaled.items():
-            check_scaled(files, name, scale, quantization.block)
+                tensors[name] = files[name]
+        super().__init__(tensors, files.close)
 
-    def _check_module(self, module: str) -> None:
-        if f"{module}.weight_packed" in self._files.names:
-            check_packed(self._files, module, self.shape_of(f"{module}.weight"))
-        else:
-            check_words(self._files, module, self._quantization)
 
-    def _scale_of(self, name: str) -> str | None:
-        if self._files.format_of(name) not in ("F8_E4M3", "I8"):
-            return None
-        found = next((name + end for end in SCALES if name + end in self._files.names), None)
-        if found is None:
-            raise BadFileError(f"{name} is quantised and has no scale")
-        if (format := self._files.format_of(found)) not in SCALE_FORMATS:
-            raise BadFileError(f"{found} is stored as {format}, which is not read here")
-        return found
+def _scale_of(files: SafetensorsFiles, name: str) -> str | None:
+    if files[name].format not in (FP8, INTEGERS):
+        return None
+    found = next((name + end for end in SCALES if name + end in files.names), None)
+    if found is None:
+        raise BadFileError(f"{name} is quantised and has no scale")
+    if (format := files[found].format) not in SCALE_FORMATS:
+        raise BadFileError(f"{found} is stored as {format}, which is not read here")
+    return found
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._plain | self._modules.keys() | self._scaled.keys()
 
-    def dense(self, name: str) -> torch.Tensor:
-        if name in self._plain:
-            return self._files.dense(name)
-        return written_out(self.stored(name))
+class ScaledMatrix(FileTensor):
+    def __init__(self, weight: SafeTensor, scales: SafeTensor, block: tuple[int, int]) -> None:
+        self._weight, self._scales, self._block = weight, scales, block
+        self.shape, self.num_bytes = weight.shape, weight.num_bytes + scales.num_bytes
+        self.format = FP8 if weight.format == FP8 else INT8
+        rows, columns = block
+        blocks = -(-weight.shape[0] // rows), -(-weight.shape[-1] // columns)
+        is_matrix_of_blocks = len(weight.shape) == 2 and scales.shape == blocks
+        # The blocks' inputs have to be whole groups of ours.
+        self.has_fp8 = self.format == FP8 and is_matrix_of_blocks and columns % GROUP_FEATURES == 0
 
-    def stored(self, name: str) -> StoredWeight:
-        if name in self._plain:
-            return self._files.stored(name)
-        if name in self._scaled:
-            return self._of_scales(self._files.dense(name), self._files.dense(self._scaled[name]))
-        return self._of_codes(self._module(name))
+    def stored(self) -> StoredWeight:
+        return self._multiplied(self._weight.dense(), self._scales.dense())
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        if name in self._plain:
-            return self._files.stored_rows(name, first, last)
-        shape = self.shape_of(name)
-        if len(shape) == 2:
-            return with_tensors(self.stored(name), lambda tensor: tensor[first:last])
-        index, begin = divmod(first, shape[1])
-        weight, scales = (self._files.part(key, index) for key in (name, self._scaled[name]))
-        found = self._of_scales(weight, scales)
+    def stored_rows(self, first: int, last: int) -> StoredWeight:
+        if len(self.shape) == 2:
+            return super().stored_rows(first, last)
+        index, begin = divmod(first, self.shape[1])
+        found = self._multiplied(self._weight.part(index), self._scales.part(index))
         return with_tensors(found, lambda tensor: tensor[begin : begin + last - first])
 
-    def has_fp8(self, name: str) -> bool:
-        """Whether its scales are of blocks whose inputs are whole groups of ours."""
-        scale = self._scaled.get(name)
-        if scale is None or self._files.format_of(name) != FP8:
-            return False
-        shape, scales = self._files.shape_of(name), self._files.shape_of(scale)
-        rows, columns = self._quantization.block
-        blocks = -(-shape[0] // rows), -(-shape[-1] // columns)
-        return len(shape) == 2 and scales == blocks and columns % GROUP_FEATURES == 0
-
-    def fp8(self, name: str) -> Fp8Weight:
+    def fp8(self) -> Fp8Weight:
         return Fp8Weight(
-            codes=self._files.dense(name),
-            scales=self._files.dense(self._scaled[name]),
-            block_shape=self._quantization.block,
+            codes=self._weight.dense(), scales=self._scales.dense(), block_shape=self._block
         )
 
-    def _of_scales(self, weight: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
+    def _multiplied(self, weight: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
         if weight.dtype == torch.int8:
             return matrices.eight_bit(weight, scales)
-        return DenseWeight(weight=matrices.scaled(weight, scales, self._quantization.block))
+        return DenseWeight(weight=matrices.scaled(weight, scales, self._block))
 
-    def _of_codes(self, module: str) -> StoredWeight:
-        if f"{module}.weight_packed" in self._files.names:
-            rows, columns = self.shape_of(f"{module}.weight")
-            codes = matrices.from_packed(
-                self._files.dense(f"{module}.weight_packed"),
-                self._optional(f"{module}.weight_zero_point"),
-                self._files.dense(f"{module}.weight_scale"),
-                (rows, columns),
-            )
-            return matrices.stored(codes, self._groups_of(module))
-        words = self._files.dense(f"{module}.qweight")
-        scales, zeros = self._files.dense(f"{module}.scales"), self._optional(f"{module}.qzeros")
-        if self._quantization.method == "awq":
-            return matrices.stored(matrices.from_awq(words, self._needed(zeros, module), scales))
+
+class CodedMatrix(FileTensor):
+    def __init__(self, files: SafetensorsFiles, module: str, quantization: Quantization) -> None:
+        """Raises ``BadFileError``."""
+        self._files, self._module, self._quantization = files, module, quantization
+        self._is_packed = f"{module}.weight_packed" in files.names
+        held = [f"{module}{end}" for end in CODES + BESIDE if f"{module}{end}" in files.names]
+        self.num_bytes = sum(files[name].num_bytes for name in held)
+        if self._is_packed:
+            self.shape = tuple(int(size) for size in self._dense("weight_shape").tolist())
+            check_packed(files, module, self.shape)
+            self._bits = WORD_BITS * files[f"{module}.weight_packed"].shape[1] // self.shape[1]
+            return
+        check_words(files, module, quantization)
+        self._bits = quantization.bits
+        first, second = files[f"{module}.qweight"].shape
+        is_awq = quantization.method == "awq"
+        per_word = WORD_BITS // self._bits
+        self.shape = (per_word * second, first) if is_awq else (second, first * per_word)
+
+    @property
+    def format(self) -> str:  # type: ignore[override]
+        """As it is kept: codes whose groups do not follow each other are multiplied out."""
+        if self._groups is not None:
+            return "BF16"
+        return INT4 if self._bits == 4 else INT8
+
+    def stored(self) -> StoredWeight:
+        quantization = self._quantization
+        if self._is_packed:
+            rows, columns = self.shape
+            words, zeros = self._dense("weight_packed"), self._optional("weight_zero_point")
+            scales = self._dense("weight_scale")
+            codes = matrices.from_packed(words, zeros, scales, (rows, columns))
+            return matrices.stored(codes, self._groups)
+        words, scales = self._dense("qweight"), self._dense("scales")
+        if quantization.method == "awq":
+            return matrices.stored(matrices.from_awq(words, self._dense("qzeros"), scales))
         codes = matrices.from_gptq(
             words,
-            zeros,
+            self._optional("qzeros"),
             scales,
-            self._quantization.bits,
-            zeros_less_one=self._quantization.zeros_less_one,
+            quantization.bits,
+            zeros_less_one=quantization.zeros_less_one,
         )
-        return matrices.stored(codes, self._groups_of(module))
+        return matrices.stored(codes, self._groups)
 
-    def _groups_of(self, module: str) -> torch.Tensor | None:
+    @cached_property
+    def _groups(self) -> torch.Tensor | None:
         """The group of each input feature; ``None`` where equal groups follow each other."""
-        is_packed = f"{module}.weight_packed" in self._files.names
-        name = f"{module}.{'weight_g_idx' if is_packed else 'g_idx'}"
+        name, scales = ("weight_g_idx", "weight_scale") if self._is_packed else ("g_idx", "scales")
         groups = self._optional(name)
         if groups is None or bool((groups < 0).any()):
             return None
-        scales = f"{module}.{'weight_scale' if is_packed else 'scales'}"
-        num_groups = self._files.shape_of(scales)[1 if is_packed else 0]
+        num_groups = self._files[f"{self._module}.{scales}"].shape[1 if self._is_packed else 0]
         if int(groups.max()) >= num_groups:
-            raise BadFileError(f"{name} names the group {int(groups.max())} of {num_groups}")
+            raise BadFileError(
+                f"{self._module}.{name} names the group {int(groups.max())} of {num_groups}"
+            )
         is_even = len(groups) % num_groups == 0
         return None if is_even and bool((groups.diff() >= 0).all()) else groups
 
-    def _optional(self, name: str) -> torch.Tensor | None:
-        return self._files.dense(name) if name in self._files.names else None
+    def _dense(self, kind: str) -> torch.Tensor:
+        return self._files.dense(f"{self._module}.{kind}")
 
-    def _needed(self, tensor: torch.Tensor | None, module: str) -> torch.Tensor:
-        if tensor is None:
-            raise MissingTensorError(f"the safetensors files have no zero points of {module}")
-        return tensor
-
-    def format_of(self, name: str) -> str:
-        """Returns the format as it is kept: codes whose groups do not follow each other are
-        multiplied out."""
-        if name in self._plain:
-            return self._files.format_of(name)
-        if name in self._scaled:
-            return FP8 if self._files.format_of(name) == FP8 else INT8
-        module = self._module(name)
-        if self._groups_of(module) is not None:
-            return "BF16"
-        return INT4 if self._bits_of(module) == 4 else INT8
-
-    def _bits_of(self, module: str) -> int:
-        if self._quantization.method != "compressed-tensors":
-            return self._quantization.bits
-        words = self._files.shape_of(f"{module}.weight_packed")[1]
-        return 32 * words // self.shape_of(f"{module}.weight")[1]
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        if name in self._plain or name in self._scaled:
-            return self._files.shape_of(name)
-        module = self._module(name)
-        if f"{module}.weight_packed" in self._files.names:
-            return tuple(int(size) for size in self._files.dense(f"{module}.weight_shape").tolist())
-        first, second = self._files.shape_of(f"{module}.qweight")
-        if self._quantization.method == "awq":
-            return 8 * second, first
-        return second, first * 32 // self._quantization.bits
-
-    def bytes_of(self, name: str) -> int:
-        if name in self._plain:
-            return self._files.bytes_of(name)
-        if name in self._scaled:
-            return sum(map(self._files.bytes_of, (name, self._scaled[name])))
-        module = self._module(name)
-        endings = CODES + BESIDE
-        held = [f"{module}{end}" for end in endings if f"{module}{end}" in self._files.names]
-        return sum(map(self._files.bytes_of, held))
-
-    def _module(self, name: str) -> str:
-        try:
-            return self._modules[name]
-        except KeyError:
-            raise MissingTensorError(f"the safetensors files have no tensor {name}") from None
+    def _optional(self, kind: str) -> torch.Tensor | None:
+        return self._dense(kind) if f"{self._module}.{kind}" in self._files.names else None
 
 
 def check_words(files: SafetensorsFiles, module: str, quantization: Quantization) -> None:

@@ -25,19 +25,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import torch
 
-from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
+from inference.loading.safetensors.tensors import DTYPE_BYTES, SafeTensor, SafetensorsFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     TWICE_THE_MXFP4_VALUES,
-    DenseWeight,
     GroupedWeight,
     StoredWeight,
-    written_out,
 )
 from inference.protocol.load_errors import (
     BadFileError,
@@ -53,29 +50,19 @@ _INTERLEAVED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_sca
 _TRANSPOSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    stack: str
-    """The stacked tensor's name, without its ending."""
-    expert: int
-    outputs: slice
-    """Which of an expert's outputs in the stack the part has."""
-    is_bias: bool = False
-
-
 def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
     """``files`` themselves where they hold no such experts. Raises ``BadFileError``."""
     stacked = [name for name in files.names if _ending(name) is not None]
-    parts: dict[str, _Part] = {}
+    parts: dict[str, FileTensor] = {}
     for name in stacked:
         if _ending(name) == "_bias":
             parts |= _interleaved_parts(files, name.removesuffix("_bias"))
-    return StackedExperts(files, parts, stacked) if parts else files
+    return _cut(files, parts, stacked)
 
 
 def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
     """``files`` themselves where they hold no such stacks."""
-    parts: dict[str, _Part] = {}
+    parts: dict[str, FileTensor] = {}
     stacked = [n for n in files.names if _is_transposed(n, files.shape_of(n), hidden_size)]
     for stack in stacked:
         num_experts, _, num_outputs = files.shape_of(stack)
@@ -84,77 +71,65 @@ def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
         for expert in range(num_experts):
             for index, name in enumerate(names):
                 outputs = slice(index * width, (index + 1) * width)
-                parts[f"{_prefix(stack)}.{expert}.{name}.weight"] = _Part(stack, expert, outputs)
-    return StackedExperts(files, parts, stacked) if parts else files
+                own = f"{_prefix(stack)}.{expert}.{name}.weight"
+                parts[own] = DenseExpert(files[stack], expert, outputs)
+    return _cut(files, parts, stacked)
 
 
-class StackedExperts(WrappedFiles):
-    _files: SafetensorsFiles
+def _cut(
+    files: SafetensorsFiles, parts: Mapping[str, FileTensor], stacked: Collection[str]
+) -> TensorFiles:
+    """``stacked``: the names in the files that come out as ``parts``."""
+    if not parts:
+        return files
+    others = {name: files[name] for name in files.names if name not in stacked}
+    return TensorFiles({**others, **parts}, files.close)
+
+
+class ExpertBias(FileTensor):
+    def __init__(self, stack: SafeTensor, expert: int, outputs: slice) -> None:
+        """``outputs``: which of an expert's outputs in the stack are the tensor's."""
+        self._stack, self._expert, self._outputs = stack, expert, outputs
+        self.shape, self.format = (_count(outputs, stack.shape[1]),), stack.format
+        self.num_bytes = self.shape[0] * DTYPE_BYTES[stack.format]
+
+    def dense(self) -> torch.Tensor:
+        return self._stack.part(self._expert)[self._outputs]
+
+
+class DenseExpert(FileTensor):
+    def __init__(self, stack: SafeTensor, expert: int, outputs: slice) -> None:
+        self._stack, self._expert, self._outputs = stack, expert, outputs
+        _, inputs, num_outputs = stack.shape
+        self.shape, self.format = (_count(outputs, num_outputs), inputs), stack.format
+        self.num_bytes = math.prod(self.shape) * DTYPE_BYTES[stack.format]
+
+    def dense(self) -> torch.Tensor:
+        outputs = self._outputs
+        if outputs.step is None:
+            columns = self._stack.columns(self._expert, outputs.start, outputs.stop)
+        else:
+            columns = self._stack.part(self._expert)[:, outputs]
+        return columns.T.contiguous()
+
+
+class PackedExpert(FileTensor):
+    format = MXFP4
 
     def __init__(
-        self, files: SafetensorsFiles, parts: Mapping[str, _Part], stacked: Collection[str]
+        self, name: str, blocks: SafeTensor, scales: SafeTensor, expert: int, outputs: slice
     ) -> None:
-        """``stacked``: the names in the files that come out as ``parts``."""
-        super().__init__(files)
-        self._parts = parts
-        self._names = parts.keys() | (set(files.names) - set(stacked))
+        self._name, self._blocks, self._scales = name, blocks, scales
+        self._expert, self._outputs = expert, outputs
+        num_groups = blocks.shape[2]
+        self.shape = _count(outputs, blocks.shape[1]), num_groups * GROUP_FEATURES
+        self.num_bytes = self.shape[0] * num_groups * BYTES_PER_GROUP
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._names
-
-    def dense(self, name: str) -> torch.Tensor:
-        part = self._parts.get(name)
-        if part is None:
-            return super().dense(name)
-        if part.is_bias:
-            return self._files.part(f"{part.stack}_bias", part.expert)[part.outputs]
-        return written_out(self.stored(name))
-
-    def stored(self, name: str) -> StoredWeight:
-        part = self._parts.get(name)
-        if part is None:
-            return super().stored(name)
-        if _is_packed(self._files, part.stack):
-            blocks = self._files.part(f"{part.stack}_blocks", part.expert)[part.outputs]
-            scales = self._files.part(f"{part.stack}_scales", part.expert)[part.outputs]
-            return unpacked(blocks, scales, name)
-        if part.outputs.step is None:
-            first, last = part.outputs.start, part.outputs.stop
-            columns = self._files.columns(part.stack, part.expert, first, last)
-        else:
-            columns = self._files.part(part.stack, part.expert)[:, part.outputs]
-        return DenseWeight(weight=columns.T.contiguous())
-
-    def format_of(self, name: str) -> str:
-        part = self._parts.get(name)
-        if part is None:
-            return super().format_of(name)
-        if not part.is_bias and _is_packed(self._files, part.stack):
-            return MXFP4
-        return self._files.format_of(f"{part.stack}_bias" if part.is_bias else part.stack)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        part = self._parts.get(name)
-        if part is None:
-            return super().shape_of(name)
-        if part.is_bias:
-            return (_count(part.outputs, self._files.shape_of(f"{part.stack}_bias")[1]),)
-        if _is_packed(self._files, part.stack):
-            blocks = self._files.shape_of(f"{part.stack}_blocks")
-            return _count(part.outputs, blocks[1]), blocks[2] * GROUP_FEATURES
-        _, inputs, num_outputs = self._files.shape_of(part.stack)
-        return _count(part.outputs, num_outputs), inputs
-
-    def bytes_of(self, name: str) -> int:
-        part = self._parts.get(name)
-        if part is None:
-            return super().bytes_of(name)
-        num_elements = math.prod(self.shape_of(name))
-        if not part.is_bias and _is_packed(self._files, part.stack):
-            return num_elements // GROUP_FEATURES * BYTES_PER_GROUP
-        source = f"{part.stack}_bias" if part.is_bias else part.stack
-        return num_elements * self._files.element_bytes(source)
+    def stored(self) -> StoredWeight:
+        blocks, scales = (
+            stack.part(self._expert)[self._outputs] for stack in (self._blocks, self._scales)
+        )
+        return unpacked(blocks, scales, self._name)
 
 
 def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight") -> GroupedWeight:
@@ -170,17 +145,18 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
     return GroupedWeight(bits=8, codes=codes, scales=powers, is_mxfp4=True)
 
 
-def _interleaved_parts(files: SafetensorsFiles, stack: str) -> dict[str, _Part]:
-    num_experts = _check_stack(files, stack)
-    names = _projections(stack)
-    has_weights = _is_packed(files, stack) or stack in files.names
-    parts: dict[str, _Part] = {}
-    for expert in range(num_experts):
+def _interleaved_parts(files: SafetensorsFiles, stack: str) -> dict[str, FileTensor]:
+    names, parts = _projections(stack), dict[str, FileTensor]()
+    for expert in range(_check_stack(files, stack)):
         for index, name in enumerate(names):
             outputs, own = slice(index, None, len(names)), f"{_prefix(stack)}.{expert}.{name}"
-            if has_weights:
-                parts[f"{own}.weight"] = _Part(stack, expert, outputs)
-            parts[f"{own}.bias"] = _Part(stack, expert, outputs, is_bias=True)
+            weight = f"{own}.weight"
+            if _is_packed(files, stack):
+                blocks, scales = files[f"{stack}_blocks"], files[f"{stack}_scales"]
+                parts[weight] = PackedExpert(weight, blocks, scales, expert, outputs)
+            elif stack in files.names:
+                parts[weight] = DenseExpert(files[stack], expert, outputs)
+            parts[f"{own}.bias"] = ExpertBias(files[f"{stack}_bias"], expert, outputs)
     return parts
 
 

@@ -5,7 +5,6 @@ runs."""
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -74,18 +73,6 @@ def files_under(directory: Path, *, is_deep: bool = True) -> Iterator[tuple[Path
                 continue
         if not is_deep:
             return
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds an exclusive lock on the file."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        pass
-    return False
 
 
 def check_sha256(path: Path, expected: str, on_progress: OnProgress = lambda _: None) -> None:

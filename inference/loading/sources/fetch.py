@@ -16,12 +16,12 @@ from typing import NoReturn
 import msgspec
 
 from inference.loading.progress import OnProgress, read_order, send
-from inference.loading.sources.cached import list_cached, sweep_orphans
+from inference.loading.sources.cached import list_cached
 from inference.loading.sources.disk import unwritten
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +63,6 @@ def main() -> NoReturn:
 
 def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
     cache_dir = Path(order.cache_dir)
-    swept = sweep_orphans(cache_dir, only_source=order.spec.source)
-    for source, num_bytes in swept.items():
-        detail = f"{num_bytes:,} bytes of broken downloads of {source} were removed"
-        on_progress(LoadProgress(stage=LoadStage.DOWNLOADING, detail=detail))
     before = _cached_names(cache_dir, order.spec)
     try:
         files = fetch_files(order.spec, cache_dir, order.free_memory_bytes, on_progress)

@@ -28,12 +28,20 @@ from inference.protocol.load_errors import (
     QuantizationNotFoundError,
 )
 
-TEXT_FILES = (
+CONFIG_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+)
+"""Files that decide whether a model can run here."""
+TEXT_FILES = (
+    *CONFIG_FILES,
+    "tokenizer.json",
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -43,24 +51,7 @@ TEXT_FILES = (
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     "vocab.txt",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "1_Pooling/config.json",
 )
-CONFIG_FILES = frozenset(
-    {
-        "config.json",
-        "generation_config.json",
-        "preprocessor_config.json",
-        "tokenizer_config.json",
-        "modules.json",
-        "sentence_bert_config.json",
-        "config_sentence_transformers.json",
-        "1_Pooling/config.json",
-    }
-)
-"""Files that decide whether a model can run here."""
 SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -75,6 +66,47 @@ JOINED_BY = "+"
 PREFERRED_TYPES = ("BF16", "F16", "Q8_0", "F32")
 
 
+@dataclass(frozen=True, slots=True)
+class WantedFiles:
+    """The file or quant that a load's ``file`` names."""
+
+    weights: str | None = None
+    """A file's name or a quant; ``None``: the best that fit."""
+    projector: str | None = None
+    """An mmproj file's name, or ``NO_PROJECTOR``; ``None``: the one beside the weights."""
+
+    @property
+    def is_text_only(self) -> bool:
+        return self.projector == NO_PROJECTOR
+
+    @property
+    def names_projector(self) -> bool:
+        """Whether the mmproj file is not looked for beside the weights."""
+        return self.projector not in (None, NO_PROJECTOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenFiles:
+    """Names in a source."""
+
+    weights: tuple[str, ...]
+    projector: str | None
+    wanted: WantedFiles
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.weights if self.projector is None else (*self.weights, self.projector)
+
+    def at(self, directory: Path, path_of: Callable[[str], Path]) -> ModelFiles:
+        """``directory``: of the config and the tokenizer. ``path_of``: where a file lies."""
+        return ModelFiles(
+            directory=directory,
+            weights=tuple(path_of(name) for name in self.weights),
+            projector=None if self.projector is None else path_of(self.projector),
+            wanted=self.wanted,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
     """Files on this disk, complete. ``weights`` are all GGUF or all .safetensors, in order."""
@@ -84,9 +116,7 @@ class ModelFiles:
     weights: tuple[Path, ...]
     projector: Path | None = None
     """The mmproj file of a GGUF model: its vision tower."""
-    is_projector_named: bool = False
-    """The load named the mmproj file: it was not looked for beside the weights."""
-    is_text_only: bool = False
+    wanted: WantedFiles = WantedFiles()
 
     @property
     def all_weights(self) -> tuple[Path, ...]:
@@ -122,8 +152,8 @@ def quant_of(stem: str) -> str | None:
 def config_files(names: Collection[str]) -> tuple[str, ...]:
     """The files, without weights, that decide whether a source can run here. They include the
     tokenizer, which has an embedding model's lower-casing."""
-    wanted = CONFIG_FILES | {TOKENIZER} if SENTENCE_CONFIG in names else CONFIG_FILES
-    return tuple(sorted(wanted & set(names)))
+    wanted = (*CONFIG_FILES, TOKENIZER) if SENTENCE_CONFIG in names else CONFIG_FILES
+    return tuple(name for name in wanted if name in names)
 
 
 def choose_weights(
@@ -230,38 +260,6 @@ def _not_found(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WantedFiles:
-    """The file or quant that a load's ``file`` names."""
-
-    weights: str | None
-    """A file's name or a quant; ``None``: the best that fit."""
-    projector: str | None
-    """An mmproj file's name, or ``NO_PROJECTOR``; ``None``: the one beside the weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenFiles:
-    weights: tuple[str, ...]
-    projector: str | None = None
-    is_projector_named: bool = False
-    is_text_only: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.weights if self.projector is None else (*self.weights, self.projector)
-
-    def at(self, directory: Path, path_of: Callable[[str], Path]) -> ModelFiles:
-        """``directory``: of the config and the tokenizer. ``path_of``: where a file lies."""
-        return ModelFiles(
-            directory=directory,
-            weights=tuple(path_of(name) for name in self.weights),
-            projector=None if self.projector is None else path_of(self.projector),
-            is_projector_named=self.is_projector_named,
-            is_text_only=self.is_text_only,
-        )
-
-
 def wanted_files(file: str | None) -> WantedFiles:
     """A file that is named by its path alone is an mmproj file. Raises ``BadSourceError``."""
     if file is not None and file.startswith("/") and is_projector(file):
@@ -293,14 +291,12 @@ def choose_files(
 def _chosen(
     sizes: Mapping[str, int], wanted: WantedFiles, free_bytes: int, reads_images: bool
 ) -> ChosenFiles:
-    weights = choose_weights(sizes, wanted.weights, free_bytes)
-    if wanted.projector == NO_PROJECTOR:
-        return ChosenFiles(weights=weights, is_text_only=True)
-    if wanted.projector is not None:
-        name = _named_projector(sizes, weights, wanted.projector)
-        return ChosenFiles(weights=weights, projector=name, is_projector_named=True)
-    found = projector_beside(sizes, weights) if reads_images else None
-    return ChosenFiles(weights=weights, projector=found)
+    weights, projector = choose_weights(sizes, wanted.weights, free_bytes), None
+    if wanted.names_projector:
+        projector = _named_projector(sizes, weights, str(wanted.projector))
+    elif reads_images and not wanted.is_text_only:
+        projector = projector_beside(sizes, weights)
+    return ChosenFiles(weights=weights, projector=projector, wanted=wanted)
 
 
 def projector_beside(sizes: Mapping[str, int], weights: Sequence[str]) -> str | None:

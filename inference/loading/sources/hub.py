@@ -8,12 +8,10 @@ names for a URL.
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 from huggingface_hub import (
@@ -25,7 +23,6 @@ from huggingface_hub import (
     hf_hub_url,
     is_offline_mode,
     set_client_factory,
-    try_to_load_from_cache,
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -37,44 +34,10 @@ from inference.proxies import UnsupportedProxyError, proxy_for
 
 ANSWER_LIMIT_S = 10.0
 """The limit of each read of an answer."""
-TOTAL_LIMIT_S = 30.0
-"""The limit of a whole question, where no watched process asks it."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-HUB_THREADS = threading.BoundedSemaphore(8)
-"""Threads that are free for questions to the hub."""
-
-Result = TypeVar("Result")
-
-
-class DeadlineError(Exception):
-    """There was no answer in time, or earlier questions have no answer yet."""
-
-
-def within(
-    limit_s: float, ask: Callable[[], Result], *, threads: threading.BoundedSemaphore = HUB_THREADS
-) -> Result:
-    """A total deadline for a question to the hub, whose client's time limits are for each read. One
-    without an answer is left to a daemon thread, which holds up no page and no shutdown. Raises
-    ``DeadlineError``, and what ``ask`` raises."""
-    if not threads.acquire(timeout=limit_s):
-        raise DeadlineError
-    answer: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised where it was asked
-            answer.set_exception(error)
-        finally:
-            threads.release()
-
-    threading.Thread(target=run, name="deadline", daemon=True).start()
-    if not wait([answer], timeout=limit_s).done:
-        raise DeadlineError
-    return answer.result()
 
 
 def open_client() -> httpx2.Client:
@@ -157,43 +120,25 @@ class HuggingFaceHub:
             return None
         api = HfApi(endpoint=self._endpoint, token=self._token)
         try:
-            return within(
-                TOTAL_LIMIT_S,
-                lambda: api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha,
-            )
-        except (HfHubHTTPError, HFValidationError, TransportError, OSError, DeadlineError):
+            return api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha
+        except (HfHubHTTPError, HFValidationError, TransportError, OSError):
             return None
 
-    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
-        cached = try_to_load_from_cache(repo, name, cache_dir=cache_dir, revision=revision)
-        if not isinstance(cached, str) and not constants.HF_HUB_OFFLINE:
-            self._transfer(repo, revision, name, cache_dir)
-        path = hf_hub_download(
-            repo,
-            name,
-            revision=revision,
-            cache_dir=cache_dir,
-            endpoint=self._endpoint,
-            token=self._token,
-        )
-        return Path(path)
-
-    def _transfer(self, repo: str, revision: str, name: str, cache_dir: Path) -> None:
-        """Leaves the file's blob in the cache, continuing a partial one."""
-        url = hf_hub_url(repo, name, revision=revision, endpoint=self._endpoint)
+    def fetch(self, repo: str, commit: str, name: str, cache_dir: Path) -> Path:
+        """Transfers a file's blob, continuing a partial one; huggingface_hub links it."""
+        common: dict[str, Any] = {"endpoint": self._endpoint, "token": self._token}
+        url = hf_hub_url(repo, name, revision=commit, endpoint=self._endpoint)
         headers = build_hf_headers(token=self._token)
-        found = get_hf_file_metadata(
-            url, headers=headers, token=self._token, endpoint=self._endpoint
-        )
-        if not found.etag or found.size is None:
-            return
-        blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        is_sha256 = SHA256.fullmatch(found.etag) is not None
-        transfer(
-            url,  # which redirects to a store of files, each time by another signed address
-            blob,
-            num_bytes=found.size,
-            headers=headers,
-            sha256=found.etag if is_sha256 else None,
-        )
+        found = get_hf_file_metadata(url, headers=headers, **common)
+        if found.etag and found.size is not None:
+            blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            is_sha256 = SHA256.fullmatch(found.etag) is not None
+            transfer(
+                url,  # which redirects to a store of files, each time by another signed address
+                blob,
+                num_bytes=found.size,
+                headers=headers,
+                sha256=found.etag if is_sha256 else None,
+            )
+        return Path(hf_hub_download(repo, name, revision=commit, cache_dir=cache_dir, **common))

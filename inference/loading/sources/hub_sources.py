@@ -10,7 +10,7 @@ sent another one's token. Imports neither torch nor huggingface_hub, which takes
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from inference.settings.neuron import HF_CACHE
@@ -39,52 +39,45 @@ def repository_dir(hub_dir: Path, repo: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """``named``: as the operator has set it; ``None``: Hugging Face."""
+    """Hugging Face, unless the operator has named another."""
 
-    named: NamedSource | None = None
-
-    @property
-    def scheme(self) -> str:
-        return HUGGINGFACE if self.named is None else self.named.scheme
-
-    @property
-    def endpoint(self) -> str | None:
-        """``None``: huggingface_hub's own, which ``HF_ENDPOINT`` names."""
-        return None if self.named is None else self.named.endpoint
-
-    @property
-    def token(self) -> str | bool | None:
-        """As huggingface_hub takes it: ``None`` means its own token, ``False`` none at all."""
-        if self.named is None:
-            return None
-        return (os.environ.get(self.named.token_variable or "") or "").strip() or False
-
-    @property
-    def token_words(self) -> str:
-        """The variables that an operator sets for it, for "set … on this host"."""
-        if self.named is None:
-            return "HF_TOKEN"
-        return self.named.token_variable or f"token=VARIABLE for {self.scheme} in {SOURCES.name}"
-
-    @property
-    def owner(self) -> str:
-        """Who answers, as the subject of a sentence."""
-        return "the hub" if self.named is None else f"the source {self.scheme}"
+    scheme: str = HUGGINGFACE
+    endpoint: str | None = None
+    """``None``: huggingface_hub's own, which ``HF_ENDPOINT`` names."""
+    token: str | bool | None = field(default=None, repr=False)
+    """As huggingface_hub takes it: ``None`` means its own token, ``False`` none at all."""
+    token_words: str = "HF_TOKEN"
+    """The variables that an operator sets for it, for "set … on this host"."""
+    owner: str = "the hub"
+    """Who answers, as the subject of a sentence."""
+    cache: Path | None = None
 
     def directory(self, cache_dir: Path) -> Path:
         """``cache_dir``: the neuron's cache of all models."""
-        if self.named is None:
+        if self.scheme == HUGGINGFACE:
             return hub_cache_dir(cache_dir)
-        return (self.named.cache or cache_dir / NAMED_SOURCES) / self.scheme
+        return (self.cache or cache_dir / NAMED_SOURCES) / self.scheme
 
 
 HUGGINGFACE_SOURCE = HubSource()
 
 
+def _named(source: NamedSource) -> HubSource:
+    variable = source.token_variable
+    return HubSource(
+        scheme=source.scheme,
+        endpoint=source.endpoint,
+        token=(os.environ.get(variable or "") or "").strip() or False,
+        token_words=variable or f"token=VARIABLE for {source.scheme} in {SOURCES.name}",
+        owner=f"the source {source.scheme}",
+        cache=source.cache,
+    )
+
+
 def hub_sources() -> tuple[HubSource, ...]:
     """Hugging Face first. Read from the environment now."""
     named = SOURCES.read(os.environ).by_order
-    return (HUGGINGFACE_SOURCE, *(HubSource(one) for one in named))
+    return (HUGGINGFACE_SOURCE, *(_named(one) for one in named))
 
 
 def hub_source(scheme: str) -> HubSource | None:

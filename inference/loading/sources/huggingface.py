@@ -1,13 +1,18 @@
 """``huggingface:org/name``: the files of one model out of a hub repository, through its cache.
 Named sources are read the same way, each from its endpoint and through its own cache.
 
+    hub's listing ─┐
+                   ├─▶ names ─▶ pending ─▶ fetched one by one, where they are not cached ─▶ paths
+    cached files ──┘   (where the hub cannot be asked, or with HF_HUB_OFFLINE)
+
 Hugging Face's cache is the user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data
-directory. Cached files need no network, and with HF_HUB_OFFLINE none is tried.
+directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
@@ -24,7 +29,7 @@ from huggingface_hub.errors import (
 
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.progress import OnProgress, run_watched
-from inference.loading.sources.disk import bytes_under, check_disk, is_disk_full
+from inference.loading.sources.disk import bytes_under, check_disk, files_under, is_disk_full
 from inference.loading.sources.files import (
     SAFETENSORS_INDEX,
     TEXT_FILES,
@@ -65,57 +70,60 @@ class Repository:
         on_progress: OnProgress,
         *,
         source: HubSource = HUGGINGFACE_SOURCE,
-        hub: HuggingFaceHub | None = None,
     ) -> None:
         self._repo = repo
         self._revision = revision
         self._source = source
-        self._hub = hub or HuggingFaceHub(source.endpoint, source.token)
+        self._hub = HuggingFaceHub(source.endpoint, source.token)
         self._hub_dir = source.directory(cache_dir)
         self._on_progress = on_progress
 
     def download(self, wanted: str | None, free_bytes: int) -> ModelFiles:
         """``wanted``: a load's ``file``. ``free_bytes``: the memory that a choice among several
         quants must fit. Raises ``LoadError``."""
-        try:
-            listing = self._hub.list_files(self._repo, self._revision)
-        except (HfHubHTTPError, HFValidationError) as error:
-            raise self._named(error) from error
-        except (OfflineModeIsEnabled, TransportError) as error:
-            return self._from_cache(wanted, free_bytes, error)
-        chosen = choose_files(
-            listing.sizes,
-            wanted_files(wanted),
-            free_bytes,
-            reads_images=may_read_images(listing.gguf_architecture),
-        )
-        weights = chosen.weights
-        texts = [name for name in TEXT_FILES if name in listing.sizes]
-        if len(weights) > 1 and SAFETENSORS_INDEX in listing.sizes:
-            texts.append(SAFETENSORS_INDEX)
-        try:
-            self._check_runs_here(listing, texts, weights)
+        with self._named_errors():
+            listing = self._listing()
+            reads_images = may_read_images(listing.gguf_architecture)
+            named = wanted_files(wanted)
+            chosen = choose_files(listing.sizes, named, free_bytes, reads_images=reads_images)
+            texts = [name for name in TEXT_FILES if name in listing.sizes]
+            if len(chosen.weights) > 1 and SAFETENSORS_INDEX in listing.sizes:
+                texts.append(SAFETENSORS_INDEX)
+            self._check_runs_here(listing, texts, chosen.weights)
             paths = self._fetch_all(listing, [*texts, *chosen.names])
-        except (TransportError, LocalEntryNotFoundError, OSError) as error:
-            raise self._named(error) from error
-        directory = paths[weights[0]].parents[weights[0].count("/")]
-        return chosen.at(directory, paths.__getitem__)
+        first = chosen.weights[0]
+        return chosen.at(paths[first].parents[first.count("/")], paths.__getitem__)
 
     def download_folder(self, wanted: Sequence[str]) -> Path | None:
         """The folder with those files of ``wanted`` that the repository has; ``None``: it has none
         of them. Raises ``LoadError``."""
-        try:
-            listing = self._hub.list_files(self._repo, self._revision)
+        with self._named_errors():
+            listing = self._listing()
             names = [name for name in wanted if name in listing.sizes]
-            if not names:
-                return None
-            return self._fetch_all(listing, names)[names[0]].parent
-        except (OfflineModeIsEnabled, TransportError, LocalEntryNotFoundError, OSError) as error:
-            if isinstance(error, HfHubHTTPError):
-                raise self._named(error) from error
-            return self._cached_snapshot(error)
-        except HFValidationError as error:
-            raise self._named(error) from error
+            return self._fetch_all(listing, names)[names[0]].parent if names else None
+
+    def _listing(self) -> RepositoryListing:
+        """The hub's; where it cannot be asked, that of the newest files that are cached."""
+        try:
+            return self._hub.list_files(self._repo, self._revision)
+        except HfHubHTTPError:
+            raise
+        except (OfflineModeIsEnabled, TransportError) as error:
+            cause = error
+        try:
+            snapshot = snapshot_download(
+                self._repo, revision=self._revision, cache_dir=self._hub_dir, local_files_only=True
+            )
+        except (LocalEntryNotFoundError, HFValidationError):
+            raise DownloadFailedError(
+                f"{self._repo} is not in the cache and the hub cannot be asked: "
+                f"{_first_line(cause)}"
+            ) from cause
+        files = {
+            path.relative_to(snapshot).as_posix(): stats.st_size
+            for path, stats in files_under(Path(snapshot))
+        }
+        return RepositoryListing(commit=Path(snapshot).name, sizes=files)
 
     def _check_runs_here(
         self, listing: RepositoryListing, texts: Sequence[str], weights: Sequence[str]
@@ -133,76 +141,58 @@ class Repository:
         check_directory_config(configs["config.json"].parent)
 
     def _fetch_all(self, listing: RepositoryListing, names: Sequence[str]) -> dict[str, Path]:
-        total = sum(listing.sizes[name] for name in names)
+        commit, sizes = listing.commit, listing.sizes
+        total = sum(sizes[name] for name in names)
         repository = repository_dir(self._hub_dir, self._repo)
         blobs_dir = repository / "blobs"
         finished: dict[str, Path] = {}
         wanted = {
-            name: PendingFile(num_bytes=listing.sizes[name], etag=listing.etags.get(name, ""))
+            name: PendingFile(num_bytes=sizes[name], etag=listing.etags.get(name, ""))
             for name in names
         }
-        pending_add(repository, listing.commit, wanted)
+        pending_add(repository, commit, wanted)
         resumed_bytes = partial_bytes(repository, wanted.values())
         bytes_before = bytes_under(blobs_dir) - resumed_bytes
-        missing = sum(
-            listing.sizes[name] for name in names if not self._is_cached(listing.commit, name)
-        )
+        missing = sum(sizes[name] for name in names if self._cached(commit, name) is None)
         check_disk(blobs_dir, missing - resumed_bytes, self._repo)
 
         def fetch() -> None:
             for name in names:
-                finished[name] = self._fetch(listing.commit, name)
-            pending_remove(repository, listing.commit, names)
+                finished[name] = self._fetch(commit, name)
+            pending_remove(repository, commit, names)
 
         def report() -> None:
             # Bytes of earlier downloads (other quants too) are not this one's progress, except in
             # files that are finished without a transfer.
             transferred = bytes_under(blobs_dir) - bytes_before
-            known = sum(listing.sizes[name] for name in list(finished))
-            done = min(total, max(transferred, known))
+            done = min(total, max(transferred, sum(sizes[name] for name in list(finished))))
             check_disk(blobs_dir, missing - transferred, self._repo)
             self._on_progress(
                 LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=self._repo)
             )
 
         run_watched(fetch, report)
-        # By name this time: so the cache learns which commit the name means, for days offline.
-        self._fetch(self._revision or "main", names[0])
+        if self._revision != commit:
+            # huggingface_hub's note of the commit that the name means, for days offline.
+            ref = repository / "refs" / (self._revision or "main")
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(commit)
         return finished
 
-    def _fetch(self, revision: str, name: str) -> Path:
-        return self._hub.fetch(self._repo, revision, name, self._hub_dir)
+    def _fetch(self, commit: str, name: str) -> Path:
+        cached = self._cached(commit, name)
+        return cached or self._hub.fetch(self._repo, commit, name, self._hub_dir)
 
-    def _is_cached(self, commit: str, name: str) -> bool:
+    def _cached(self, commit: str, name: str) -> Path | None:
         cached = try_to_load_from_cache(self._repo, name, cache_dir=self._hub_dir, revision=commit)
-        return isinstance(cached, str)
+        return Path(cached) if isinstance(cached, str) else None
 
-    def _from_cache(self, wanted: str | None, free_bytes: int, cause: Exception) -> ModelFiles:
-        snapshot = self._cached_snapshot(cause)
-        sizes = {
-            path.relative_to(snapshot).as_posix(): path.stat().st_size
-            for path in snapshot.rglob("*")
-            if path.is_file()
-        }
-        chosen = choose_files(sizes, wanted_files(wanted), free_bytes)
-        return chosen.at(snapshot, lambda name: snapshot / name)
-
-    def _cached_snapshot(self, cause: Exception) -> Path:
-        """The newest that an earlier download left."""
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
         try:
-            return Path(
-                snapshot_download(
-                    self._repo,
-                    revision=self._revision,
-                    cache_dir=self._hub_dir,
-                    local_files_only=True,
-                )
-            )
-        except (LocalEntryNotFoundError, HFValidationError):
-            raise DownloadFailedError(
-                f"{self._repo} is not in the cache and the hub cannot be asked: "
-                f"{_first_line(cause)}"
-            ) from cause
+            yield
+        except (HFValidationError, TransportError, OSError) as error:
+            raise self._named(error) from error
 
     def _named(self, error: Exception) -> LoadError:
         """In the operator's words; the cause keeps the hub's."""

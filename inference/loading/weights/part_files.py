@@ -4,7 +4,7 @@ is read, and a stage reads its layers' tensors."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from inference.loading.preflight import FP8
 from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
 from inference.models.parallel.shares import (
@@ -39,49 +39,37 @@ _BLOCK_FEATURES: dict[str, int] = {
 }
 
 
-class RankFiles(WrappedFiles):
-    def __init__(self, files: TensorFiles, cuts: RankCuts) -> None:
-        super().__init__(files)
-        self._zeroed = cuts.zeroed
-        self._cuts = dict(cuts.cuts)
-        self._names = [name for name in files.names if name not in cuts.absent]
+def rank_files(files: TensorFiles, cuts: RankCuts) -> TensorFiles:
+    return TensorFiles(
+        {
+            name: RankTensor(files[name], cuts.cuts.get(name), is_zeroed=name in cuts.zeroed)
+            for name in files.names
+            if name not in cuts.absent
+        },
+        files.close,
+    )
 
-    @property
-    def names(self) -> Collection[str]:
-        return self._names
 
-    def dense(self, name: str) -> torch.Tensor:
-        tensor = self._files.dense(name)
-        if name in self._zeroed:
+class RankTensor(FileTensor):
+    """A part is cut from the whole, so it has no reader. Blocks of scales are not cut: a part of
+    fp8 is multiplied out."""
+
+    def __init__(self, whole: FileTensor, cut: Cut | None, *, is_zeroed: bool) -> None:
+        self._whole, self._cut, self._is_zeroed = whole, cut, is_zeroed
+        self.format, self.shape = whole.format, whole.shape
+        if cut is not None:
+            self.shape = (*whole.shape[: cut.axis], cut.length, *whole.shape[cut.axis + 1 :])
+        self.num_bytes = whole.num_bytes * math.prod(self.shape) // math.prod(whole.shape)
+
+    def dense(self) -> torch.Tensor:
+        tensor = self._whole.dense()
+        if self._is_zeroed:
             return torch.zeros_like(tensor)
-        cut = self._cuts.get(name)
-        return tensor if cut is None else cut_tensor(tensor, cut)
+        return tensor if self._cut is None else cut_tensor(tensor, self._cut)
 
-    def stored(self, name: str) -> StoredWeight:
-        stored = self._files.stored(name)
-        cut = self._cuts.get(name)
-        return stored if cut is None else cut_weight(stored, cut)
-
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return with_tensors(self.stored(name), lambda tensor: tensor[first:last])
-
-    def reader(self, name: str) -> None:
-        """A part is cut from the whole."""
-
-    def has_fp8(self, name: str) -> bool:
-        """Blocks of scales are not cut: a part of fp8 is multiplied out."""
-        return False
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        shape = self._files.shape_of(name)
-        cut = self._cuts.get(name)
-        if cut is None:
-            return shape
-        return (*shape[: cut.axis], cut.length, *shape[cut.axis + 1 :])
-
-    def bytes_of(self, name: str) -> int:
-        whole = math.prod(self._files.shape_of(name))
-        return self._files.bytes_of(name) * math.prod(self.shape_of(name)) // whole
+    def stored(self) -> StoredWeight:
+        stored = self._whole.stored()
+        return stored if self._cut is None else cut_weight(stored, self._cut)
 
 
 def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
@@ -134,14 +122,9 @@ def _group(format: str) -> int:
     return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
 
 
-class StageFiles(WrappedFiles):
-    def __init__(self, files: TensorFiles, layers: LayerRange) -> None:
-        super().__init__(files)
-        self._names = [name for name in files.names if layers.has_tensor(name)]
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._names
+def stage_files(files: TensorFiles, layers: LayerRange) -> TensorFiles:
+    own = {name: files[name] for name in files.names if layers.has_tensor(name)}
+    return TensorFiles(own, files.close)
 
 
 def stage_ranges(spec: LoadSpec) -> list[LayerRange]:

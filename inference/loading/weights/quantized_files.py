@@ -37,13 +37,12 @@ import numpy.typing as npt
 import torch
 
 from inference.loading.safetensors.tensors import INTEGER_BYTES
-from inference.loading.weights.tensor_files import TensorFiles, WrappedFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.layers.kernels import fp8_reason, has_fp8
-from inference.models.weights.lazy import RowReader
 from inference.models.weights.stored import GROUP_FEATURES, GroupedWeight, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError
@@ -240,57 +239,62 @@ BYTES_PER_GROUP: dict[InSitu, int] = {
 }
 
 
-class QuantizedFiles(WrappedFiles):
+class QuantizedFiles(TensorFiles):
     def __init__(
         self, files: TensorFiles, config: ModelConfig, wanted: InSitu, num_threads: int
     ) -> None:
-        super().__init__(files)
-        self.wanted = wanted
-        self._roles = roles_of(config)
-        self._threads = SupervisedPool(num_threads, thread_name_prefix="quantise")
+        threads = SupervisedPool(num_threads, thread_name_prefix="quantise")
+        roles = roles_of(config)
+        tensors: dict[str, FileTensor] = {}
+        for name in files.names:
+            tensor = tensors[name] = files[name]
+            becomes = _becomes(tensor, roles.get(name), wanted)
+            if becomes is not None or tensor.has_fp8:
+                tensors[name] = QuantizedTensor(name, tensor, becomes, threads)
 
-    def stored(self, name: str) -> StoredWeight:
+        def close() -> None:
+            threads.shutdown()
+            files.close()
+
+        super().__init__(tensors, close)
+
+
+def _becomes(tensor: FileTensor, role: Role | None, wanted: InSitu) -> InSitu | None:
+    """``None`` for what stays as it is."""
+    if len(tensor.shape) != 2 or tensor.format not in DENSE_FORMATS:
+        return None
+    becomes = _wanted_for(role, wanted)
+    if becomes == "fp8":
+        return becomes if fp8_reason((tensor.shape[0], tensor.shape[1])) is None else None
+    return None if tensor.shape[1] % GROUP_FEATURES else becomes
+
+
+class QuantizedTensor(FileTensor):
+    """One that files hold dense, or in fp8, which is dense here."""
+
+    def __init__(
+        self, name: str, dense: FileTensor, becomes: InSitu | None, threads: ThreadPoolExecutor
+    ) -> None:
+        self._name, self._dense, self._threads = name, dense, threads
+        self._bits = BITS.get(becomes) if becomes else None
+        self.shape, self.format = dense.shape, becomes or dense.format
+        self.num_bytes = dense.num_bytes
+        if becomes is not None:
+            self.num_bytes = math.prod(self.shape) * BYTES_PER_GROUP[becomes] // GROUP_FEATURES
+
+    def dense(self) -> torch.Tensor:
+        return self._dense.dense()
+
+    def stored(self) -> StoredWeight:
         """Raises ``BadFileError`` for values that no group can hold."""
-        becomes = self._becomes(name)
-        if becomes is None or becomes == "fp8":
-            return super().stored(name)
+        if self._bits is None:
+            return self._dense.stored()
         try:
-            return quantize(self._files.dense(name), BITS[becomes], self._threads)
+            return quantize(self._dense.dense(), self._bits, self._threads)
         except ValueError as error:
             raise BadFileError(
-                f"{name} cannot be quantised: {error}; load it with quantization none"
+                f"{self._name} cannot be quantised: {error}; load it with quantization none"
             ) from None
-
-    def reader(self, name: str) -> RowReader | None:
-        return super().reader(name) if self._becomes(name) is None else None
-
-    def has_fp8(self, name: str) -> bool:
-        """Weights of fp8 are dense here, and are quantised."""
-        return False
-
-    def format_of(self, name: str) -> str:
-        return self._becomes(name) or super().format_of(name)
-
-    def bytes_of(self, name: str) -> int:
-        """Once it is quantised."""
-        becomes = self._becomes(name)
-        if becomes is None:
-            return super().bytes_of(name)
-        return math.prod(self.shape_of(name)) * BYTES_PER_GROUP[becomes] // GROUP_FEATURES
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        self._files.close()
-
-    def _becomes(self, name: str) -> InSitu | None:
-        """``None`` for what stays as it is."""
-        shape = self._files.shape_of(name)
-        if len(shape) != 2 or not _is_dense(self._files, name):
-            return None
-        becomes = _wanted_for(self._roles.get(name), self.wanted)
-        if becomes == "fp8":
-            return becomes if fp8_reason((shape[0], shape[1])) is None else None
-        return None if shape[1] % GROUP_FEATURES else becomes
 
 
 def roles_of(config: ModelConfig) -> dict[str, Role]:

@@ -1,114 +1,95 @@
-"""The interface of every weight file format: tensors by Hugging Face name."""
+"""The tensors of weight files, whatever the files' format, each by its Hugging Face name.
+
+opened files ─▶ TensorFiles ─▶ renamed, joined, cut, quantised ─▶ TensorFiles
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
 from inference.models.weights.lazy import RowReader
-from inference.models.weights.stored import Fp8Weight, StoredWeight
+from inference.models.weights.stored import (
+    DenseWeight,
+    Fp8Weight,
+    StoredWeight,
+    with_tensors,
+    written_out,
+)
+from inference.protocol.load_errors import MissingTensorError
 
 
-class TensorFiles(Protocol):
-    """Memory-mapped files; nothing is read before it is asked for. All but ``names`` and ``close``
-    raise ``MissingTensorError``."""
+class FileTensor:
+    """One tensor as the files' headers describe it; nothing is read before it is asked for. Each
+    kind overrides ``dense`` or ``stored``, and what else differs."""
 
-    @property
-    def names(self) -> Collection[str]: ...
+    shape: tuple[int, ...]
+    format: str
+    """For people: Q4_1, BF16 …"""
+    num_bytes: int
+    """As stored."""
+    has_fp8 = False
+    """Whether it is fp8 with scales of blocks, which ``stored`` multiplies out."""
 
-    def dense(self, name: str) -> torch.Tensor:
+    def dense(self) -> torch.Tensor:
         """On the CPU, in the file's float dtype, or float32 where it was quantised."""
-        ...
+        return written_out(self.stored())
 
-    def stored(self, name: str) -> StoredWeight:
+    def stored(self) -> StoredWeight:
         """A matrix on the CPU without its bias, as the file holds it."""
-        ...
+        return DenseWeight(weight=self.dense())
 
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+    def stored_rows(self, first: int, last: int) -> StoredWeight:
         """Rows [first, last) of a tensor, all of whose axes but its last count as rows: of a stack
         of matrices, rows of one of them."""
-        ...
+        return with_tensors(self.stored(), lambda tensor: tensor[first:last])
 
-    def reader(self, name: str) -> RowReader | None:
+    def reader(self) -> RowReader | None:
         """A reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
-        ...
-
-    def has_fp8(self, name: str) -> bool:
-        """Whether it is fp8 with scales of blocks, which ``stored`` multiplies out."""
-        ...
-
-    def fp8(self, name: str) -> Fp8Weight:
-        """The fp8 weight of a name that has one."""
-        ...
-
-    def format_of(self, name: str) -> str:
-        """For people: Q4_1, BF16 …"""
-        ...
-
-    def shape_of(self, name: str) -> tuple[int, ...]: ...
-
-    def bytes_of(self, name: str) -> int:
-        """As stored."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class PlainFiles:
-    """Files that are read whole and hold no fp8 with scales of blocks."""
-
-    def reader(self, name: str) -> RowReader | None:
         return None
 
-    def has_fp8(self, name: str) -> bool:
-        return False
-
-    def fp8(self, name: str) -> Fp8Weight:
+    def fp8(self) -> Fp8Weight:
         raise AssertionError("has_fp8 answers first")
 
 
-class WrappedFiles:
-    """``TensorFiles`` over others. A class derived from it overrides what it changes."""
+class TensorFiles:
+    """All but ``names`` and ``close`` raise ``MissingTensorError``."""
 
-    def __init__(self, files: TensorFiles) -> None:
-        self._files = files
+    def __init__(
+        self, tensors: Mapping[str, FileTensor], close: Callable[[], None] = lambda: None
+    ) -> None:
+        self._tensors = dict(tensors)
+        self._close = close
 
     @property
     def names(self) -> Collection[str]:
-        return self._files.names
+        return self._tensors.keys()
 
-    def source(self, name: str) -> str:
-        """The tensor's name in the files underneath. Raises ``MissingTensorError``."""
-        return name
+    def __getitem__(self, name: str) -> FileTensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise MissingTensorError(f"the weight files have no tensor for {name}") from None
 
     def dense(self, name: str) -> torch.Tensor:
-        return self._files.dense(self.source(name))
+        return self[name].dense()
 
     def stored(self, name: str) -> StoredWeight:
-        return self._files.stored(self.source(name))
-
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return self._files.stored_rows(self.source(name), first, last)
+        return self[name].stored()
 
     def reader(self, name: str) -> RowReader | None:
-        return self._files.reader(self.source(name))
-
-    def has_fp8(self, name: str) -> bool:
-        return self._files.has_fp8(self.source(name))
-
-    def fp8(self, name: str) -> Fp8Weight:
-        return self._files.fp8(self.source(name))
+        return self[name].reader()
 
     def format_of(self, name: str) -> str:
-        return self._files.format_of(self.source(name))
+        return self[name].format
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._files.shape_of(self.source(name))
+        return self[name].shape
 
     def bytes_of(self, name: str) -> int:
-        return self._files.bytes_of(self.source(name))
+        return self[name].num_bytes
 
     def close(self) -> None:
-        self._files.close()
+        """Unmaps the files. Names, shapes and formats stay."""
+        self._close()

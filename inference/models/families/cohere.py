@@ -48,7 +48,7 @@ def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
         **LAYERS,
         **declared,
         rms_norm_eps=float(config.get("layer_norm_eps") or 1e-5),
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        defaults={"tie_word_embeddings": True},
         logit_multiplier=float(config.get("logit_scale", 0.0625)),
     )
 

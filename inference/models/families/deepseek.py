@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference.models.config import MlpKind, ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import (
     PREDICTING_LAYERS,
     GGUFKeys,
@@ -26,7 +26,7 @@ from inference.models.families.hub_config import (
     read_decoder,
     rope_parameters,
 )
-from inference.models.families.mixture import gguf_mixture, routed_fields, shared_experts_name
+from inference.models.families.mixture import SHARED_EXPERTS, gguf_mixture, routed_fields
 from inference.models.layer_configs import ExpertsConfig, LatentConfig
 from inference.protocol.load_errors import BadFileError
 
@@ -233,7 +233,7 @@ DEEPSEEK_V3 = Family(
     gguf_architectures=(GGUF,),
     read_config=read_v3,
     read_gguf=read_gguf,
-    hub_name=shared_experts_name,
+    hub_name=renaming(SHARED_EXPERTS),
     gguf_layer=LATENT_NAMES,
     gguf_folded=frozenset({"attn_k_b", "attn_v_b"}),
 )

@@ -42,35 +42,6 @@ EXPERT_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GGUFNames:
-    """Hugging Face's names by GGUF's, all without ``.weight`` and ``.bias``. A tensor whose name
-    ends in neither stands here under its whole name."""
-
-    model: Mapping[str, str]
-    layer: Mapping[str, str]
-    """Names within a layer: after ``blk.N.`` and ``model.layers.N.``."""
-    folded: frozenset[str] = frozenset()
-    """The names of ``layer`` whose tensors have the heads' axis and their features' as one here."""
-
-    def hugging_face(self, name: str) -> str | None:
-        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
-        tensor that the family does not compute with."""
-        match = _LAYER_NAME.fullmatch(name)
-        known, inner = (self.layer, match[2]) if match else (self.model, name)
-        stem, _, kind = inner.rpartition(".")
-        found = known.get(inner)
-        if found is None and (by_stem := known.get(stem)) is not None:
-            found = f"{by_stem}.{kind}"
-        if found is None or match is None:
-            return found
-        return f"model.layers.{match[1]}.{found}"
-
-    def is_folded(self, name: str) -> bool:
-        match = _LAYER_NAME.fullmatch(name)
-        return match is not None and match[2].rpartition(".")[0] in self.folded
-
-
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 
@@ -96,8 +67,19 @@ def gguf_layer_names(names: LayerNames) -> dict[str, str]:
     return {theirs: ours for theirs, ours in named.items() if ours is not None}
 
 
-def _own_name(name: str) -> str:
-    return name
+def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """A ``Family.hub_name``. ``names``: parts of names in files, and the model's in their place, in
+    this order."""
+
+    def hub_name(name: str) -> str:
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        return name
+
+    return hub_name
+
+
+_OWN_NAMES = renaming({})
 
 
 def _natural_order(name: str, config: ModelConfig) -> int | None:
@@ -120,7 +102,7 @@ class Family:
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
-    hub_name: Callable[[str], str] = _own_name
+    hub_name: Callable[[str], str] = _OWN_NAMES
     """Maps a name in a safetensors file to the model's."""
     has_transposed_experts: bool = False
     """Whether safetensors may stack experts with their inputs first."""
@@ -131,11 +113,14 @@ class Family:
     """Maps the ``hub_name`` of a tensor to a name of the layer of multi-token prediction (see
     ``families.predictor``); ``None`` where the family knows no such layer."""
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare."""
+    """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare:
+    after ``blk.N.`` and ``model.layers.N.``, without ``.weight`` and ``.bias``. A tensor whose name
+    ends in neither stands here under its whole name."""
     gguf_model: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face's names by GGUF's, around the layers, beside ``MODEL_NAMES``."""
     gguf_folded: frozenset[str] = frozenset()
-    """See ``GGUFNames``."""
+    """GGUF's names within a layer of tensors that have the heads' axis and their features' as one
+    here."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """The number of heads whose rows stand in GGUF's interleaved rotary order in the tensor of this
     Hugging Face name; ``None`` where rows are in their natural order."""
@@ -152,10 +137,26 @@ class Family:
     ``(config, weights, context_tokens, kv_format) -> Model``."""
 
     @cached_property
-    def gguf_names(self) -> GGUFNames:
-        layer = gguf_layer_names(self.layer_names) | dict(self.gguf_layer)
-        model = MODEL_NAMES | dict(self.gguf_model)
-        return GGUFNames(model=model, layer=layer, folded=self.gguf_folded)
+    def _gguf_layer(self) -> Mapping[str, str]:
+        return gguf_layer_names(self.layer_names) | dict(self.gguf_layer)
+
+    def gguf_name(self, name: str) -> str | None:
+        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
+        tensor that the family does not compute with."""
+        match = _LAYER_NAME.fullmatch(name)
+        inner = name if match is None else match[2]
+        known = MODEL_NAMES | dict(self.gguf_model) if match is None else self._gguf_layer
+        stem, _, kind = inner.rpartition(".")
+        found = known.get(inner)
+        if found is None and (by_stem := known.get(stem)) is not None:
+            found = f"{by_stem}.{kind}"
+        if found is None or match is None:
+            return found
+        return f"model.layers.{match[1]}.{found}"
+
+    def is_folded(self, gguf_name: str) -> bool:
+        match = _LAYER_NAME.fullmatch(gguf_name)
+        return match is not None and match[2].rpartition(".")[0] in self.gguf_folded
 
     def tensors(self, config: ModelConfig) -> Iterable[TensorRole]:
         """All tensors of a model of this config; none where a module of transformers' computes it,

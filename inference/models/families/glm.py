@@ -6,11 +6,11 @@ go through."""
 from __future__ import annotations
 
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
 from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import Json, check_activation, read_decoder, rotary_dim
-from inference.models.families.mixture import gguf_mixture, routed_fields, shared_experts_name
+from inference.models.families.mixture import SHARED_EXPERTS, gguf_mixture, routed_fields
 from inference.models.families.predictor import nextn_name
 from inference.models.families.roles import LayerNames
 
@@ -85,7 +85,7 @@ GLM4_MOE = Family(
     gguf_architectures=("glm4moe",),
     read_config=read_moe,
     read_gguf=read_moe_gguf,
-    hub_name=shared_experts_name,
+    hub_name=renaming(SHARED_EXPERTS),
     predictor_name=nextn_name,
 )
 FAMILIES = (GLM, GLM4, GLM4_MOE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
@@ -86,16 +86,12 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
     return replace(config, rope_scaling=replace(config.rope_scaling, truncates=False))
 
 
-def hub_name(name: str) -> str:
-    return name.replace(".mlp.router.", ".mlp.gate.")
-
-
 GPT_OSS = Family(
     name="gpt-oss",
     model_types=("gpt_oss",),
     gguf_architectures=("gpt-oss",),
     read_config=read_config,
     read_gguf=read_gguf,
-    hub_name=hub_name,
+    hub_name=renaming({".mlp.router.": ".mlp.gate."}),
 )
 FAMILIES = (GPT_OSS,)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
@@ -112,20 +112,6 @@ def _granite_experts(config: Json, num_layers: int, shared: int) -> dict[str, An
     return {"experts": experts, "mlps": (kind,) * num_layers}
 
 
-def granite_hub_name(name: str) -> str:
-    """Renames experts, and the one that all rows go through, to what other mixtures call them."""
-    for theirs, ours in (
-        (".shared_mlp.", ".mlp.shared_expert."),
-        (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
-        (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
-        (".block_sparse_moe.router.layer.", ".mlp.gate."),
-        (".block_sparse_moe.router.", ".mlp.gate."),
-        (".block_sparse_moe.", ".mlp."),
-    ):
-        name = name.replace(theirs, ours)
-    return name
-
-
 def read_bamba(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu", "swish")
     attending = frozenset(config.get("attn_layer_indices") or ())
@@ -145,10 +131,6 @@ def read_bamba(config: Json, generation: Json) -> ModelConfig:
         mlp_bias=bool(config.get("mlp_bias", False)),
     )
     return replace(read, rotary_dim=read.head_dim // 2)
-
-
-def bamba_hub_name(name: str) -> str:
-    return name.replace("model.final_layernorm.", "model.norm.")
 
 
 def read_hybrid_gguf(keys: GGUFKeys) -> ModelConfig:
@@ -197,7 +179,7 @@ BAMBA = Family(
     read_config=read_bamba,
     read_gguf=read_hybrid_gguf,
     layer_names=BAMBA_NAMES,
-    hub_name=bamba_hub_name,
+    hub_name=renaming({"model.final_layernorm.": "model.norm."}),
     gguf_layer=MAMBA_LAYER,
     interleaved_heads=interleaved_heads,
 )
@@ -207,6 +189,15 @@ GRANITE4 = Family(
     gguf_shared=("granite", "granitehybrid"),
     read_config=read_granite4,
     layer_names=GRANITE_NAMES,
-    hub_name=granite_hub_name,
+    hub_name=renaming(
+        {
+            ".shared_mlp.": ".mlp.shared_expert.",
+            ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
+            ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
+            ".block_sparse_moe.router.layer.": ".mlp.gate.",
+            ".block_sparse_moe.router.": ".mlp.gate.",
+            ".block_sparse_moe.": ".mlp.",
+        }
+    ),
 )
 FAMILIES = (GRANITE, GRANITE4, BAMBA)

@@ -50,18 +50,29 @@ def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig
     return ModelConfig(**(common | declared))
 
 
-def read_llama(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    """Reads a decoder of llama's layers: SiLU, heads rotated whole, and biases by config.json's
-    common keys. Raises ``BadFileError``."""
+LLAMA_BIASES = {
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "mlp_bias": "mlp_bias",
+}
+"""Fields of ``ModelConfig``, and config.json's keys of them."""
+
+
+def read_llama(
+    config: Json,
+    generation: Json,
+    *,
+    defaults: Json | None = None,
+    biases: Mapping[str, str] = LLAMA_BIASES,
+    **declared: Any,
+) -> ModelConfig:
+    """Reads a decoder of llama's layers: SiLU, and heads rotated whole. ``defaults``: what
+    config.json may leave out. Raises ``BadFileError``."""
+    config = {**(defaults or {}), **config}
     check_activation(config, "silu", "swish")
     check_whole_rotary(config)
-    has_bias = bool(config.get("attention_bias", False))
-    biases = {
-        "qkv_bias": has_bias,
-        "output_bias": has_bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-    }
-    return read_decoder(config, generation, **biases | declared)
+    has = {field: bool(config.get(key, False)) for field, key in biases.items()}
+    return read_decoder(config, generation, **has | declared)
 
 
 def generation_facts(config: Json, generation: Json) -> dict[str, Any]:

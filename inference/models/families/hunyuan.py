@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from inference.models.config import ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
@@ -83,12 +83,6 @@ def stretched(config: Json, head_dim: int | None) -> dict[str, Any]:
     return {"rope_scaling": None, "rope_parameters": {"rope_theta": base}}
 
 
-def hub_name(name: str) -> str:
-    return name.replace(".mlp.gate.wg.", ".mlp.gate.").replace(
-        ".mlp.shared_mlp.", ".mlp.shared_expert."
-    )
-
-
 HUNYUAN_DENSE = Family(
     name="Hunyuan",
     model_types=("hunyuan_v1_dense",),
@@ -112,6 +106,6 @@ HUNYUAN_MOE = Family(
         is_qk_norm_after_rotation=True,
     ),
     layer_names=NAMES,
-    hub_name=hub_name,
+    hub_name=renaming({".mlp.gate.wg.": ".mlp.gate.", ".mlp.shared_mlp.": ".mlp.shared_expert."}),
 )
 FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE)

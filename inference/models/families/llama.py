@@ -16,6 +16,7 @@ from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import (
+    LLAMA_BIASES,
     Json,
     check_activation,
     check_no_window,
@@ -47,6 +48,7 @@ STARCODER2_NAMES = LayerNames(gate_up=("mlp.c_fc",), down="mlp.c_proj")
 STARCODER2_LAYERS: dict[str, Any] = {"norm": "layer", "has_norm_bias": True, "is_gated": False}
 SMOLLM3_PERIOD = 4
 """The last of so many layers rotates nothing, where config.json does not list them."""
+ERNIE_DEFAULTS = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 IDEFICS3_DEFAULTS: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 32_000,
@@ -111,28 +113,6 @@ def read_idefics3(config: Json, generation: Json) -> ModelConfig:
     return replace(read_config(text, generation), vision=vision)
 
 
-def read_seed_oss(config: Json, generation: Json) -> ModelConfig:
-    return read_llama(
-        {"head_dim": 128, **config},
-        generation,
-        qkv_bias=bool(config.get("attention_bias", True)),
-        output_bias=bool(config.get("attention_out_bias", False)),
-    )
-
-
-def read_ernie(config: Json, generation: Json) -> ModelConfig:
-    has_bias = bool(config.get("use_bias", False))
-    return read_llama(
-        {"head_dim": 128, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5, **config},
-        generation,
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        mlp_bias=has_bias,
-        is_rope_interleaved=True,
-    )
-
-
 def read_smollm3(config: Json, generation: Json) -> ModelConfig:
     check_no_window(config)
     num_layers = int(config["num_hidden_layers"])
@@ -141,12 +121,8 @@ def read_smollm3(config: Json, generation: Json) -> ModelConfig:
     )
     if is_rotated := config.get("no_rope_layers"):  # by what it holds: 1 where a layer has it
         mixers = tuple("attention" if rotated else "unrotated" for rotated in is_rotated)
-    return read_llama(
-        {"rope_theta": 2_000_000.0, **config},
-        generation,
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
-        mixers=mixers[:num_layers],
-    )
+    defaults = {"rope_theta": 2_000_000.0, "tie_word_embeddings": True}
+    return read_llama(config, generation, defaults=defaults, mixers=mixers[:num_layers])
 
 
 def read_smollm3_gguf(keys: GGUFKeys) -> ModelConfig:
@@ -270,14 +246,23 @@ SEED_OSS = Family(
     name="Seed-OSS",
     model_types=("seed_oss",),
     gguf_architectures=("seed_oss",),
-    read_config=read_seed_oss,
+    read_config=partial(
+        read_llama,
+        defaults={"head_dim": 128, "attention_bias": True},
+        biases=LLAMA_BIASES | {"output_bias": "attention_out_bias"},
+    ),
     read_gguf=partial(read_decoder_gguf, model_type="seed_oss"),
 )
 ERNIE4_5 = Family(
     name="ERNIE 4.5",
     model_types=("ernie4_5",),
     gguf_architectures=("ernie4_5",),
-    read_config=read_ernie,
+    read_config=partial(
+        read_llama,
+        defaults=ERNIE_DEFAULTS | {"head_dim": 128},
+        biases=dict.fromkeys(LLAMA_BIASES, "use_bias"),
+        is_rope_interleaved=True,
+    ),
     read_gguf=partial(read_decoder_gguf, model_type="ernie4_5", is_rope_interleaved=True),
 )
 SMOLLM3 = Family(

@@ -61,9 +61,8 @@ def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
     return {"mlps": mlps, "experts": experts}
 
 
-def shared_experts_name(name: str) -> str:
-    """The ``Family.hub_name`` of files that call the expert that all rows go through several."""
-    return name.replace(".mlp.shared_experts.", ".mlp.shared_expert.")
+SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
+"""A part of names in files that call the expert that all rows go through several."""
 
 
 def read_mixture_gguf(

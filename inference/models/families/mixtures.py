@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from inference.models.config import MlpKind, ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import (
@@ -19,19 +19,31 @@ from inference.models.families.hub_config import (
     read_llama,
     rotary_dim,
 )
-from inference.models.families.llama import interleaved_heads
+from inference.models.families.llama import ERNIE_DEFAULTS, interleaved_heads
 from inference.models.families.mixture import (
+    SHARED_EXPERTS,
     experts_of,
     mlps_of,
     read_mixture_gguf,
     routed_fields,
-    shared_experts_name,
 )
 from inference.protocol.load_errors import BadFileError
 
-ERNIE_STATICS = ("mlp.gate.moe_statics.", "mlp.moe_statics.")
-"""Prefixes of the bias that only chooses, in files of transformers 5, and before it."""
-MINIMAX_BIAS = "e_score_correction_bias"
+BLOCK_NAMES = {
+    ".block_sparse_moe.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
+    ".block_sparse_moe.": ".mlp.",
+    ".w1.": ".gate_proj.",
+    ".w2.": ".down_proj.",
+    ".w3.": ".up_proj.",
+}
+"""Mixtral's names of experts; and MiniMax's, whose published files have the bias that only chooses
+beside the router, whose own it is here."""
+ERNIE_NAMES = {
+    "mlp.gate.moe_statics.": "mlp.gate.",
+    "mlp.moe_statics.": "mlp.gate.",
+    **SHARED_EXPERTS,
+}
+"""The bias that only chooses, in files of transformers 5, and before it."""
 
 
 def read_mixtral(config: Json, generation: Json) -> ModelConfig:
@@ -124,13 +136,6 @@ def read_minimax_m2_gguf(keys: GGUFKeys) -> ModelConfig:
     )
 
 
-def minimax_m2_name(name: str) -> str:
-    """Published files have the bias beside the router, whose own it is here."""
-    for block in (".block_sparse_moe.", ".mlp."):
-        name = name.replace(f"{block}{MINIMAX_BIAS}", f".mlp.gate.{MINIMAX_BIAS}")
-    return name
-
-
 def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
     """Experts are chosen by a softmax over all and a bias that only chooses. Raises
     ``BadFileError``."""
@@ -139,9 +144,9 @@ def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
     inner = positive_integer(config, "moe_intermediate_size")
     num_shared = int(config.get("moe_num_shared_experts", 2) or 0)
     return read_llama(
-        {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, **config},
+        config,
         generation,
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        defaults=ERNIE_DEFAULTS,
         is_rope_interleaved=True,
         mlps=_ernie_mlps(config),
         experts=experts_of(
@@ -167,17 +172,12 @@ def _ernie_mlps(config: Json) -> tuple[MlpKind, ...]:
     )
 
 
-def ernie_moe_name(name: str) -> str:
-    for start in ERNIE_STATICS:
-        name = name.replace(start, "mlp.gate.")
-    return shared_experts_name(name)
-
-
 MIXTRAL = Family(
     name="mixtral",
     model_types=("mixtral",),
     gguf_shared=("llama",),
     read_config=read_mixtral,
+    hub_name=renaming(BLOCK_NAMES),
     interleaved_heads=interleaved_heads,
 )
 OLMOE = Family(
@@ -209,7 +209,7 @@ DOTS1 = Family(
     gguf_architectures=("dots1",),
     read_config=read_dots1,
     read_gguf=partial(read_mixture_gguf, model_type="dots1", normalizes=False),
-    hub_name=shared_experts_name,
+    hub_name=renaming(SHARED_EXPERTS),
 )
 MINIMAX_M2 = Family(
     name="MiniMax-M2",
@@ -217,7 +217,7 @@ MINIMAX_M2 = Family(
     gguf_architectures=("minimax-m2",),
     read_config=read_minimax_m2,
     read_gguf=read_minimax_m2_gguf,
-    hub_name=minimax_m2_name,
+    hub_name=renaming(BLOCK_NAMES | {".mlp.e_score": ".mlp.gate.e_score"}),
 )
 ERNIE4_5_MOE = Family(
     name="ERNIE 4.5 (experts)",
@@ -227,7 +227,7 @@ ERNIE4_5_MOE = Family(
     read_gguf=partial(
         read_mixture_gguf, model_type="ernie4_5_moe", normalizes=True, is_rope_interleaved=True
     ),
-    hub_name=ernie_moe_name,
+    hub_name=renaming(ERNIE_NAMES),
     left_out={"model.mtp_": "multi-token prediction"},
 )
 FAMILIES = (MIXTRAL, OLMOE, QWEN3_MOE, QWEN2_MOE, DOTS1, MINIMAX_M2, ERNIE4_5_MOE)

@@ -4,7 +4,7 @@ experts, and nothing else. Neither MLPs nor experts have gates."""
 from __future__ import annotations
 
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.families.family import Family
+from inference.models.families.family import Family, renaming
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -101,27 +101,21 @@ def _experts(config: Json) -> ExpertsConfig:
     )
 
 
-def hub_name(name: str) -> str:
-    """The tensor's name as other mixtures name their experts and other decoders their other
-    tensors."""
-    for theirs, ours in (
-        ("backbone.", "model."),
-        ("model.embeddings.", "model.embed_tokens."),
-        ("model.norm_f.", "model.norm."),
-        (".mixer.experts.", ".mlp.experts."),
-        (".mixer.shared_experts.", ".mlp.shared_expert."),
-        (".mixer.gate.", ".mlp.gate."),
-    ):
-        name = name.replace(theirs, ours)
-    return name
-
-
 NEMOTRON_H = Family(
     name="Nemotron-H",
     model_types=("nemotron_h",),
     read_config=read_config,
     layer_names=NAMES,
-    hub_name=hub_name,
+    hub_name=renaming(
+        {
+            "backbone.": "model.",
+            "model.embeddings.": "model.embed_tokens.",
+            "model.norm_f.": "model.norm.",
+            ".mixer.experts.": ".mlp.experts.",
+            ".mixer.shared_experts.": ".mlp.shared_expert.",
+            ".mixer.gate.": ".mlp.gate.",
+        }
+    ),
     left_out={"mtp.": "multi-token prediction"},
 )
 FAMILIES = (NEMOTRON_H,)

@@ -5,6 +5,7 @@ embedding."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
@@ -30,16 +31,8 @@ NORMED_AFTER = LayerNames(
 PERIOD = 4
 """The last of so many layers sees all, where the config does not list them."""
 OLMO3_THETA = 500_000.0
-
-
-def read_config(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    return read_llama(
-        {"rms_norm_eps": 1e-5, **config},
-        generation,
-        qk_norm=True,
-        is_qk_norm_wide=True,
-        **declared,
-    )
+DEFAULTS = {"rms_norm_eps": 1e-5}
+read_config = partial(read_llama, defaults=DEFAULTS, qk_norm=True, is_qk_norm_wide=True)
 
 
 def read_olmo3(config: Json, generation: Json) -> ModelConfig:
@@ -76,8 +69,9 @@ def read_exaone4(config: Json, generation: Json) -> ModelConfig:
     period = config.get("sliding_window_pattern")
     default = repeated(num_layers, period if isinstance(period, int) and period else PERIOD)
     return read_llama(
-        {"rms_norm_eps": 1e-5, **config},
+        config,
         generation,
+        defaults=DEFAULTS,
         qk_norm=True,
         **_exaone4_layers(config.get("sliding_window"), kinds_of_layers(config, default)),
     )

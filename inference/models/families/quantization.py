@@ -6,7 +6,6 @@ tensors, which are more exact than config.json's declaration for all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +28,9 @@ FP8_BLOCK = (128, 128)
 class Quantization:
     method: Method
     bits: int = 8
-    """The bits of GPTQ and AWQ; the other methods' tensors determine theirs."""
+    """The bits of compressed-tensors are those of its first group: its tensors determine theirs."""
+    has_floats: bool = False
+    """Whether the codes of compressed-tensors are fp8."""
     zeros_less_one: bool = False
     """Whether the files hold zero points less one, as GPTQ's first format does."""
     block: tuple[int, int] = FP8_BLOCK
@@ -67,8 +68,10 @@ def _declared(config: Json) -> Json:
 
 
 def _compressed(declared: Json) -> Quantization:
-    block = FP8_BLOCK
-    for group in _groups(declared):
+    block, groups = FP8_BLOCK, list((declared.get("config_groups") or {}).values())
+    if not groups:
+        raise BadFileError(_refusal("'compressed-tensors' without its groups"))
+    for group in groups:
         format = group.get("format") or declared.get("format")
         weights = group.get("weights") or {}
         if format not in READ_FORMATS or weights.get("num_bits") not in READ_BITS:
@@ -78,14 +81,13 @@ def _compressed(declared: Json) -> Quantization:
             block = _block(weights["block_structure"])
     if (declared.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise BadFileError(_refusal("'compressed-tensors' with sparse weights"))
-    return Quantization(method="compressed-tensors", block=block)
-
-
-def _groups(declared: Json) -> Iterator[Json]:
-    groups = declared.get("config_groups") or {}
-    if not groups:
-        raise BadFileError(_refusal("'compressed-tensors' without its groups"))
-    yield from groups.values()
+    first = groups[0].get("weights") or {}
+    return Quantization(
+        method="compressed-tensors",
+        bits=first["num_bits"],
+        has_floats=first.get("type") == "float",
+        block=block,
+    )
 
 
 def _block(size: Any) -> tuple[int, int]:

@@ -126,7 +126,7 @@ def model_name(name: str, family: Family, config: ModelConfig) -> str | None:
         return found
     if config.has_predictor and (found := gguf_nextn_name(name, config)) is not None:
         return found
-    return family.gguf_names.hugging_face(name)
+    return family.gguf_name(name)
 
 
 def tower_name(name: str, vision: VisionConfig) -> str | None:

@@ -54,7 +54,9 @@ def read_paged(config: Json, generation: Json) -> ModelConfig:
     check_rope(config)
     check_numbers(config)
     hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_heads")
-    return ModelConfig(
+    return _module(
+        config,
+        generation,
         architecture=str(config["model_type"]),
         vocab_size=positive_integer(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -64,10 +66,18 @@ def read_paged(config: Json, generation: Json) -> ModelConfig:
         num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=_head_dim(config, hidden_size, num_heads),
         max_positions=_size(config, "max_positions"),
+    )
+
+
+def _module(config: Json, generation: Json, *left_out: str, **sizes: Any) -> ModelConfig:
+    """``left_out``: keys of config.json that its module is not given. Weights are not quantised any
+    more when the module gets them."""
+    left_out = ("quantization_config", *left_out)
+    return ModelConfig(
         rms_norm_eps=0.0,
         rope_theta=0.0,
-        # Its weights are not quantised any more when the module gets them.
-        module_config={key: config[key] for key in config if key != "quantization_config"},
+        module_config={key: config[key] for key in config if key not in left_out},
+        **sizes,
         **generation_facts(config, generation),
     )
 
@@ -183,23 +193,16 @@ def read_cached(config: Json, generation: Json) -> ModelConfig:
     _check_no_encoder(config)
     check_rope(config)
     check_numbers(config)
-    num_heads = _optional_size(config, "num_heads")
-    return ModelConfig(
+    sizes = {name: _optional_size(config, name) for name in NAMES if name != "vocab_size"}
+    return _module(
+        config,
+        generation,
+        "model_type",
         architecture=architecture,
         vocab_size=positive_integer(config, "vocab_size") if "vocab_size" in config else 1,
-        hidden_size=_optional_size(config, "hidden_size"),
-        intermediate_size=_optional_size(config, "intermediate_size"),
-        num_layers=_optional_size(config, "num_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=max(1, _optional_size(config, "hidden_size") // num_heads),
-        max_positions=_optional_size(config, "max_positions"),
-        rms_norm_eps=0.0,
-        rope_theta=0.0,
-        module_config={
-            key: config[key] for key in config if key not in ("quantization_config", "model_type")
-        },
-        **generation_facts(config, generation),
+        num_kv_heads=sizes["num_heads"],
+        head_dim=max(1, sizes["hidden_size"] // sizes["num_heads"]),
+        **sizes,
     )
 
 

@@ -221,9 +221,6 @@ class Downloads:
     # The threads.
 
     def _pull_for_ever(self) -> None:
-        # Partial files from before this neuron's start that no pull will resume.
-        for source, num_bytes in cached.sweep_orphans(self._fetcher.cache_dir).items():
-            log.info("removed %d bytes of broken downloads of %s", num_bytes, source)
         while (spec := self._pulls.get()) is not None and not self._is_stopping:
             if spec.job_id not in self._cancelled:
                 self._run(spec.job_id, partial(self._pull, spec))

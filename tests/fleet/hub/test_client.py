@@ -6,23 +6,19 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
 from fleet.errors import HubUnavailableError, RepositoryUnknownError
-from fleet.hub import client, file_headers
+from fleet.hub import file_headers
 from fleet.hub.client import HubClient
 from fleet.hub.offers import offers_of
 from inference.loading.costs.read_costs import read_costs
-from inference.loading.sources import hub
 from inference.loading.sources.files import ModelFiles
-from inference.loading.sources.hub import DeadlineError, HuggingFaceHub, within
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
-from tests.cases import each_case
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
 from tests.inference.loading.fake_hub import FakeHub, serving
 
@@ -102,10 +98,10 @@ def test_a_search_waits_for_one_answer_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, words: str, timeout_s: float, message: str
 ) -> None:
     asked_to_wait_s: list[float] = []
-    sleep = time.sleep
+    of_the_search, sleep = threading.current_thread(), time.sleep
 
     def note(seconds: float) -> None:
-        is_of_the_search = threading.current_thread().name == "deadline"
+        is_of_the_search = threading.current_thread() is of_the_search
         asked_to_wait_s.append(seconds) if is_of_the_search else sleep(seconds)
 
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", note)
@@ -119,58 +115,6 @@ def test_what_is_no_hub_is_reported() -> None:
     for ask in (HubClient().repository, HubClient().search):
         with pytest.raises(HubUnavailableError, match="is no hub"):
             ask(NO_HUB)
-
-
-LONG_S = 120.0
-
-
-@each_case("method", ["repository", "search"])
-def test_an_answer_that_drips_is_given_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each read was in time, so it never ended, and held a thread of the admin's."""
-    ended = threading.Event()
-    monkeypatch.setattr(client, "TOTAL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(HubClient, f"_{method}", lambda *_: ended.wait(LONG_S))
-    with pytest.raises(HubUnavailableError, match="did not answer within"):
-        getattr(HubClient(), method)("org/tiny")
-    ended.set()
-
-
-def test_a_commit_that_drips_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It held the neuron's thread that looks for files that were mended."""
-    ended = threading.Event()
-    monkeypatch.setattr(hub, "TOTAL_LIMIT_S", 0.05)
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: ended.wait(LONG_S))
-    assert HuggingFaceHub().commit("org/tiny", None) is None
-    ended.set()
-
-
-def test_what_is_asked_is_answered_or_raised() -> None:
-    def broken() -> Any:
-        raise ValueError("no")
-
-    assert within(LONG_S, lambda: 5) == 5
-    with pytest.raises(ValueError, match="no"):
-        within(LONG_S, broken)
-
-
-def test_a_hub_that_hangs_takes_a_bounded_number_of_threads() -> None:
-    threads = threading.BoundedSemaphore(2)
-    ended, num_asked = threading.Event(), 0
-
-    def hang() -> None:
-        nonlocal num_asked
-        num_asked += 1
-        ended.wait(LONG_S)
-
-    for _ in range(4):
-        with pytest.raises(DeadlineError):
-            within(0.05, hang, threads=threads)
-    ended.set()
-    for thread in threading.enumerate():
-        if thread.name == "deadline":  # it may have begun later than its question was given up
-            thread.join(LONG_S)
-    assert num_asked == 2
-    assert within(LONG_S, lambda: 5, threads=threads) == 5
 
 
 SPEC = LoadSpec(job_id="", model="m", source="huggingface:org/tiny")

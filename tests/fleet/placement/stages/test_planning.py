@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fleet.placement.stages import StageDevice, StagePlan, StageRefusal, plan_stages
 from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
-from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
+from inference.loading.costs.model_costs import ModelCosts
+from inference.protocol.load_progress import KindBytes, LayerCost
 from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 
 FEW = settings(max_examples=20)

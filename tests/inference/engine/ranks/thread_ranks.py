@@ -27,7 +27,7 @@ from inference.engine.ranks.ranked_model import (
     encode,
     meeting,
 )
-from inference.loading.weights.part_files import RankFiles
+from inference.loading.weights.part_files import rank_files
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank
@@ -128,7 +128,7 @@ class StreamGroup(TorchRankGroup):
 
 def part_of(config: ModelConfig, files: MemoryFiles, group: TorchRankGroup) -> DecoderModel:
     shares = [rank_share(config, rank, 2) for rank in (0, 1)]
-    part = RankFiles(files, rank_cuts(config, shares[group.rank]))
+    part = rank_files(files, rank_cuts(config, shares[group.rank]))
     model, _ = build_rank(config, weights_of(part), 64, "fp32", group, shares)
     return model
 

@@ -115,19 +115,6 @@ def test_the_same_name_in_two_shards_is_refused(tiny_directory: Path, tmp_path: 
         opened(tiny_directory, tmp_path)
 
 
-def test_the_same_name_twice_in_a_header_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
-    path = tiny_directory / "model.safetensors"
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = content[8 : 8 + length].decode().rstrip()
-    name = "model.norm.weight"
-    entry = json.dumps({name: json.loads(header)[name]})[1:-1]
-    doubled = f"{header[:-1]},{entry}}}".encode()
-    path.write_bytes(len(doubled).to_bytes(8, "little") + doubled + content[8 + length :])
-    with pytest.raises(BadFileError, match=r"holds model\.norm\.weight twice"):
-        opened(tiny_directory, tmp_path)
-
-
 class Declared:
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         self._shapes = shapes

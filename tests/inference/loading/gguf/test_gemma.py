@@ -73,10 +73,10 @@ def reference(
         theirs = Gemma3ForCausalLM(config)
     theirs.model.rotary_emb = Gemma3RotaryEmbedding(config)
     theirs.model.embed_tokens.embed_scale = torch.tensor(640**0.5)
-    names = family_of(opened.config).gguf_names
+    family = family_of(opened.config)
     weights = {}
     for info in read_header(gemma_gguf).tensors.values():
-        name = names.hugging_face(info.name)
+        name = family.gguf_name(info.name)
         assert name is not None, info.name
         # llama.cpp's converter has added one to the norms' weights.
         weights[name] = _dequantized(info) - (1.0 if "norm" in name else 0.0)

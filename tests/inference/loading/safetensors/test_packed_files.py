@@ -43,7 +43,7 @@ def test_a_matrix_comes_out_as_the_format_defines_it(case: str, tmp_path: Path) 
     assert files.format_of(name) == format
     # What a zero point takes away is kept in float16, where it is below 2.
     torch.testing.assert_close(files.dense(name).float(), expected, rtol=0, atol=2**-11)
-    rows = files.stored_rows(name, 8, 24)
+    rows = files[name].stored_rows(8, 24)
     assert rows.shape == (16, 96)
     found = rows.weight if isinstance(rows, DenseWeight) else rows.dequantize()
     assert torch.equal(found.float(), files.dense(name)[8:24].float())

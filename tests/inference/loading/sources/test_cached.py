@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from pathlib import Path
 
 import pytest
 
-from inference.loading.sources.cached import delete_cached, list_cached, sweep_orphans
+from inference.loading.sources.cached import delete_cached, list_cached
 from inference.loading.sources.resumed import PendingFile, pending_add
 from inference.protocol.load_errors import BadSourceError
 
@@ -35,7 +32,7 @@ def cache(tmp_path: Path) -> Path:
     package = tmp_path / "pypi" / "tiny-model-1.0" / "tiny_model"
     package.mkdir(parents=True)
     (package / "tiny.gguf").write_bytes(b"GGUF")
-    (tmp_path / "pypi" / ".partial-17-x").mkdir()
+    (tmp_path / "pypi" / ".unfinished").mkdir()
     return tmp_path
 
 
@@ -79,26 +76,6 @@ def test_a_revision_of_which_nothing_is_whole_is_listed_and_removed(cache: Path)
     assert (three.revision, three.files, three.partial_bytes) == ("three", [], 3)
     assert delete_cached(cache, SOURCE, "three") >= 3
     assert not partial.exists() and [m.revision for m in list_cached(cache)] == ["one", "two", ""]
-
-
-def test_orphans_are_swept_and_nothing_else(cache: Path) -> None:
-    """New files, and files that a download continues or writes, stay."""
-    continued = broken_off(cache, "two", "c.gguf", "blob-c")
-    blobs = cache / "huggingface/models--org--tiny/blobs"
-    orphan, fresh, written = (blobs / f"{name}.incomplete" for name in ("d.1a2b3c4d", "e", "f"))
-    for path in (orphan, fresh, written):
-        path.write_bytes(b"12345")
-    now_unix_s = time.time()
-    for path in (orphan, written, continued):
-        os.utime(path, (now_unix_s - 7200, now_unix_s - 7200))
-    assert not any(model.is_partial for model in list_cached(cache)[:1])
-    with written.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert sweep_orphans(cache, now_unix_s) == {SOURCE: 5}
-    assert not orphan.exists()
-    assert fresh.exists() and written.exists() and continued.exists()
-    assert sweep_orphans(cache, now_unix_s + 3600.5) == {SOURCE: 10}
-    assert continued.exists() and len(list_cached(cache)) == 3
 
 
 def test_a_file_that_another_revision_has_stays(cache: Path) -> None:

@@ -206,12 +206,16 @@ def test_it_counts_where_weights_are_chosen_by_their_size() -> None:
     assert choose_files(TYPES, wanted_files(None), 10 * GB).weights == ("x-Q4_K_M.gguf",)
     assert choose_files(TYPES, wanted_files("none"), 10 * GB).weights == ("x-Q8_0.gguf",)
     text = choose_files(TYPES, wanted_files(None), 10 * GB, reads_images=False)
-    assert (text.weights, text.projector, text.is_text_only) == (("x-Q8_0.gguf",), None, False)
+    assert (text.weights, text.projector, text.wanted.is_text_only) == (
+        ("x-Q8_0.gguf",),
+        None,
+        False,
+    )
 
 
 def test_one_that_is_named(tmp_path: Path) -> None:
     chosen = choose_files(TYPES, wanted_files("Q4_K_M+mmproj-F16.gguf"), 0)
-    assert (chosen.projector, chosen.is_projector_named) == ("mmproj-F16.gguf", True)
+    assert (chosen.projector, chosen.wanted.names_projector) == ("mmproj-F16.gguf", True)
     with pytest.raises(QuantizationNotFoundError, match=r"it holds mmproj-BF16.gguf, mmproj-F16"):
         choose_files(TYPES, wanted_files("mmproj-Q2_K.gguf"), 0)
     with pytest.raises(BadSourceError, match="these are safetensors"):

@@ -11,8 +11,7 @@ from huggingface_hub import constants
 
 from inference.loading.sources import disk, huggingface
 from inference.loading.sources.files import TEXT_FILES, ModelFiles
-from inference.loading.sources.hub import HuggingFaceHub
-from inference.loading.sources.hub_sources import hub_cache_dir
+from inference.loading.sources.hub_sources import HubSource, hub_cache_dir
 from inference.loading.sources.huggingface import Repository
 from inference.protocol.load_errors import (
     BadSourceError,
@@ -45,13 +44,13 @@ def download(
     url: str, cache: Path, *, repo: str = "org/tiny", wanted: str | None = "Q4_0"
 ) -> tuple[ModelFiles, list[LoadProgress]]:
     reported: list[LoadProgress] = []
-    repository = Repository(repo, None, cache, reported.append, hub=HuggingFaceHub(url))
+    repository = Repository(repo, None, cache, reported.append, source=HubSource(endpoint=url))
     files = repository.download(wanted, 10**9)
     return files, reported
 
 
 def download_texts(repo: str, url: str, cache: Path) -> Path | None:
-    repository = Repository(repo, None, cache, lambda _: None, hub=HuggingFaceHub(url))
+    repository = Repository(repo, None, cache, lambda _: None, source=HubSource(endpoint=url))
     return repository.download_folder(TEXT_FILES)
 
 

@@ -12,7 +12,6 @@ from huggingface_hub import constants
 
 from inference.loading.sources import resumed
 from inference.loading.sources.cached import list_cached
-from inference.loading.sources.disk import is_locked
 from inference.loading.sources.hub_sources import hub_cache_dir, repository_dir
 from inference.loading.sources.resumed import partial_of
 from inference.neuron.loads.files import Fetcher
@@ -115,7 +114,6 @@ def test_whatever_came_before_the_file_is_right_in_the_end(
 def test_a_file_too_large_for_one_answer_continues_in_pieces(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
 ) -> None:
-    monkeypatch.setattr(resumed, "MAX_ANSWER_BYTES", 400_000)
     monkeypatch.setattr(resumed, "PIECE_BYTES", 400_000)
     target = tmp_path / hub.etag("x-Q4_0.gguf")
     partial_of(target).write_bytes(WEIGHTS[:615_000])  # 41 %
@@ -148,11 +146,3 @@ def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
         assert ("x-Q4_0.gguf", f"bytes={HALF}-") in store.ranges
         assert set(hub.authorizations) == {"Bearer hf_secret"}
         assert set(store.authorizations) == {""}
-
-
-def test_who_writes_is_seen(tmp_path: Path) -> None:
-    file = tmp_path / "a.incomplete"
-    assert not is_locked(file)
-    with file.open("ab") as written, resumed._alone(written):
-        assert is_locked(file)
-    assert not is_locked(file) and file.stat().st_size == 0

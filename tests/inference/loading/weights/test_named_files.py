@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.named_files import by_expert
+from inference.models.families.registry import check_architecture
 from inference.protocol.load_errors import MissingTensorError
+from tests.cases import each_case
 
 NUM_EXPERTS, INNER, HIDDEN = 3, 32, 64
 LAYER = "model.layers.1"
@@ -49,18 +51,15 @@ def test_stacks_are_cut_where_they_lie(tmp_path: Path, stacked: dict[str, torch.
     files.close()
 
 
-def test_mixtral_names_its_experts_otherwise(tmp_path: Path) -> None:
-    block = f"{LAYER}.block_sparse_moe"
-    tensors = {f"{block}.gate.weight": torch.randn(1, HIDDEN)}
-    for theirs, rows in (("w1", INNER), ("w2", HIDDEN), ("w3", INNER)):
-        tensors[f"{block}.experts.0.{theirs}.weight"] = torch.randn(rows, HIDDEN)
-    files = by_expert(saved(tmp_path, tensors))
-    own = f"{LAYER}.mlp.experts.0"
+@each_case("model_type", ["mixtral", "minimax_m2"])
+def test_mixtral_names_its_experts_otherwise(model_type: str) -> None:
+    hub_name, block = check_architecture(model_type).hub_name, f"{LAYER}.block_sparse_moe"
     for theirs, ours in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
-        expected = tensors[f"{block}.experts.0.{theirs}.weight"]
-        assert torch.equal(files.dense(f"{own}.{ours}_proj.weight"), expected)
-    assert f"{LAYER}.mlp.gate.weight" in files.names
-    files.close()
+        own = f"{LAYER}.mlp.experts.0.{ours}_proj.weight"
+        assert hub_name(f"{block}.experts.0.{theirs}.weight") == own == hub_name(own)
+    assert hub_name(f"{block}.gate.weight") == f"{LAYER}.mlp.gate.weight"
+    bias = f"{LAYER}.mlp.gate.e_score_correction_bias"
+    assert hub_name(f"{block}.e_score_correction_bias") == bias == hub_name(bias)
 
 
 def test_files_without_stacks_stay_as_they_are(tmp_path: Path) -> None:

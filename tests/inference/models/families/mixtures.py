@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from inference.loading.safetensors.stacked_experts import cut_transposed
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.named_files import by_expert
+from inference.models.families.registry import check_architecture
 from tests.inference.loading.conftest import SIZES, save_gguf
 
 OWN: dict[str, Any] = {
@@ -204,9 +206,12 @@ def stacked(directory: Path) -> dict[str, torch.Tensor]:
     hidden = SIZES["hidden_size"]
     saved = SafetensorsFiles([directory / "model.safetensors"])
     files = by_expert(cut_transposed(saved, hidden))
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
+    hub_name = check_architecture(model_type).hub_name
     weights: dict[str, Any] = {}
     for source in files.names:
-        name = source.replace("shared_experts", "shared_expert").replace("n_bias", "n.bias")
+        name = hub_name(source).replace("shared_experts", "shared_expert")
+        name = name.replace("n_bias", "n.bias")
         name = name.replace("feed_forward", "mlp").replace("mlp.router", "mlp.gate")
         name = name.replace("gate.wg", "gate").replace("shared_mlp", "shared_expert")
         name = name.replace("query_layernorm", "q_norm").replace("key_layernorm", "k_norm")

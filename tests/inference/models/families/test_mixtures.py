@@ -142,10 +142,10 @@ def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], message: str
 
 
 def test_glm_has_a_norm_and_a_bias_by_names_of_its_own_in_gguf() -> None:
-    names = check_architecture("glm4_moe").gguf_names
-    norm = names.hugging_face("blk.3.post_attention_norm.weight")
+    family = check_architecture("glm4_moe")
+    norm = family.gguf_name("blk.3.post_attention_norm.weight")
     assert norm == "model.layers.3.post_attention_layernorm.weight"
-    bias = names.hugging_face("blk.3.exp_probs_b.bias")
+    bias = family.gguf_name("blk.3.exp_probs_b.bias")
     assert bias == "model.layers.3.mlp.gate.e_score_correction_bias"
 
 

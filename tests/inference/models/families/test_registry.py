@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from inference.loading.config.hub_config import parse_config
-from inference.models.families.family import Family, GGUFNames
+from inference.models.families.family import Family
 from inference.models.families.registry import (
     FAMILIES,
     check_architecture,
@@ -54,14 +54,12 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_spelt_like_it(
 
 
 def test_gguf_names() -> None:
-    names = GGUFNames(
-        model={"output": "lm_head"}, layer={"attn_q": "self_attn.q_proj", "ssm_a": "mixer.A_log"}
-    )
-    assert names.hugging_face("output.weight") == "lm_head.weight"
-    assert names.hugging_face("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
-    assert names.hugging_face("blk.3.ssm_a") == "model.layers.3.mixer.A_log"
-    assert names.hugging_face("blk.3.attn_k.weight") is None
-    assert names.hugging_face("attn_q.weight") is None
+    name = check_architecture("bamba").gguf_name
+    assert name("output.weight") == "lm_head.weight"
+    assert name("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
+    assert name("blk.3.ssm_d") == "model.layers.3.mamba.D"
+    assert name("blk.3.attn_other.weight") is None
+    assert name("attn_q.weight") is None
 
 
 def test_layers_of_granite_4_that_nobody_knows_are_refused_by_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -10,12 +10,12 @@ import torch
 from torch import distributed
 
 from inference.loading.weights.opened_weights import OpenedWeights
-from inference.loading.weights.tensor_files import PlainFiles, TensorFiles
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
 from inference.models.parallel.group import TorchRankGroup
-from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.models.weights.stored import GroupedWeight, StoredWeight
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 300.0
@@ -54,36 +54,25 @@ class TwoRanks:
         self._threads.shutdown()
 
 
-class MemoryFiles(PlainFiles):
+class MemoryTensor(FileTensor):
+    def __init__(self, tensor: torch.Tensor, packed: GroupedWeight | None = None) -> None:
+        """``packed``: the weight as ``stored`` gives it."""
+        self._tensor, self._packed = tensor, packed
+        self.shape, self.num_bytes = tuple(tensor.shape), tensor.nbytes
+        self.format = "F32" if packed is None else f"q{packed.bits}"
+
+    def dense(self) -> torch.Tensor:
+        return self._tensor
+
+    def stored(self) -> StoredWeight:
+        return self._packed or super().stored()
+
+
+class MemoryFiles(TensorFiles):
     """``TensorFiles`` of tensors that are in memory already."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.tensors = tensors
-
-    @property
-    def names(self) -> Collection[str]:
-        return self.tensors.keys()
-
-    def dense(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
-
-    def stored(self, name: str) -> StoredWeight:
-        return DenseWeight(weight=self.tensors[name])
-
-    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        return DenseWeight(weight=self.tensors[name][first:last])
-
-    def format_of(self, name: str) -> str:
-        return "F32"
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def bytes_of(self, name: str) -> int:
-        return self.tensors[name].nbytes
-
-    def close(self) -> None:
-        pass
+        super().__init__({name: MemoryTensor(tensor) for name, tensor in tensors.items()})
 
 
 def weights_of(files: TensorFiles) -> OpenedWeights:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.loading.weights.part_files import RankFiles, packing_groups
+from inference.loading.weights.part_files import packing_groups, rank_files
 from inference.loading.weights.quantized_files import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
@@ -25,11 +25,11 @@ from inference.models.parallel.group import RankGroup, TorchRankGroup
 from inference.models.parallel.shares import check_groups, input_groups, rank_cuts, rank_share
 from inference.models.registry import build_model
 from inference.models.step_input import ImageEmbeddings, Ints, StepImages, StepInput
-from inference.models.weights.stored import StoredWeight
 from inference.models.weights.weight_source import DenseProduct
 from tests.cases import each_case
 from tests.inference.models.parallel.ranks import (
     MemoryFiles,
+    MemoryTensor,
     TwoRanks,
     random_tensors,
     weights_of,
@@ -62,7 +62,7 @@ def rank_model(config: ModelConfig, files: TensorFiles, group: TorchRankGroup) -
     together = input_groups(config, groups)
     shares = [rank_share(config, rank, 2, together) for rank in (0, 1)]
     check_groups(config, shares[group.rank], groups)
-    part = RankFiles(files, rank_cuts(config, shares[group.rank]))
+    part = rank_files(files, rank_cuts(config, shares[group.rank]))
     model, _ = build_rank(config, weights_of(part), CONTEXT_TOKENS, "fp32", group, shares)
     return model
 
@@ -116,25 +116,20 @@ def test_logits_are_one_ranks(ranks: TwoRanks, name: str) -> None:
     check(ranks, config, MemoryFiles(random_tensors(config)))
 
 
-class PackedFiles(MemoryFiles):
+class PackedFiles(TensorFiles):
     """Holds weights in ``bits``, those of ``down_proj`` last, where groups of 32 inputs come out
     even."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], bits: tuple[Bits, Bits]) -> None:
-        super().__init__(tensors)
         with ThreadPoolExecutor(1) as threads:
-            self._packed = {
+            packed = {
                 name: quantize(weight, bits["down_proj" in name], threads)
                 for name, weight in tensors.items()
                 if weight.ndim == 2 and weight.shape[1] % 32 == 0 and "_proj" in name
             }
-
-    def stored(self, name: str) -> StoredWeight:
-        return self._packed.get(name) or super().stored(name)
-
-    def format_of(self, name: str) -> str:
-        packed = self._packed.get(name)
-        return "F32" if packed is None else f"q{packed.bits}"
+        super().__init__(
+            {name: MemoryTensor(tensor, packed.get(name)) for name, tensor in tensors.items()}
+        )
 
 
 @each_case("bits", [(4, 8), (6, 5)], ids=["4 and 8", "6 and 5"])
@@ -145,7 +140,7 @@ def test_packed_weights_are_cut_between_their_groups(
     """The MLP of 96 is three groups: the ranks hold two and one."""
     config = config_of(name)
     files = PackedFiles(random_tensors(config), bits)
-    part = RankFiles(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
+    part = rank_files(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
     output = part.stored("model.layers.0.self_attn.o_proj.weight")
     assert output.shape == (64, 32) == part.shape_of("model.layers.0.self_attn.o_proj.weight")
     check(ranks, config, files)
