@@ -12,10 +12,83 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from inference.text.tool_calls.json_text import MAX_SCALAR_LENGTH, NUMBER, compact_json, read_json
+from inference.protocol.generation import ToolDefinition
+
+WHITESPACE = " \t\r\n"
+MAX_SCALAR_LENGTH = 400
+"""Python refuses to read integers of a few thousand digits."""
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_json(text: str) -> Any:
+    """The value. Raises ``ValueError`` for text that is not JSON, and for an object with a
+    duplicate key, whose value is ambiguous."""
+    return json.loads(text, strict=False, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice")
+    return members
+
+
+def compact_json(value: object) -> str:
+    """``value`` without white space. Raises ``ValueError`` for infinity and NaN, and ``TypeError``
+    for a value that JSON has no type for."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if _SURROGATE.search(text):  # half of a pair, which no encoding can carry
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text
+
+
+def is_encodable(text: str) -> bool:
+    """Whether the text can be encoded: not so when an escape named half of a surrogate pair."""
+    return not _SURROGATE.search(text)
+
+
+class KnownTools:
+    """The tools that a request offers. Schemas are the client's: whatever in them is not of the
+    expected shape counts as absent."""
+
+    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
+        self._schemas = {tool.name: tool.parameters or {} for tool in tools}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._schemas
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The JSON schema of the tool's arguments; empty for a tool that the request does not
+        offer."""
+        return self._schemas.get(name, {})
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        properties = self.schema(name).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
+    def may_be_all(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether these arguments, behind which stands a comma, can be complete: they are all that
+        the tool has, or its arguments are unknown."""
+        is_flat = not any(isinstance(value, dict | list) for value in arguments.values())
+        return name not in self or (is_flat and self.properties(name).keys() <= arguments.keys())
+
+    def named_by(self, arguments: Collection[str]) -> str | None:
+        """The only tool that takes these arguments."""
+        fitting = [name for name in self._schemas if self.takes(name, arguments)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def takes(self, name: str, arguments: Collection[str]) -> bool:
+        required = self.schema(name).get("required")
+        needed = required if isinstance(required, list) else []
+        given = list(arguments)  # a schema's ``required`` may name anything
+        return set(given) <= self.properties(name).keys() and all(
+            argument in given for argument in needed
+        )
+
 
 _TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
@@ -170,14 +243,6 @@ def _container(text: str, wanted: type) -> str | None:
 
 def _read_python(text: str) -> object:
     return literal_value(parse_literals(text))
-
-
-def fitted_json(written: str, schema: Mapping[str, Any]) -> str:
-    """Fits an object, given as JSON text, to ``schema``. Text that fits is returned as it is.
-    Raises ``ValueError`` for an object that names a key twice."""
-    arguments = read_json(written)
-    changed = fitted(arguments, schema)
-    return written if changed is arguments else compact_json(changed)
 
 
 def fitted(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,12 @@ one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.argument_values import KnownTools
+from inference.text.tool_calls.call_parser import CallFormat, Notation
 from inference.text.tool_calls.grammar_rules import (
     MAX_TAG_LENGTH,
     TEXT_TERMINAL,
@@ -42,7 +43,7 @@ from inference.text.tool_calls.grammar_rules import (
     marker_token_id,
 )
 from inference.text.tool_calls.tag_formats import PARAMETER_END as PLAIN_PARAMETER_END
-from inference.text.tool_calls.tag_formats import TaggedCall, Tags
+from inference.text.tool_calls.tag_formats import TaggedCalls, Tags
 
 NEWLINE = "\n"
 DSML = "｜DSML｜"  # noqa: RUF001
@@ -79,7 +80,7 @@ def section_of(template: str) -> str:
     return next(named, SECTIONS[0])
 
 
-class DsmlFormat(MarkedFormat):
+class DsmlFormat(CallFormat):
     name = "dsml"
     openings = (*OPENINGS, INVOKE)
     closings = CLOSINGS
@@ -89,8 +90,8 @@ class DsmlFormat(MarkedFormat):
     def __init__(self, *, section: str = SECTIONS[0]) -> None:
         self._section = section
 
-    def reader(self, at: Opening) -> CallReader:
-        return TaggedCall(at.tools, DSML_TAGS, is_wrapped=at.marker != INVOKE)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (TaggedCalls(tools, DSML_TAGS, is_wrapped=marker != INVOKE).notation(),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         spelling = _Spelling(wanted.tokenizer)
@@ -193,16 +194,16 @@ MINIMAX_TAGS = replace(
 )
 
 
-class MiniMaxFormat(MarkedFormat):
+class MiniMaxFormat(CallFormat):
     name = "minimax"
     openings = (MINIMAX_SECTION[0], MINIMAX_INVOKE)
     closings = MINIMAX_SECTION[1:]
     closed = MINIMAX_SECTION[:1]
     markers = MINIMAX_SECTION
 
-    def reader(self, at: Opening) -> CallReader:
-        is_wrapped = at.marker != MINIMAX_INVOKE
-        return TaggedCall(at.tools, MINIMAX_TAGS, is_wrapped=is_wrapped)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        is_wrapped = marker != MINIMAX_INVOKE
+        return (TaggedCalls(tools, MINIMAX_TAGS, is_wrapped=is_wrapped).notation(),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         opening, closing = MINIMAX_SECTION

@@ -20,13 +20,20 @@ from typing import Any
 from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from inference.text.tool_calls.argument_values import (
+    MAX_SCALAR_LENGTH,
+    NUMBER,
+    WHITESPACE,
+    KnownTools,
     allowed_types,
     alternatives,
+    compact_json,
+    fitted,
     is_text,
     listed_values,
+    read_json,
 )
-from inference.text.tool_calls.call_parser import MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import CallReader, KnownTools
+from inference.text.tool_calls.block_ends import BracketEnds
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     any_of,
@@ -34,18 +41,8 @@ from inference.text.tool_calls.grammar_rules import (
     head_rules,
     literal,
 )
-from inference.text.tool_calls.headed_formats import HeadedCall, plain_name
-from inference.text.tool_calls.json_text import (
-    CLOSERS,
-    LITERALS,
-    MAX_DEPTH,
-    MAX_SCALAR_LENGTH,
-    NUMBER,
-    WHITESPACE,
-    ReadState,
-    compact_json,
-    repaired_string,
-)
+from inference.text.tool_calls.headed_formats import behind, heads, plain_name
+from inference.text.tool_calls.json_calls import CLOSERS, LITERALS, repaired_string
 
 CALL = "call:"
 REFUSED_KEYWORDS = (
@@ -203,10 +200,9 @@ GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 _BARE_TEXT = re.compile(r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=]*""")
 _BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
 _COLON = re.compile(f"[{WHITESPACE}]*:")
-_IN_JSON_STRING = re.compile(r'["\\]')
 
 
-class GemmaFormat(MarkedFormat):
+class GemmaFormat(CallFormat):
     name = "gemma"
 
     def __init__(self, markers: GemmaMarkers) -> None:
@@ -215,16 +211,34 @@ class GemmaFormat(MarkedFormat):
         self.markers = (markers.opens, markers.closes, markers.quote)
         self._gemma = markers
 
-    def reader(self, at: Opening) -> CallReader:
-        def arguments(name: str) -> GemmaArguments:
-            return GemmaArguments(self._gemma.quote, partial(_takes_bare_text, at.tools, name))
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        quote = self._gemma.quote
 
-        return HeadedCall(
-            name_of=lambda head: plain_name(head.strip(WHITESPACE)),
-            tools=at.tools,
-            arguments=arguments,
-            opening=CALL,
-            tail="",
+        def parse(text: str) -> Parsed | None:
+            brace = text.index("{")
+            end = text.rindex("}") + 1 if "}" in text else brace
+            name = name_of(text[:brace].strip(WHITESPACE))
+            assert name is not None
+            takes_bare_text = partial(_takes_bare_text, tools, name)
+            try:
+                written = arguments_as_json(text[brace:end], quote, takes_bare_text)
+                arguments = read_json(written)
+                changed = fitted(arguments, tools.schema(name))
+                as_written = changed is arguments
+                call = ReadCall(name, written if as_written else compact_json(changed))
+            except (ValueError, RecursionError):
+                return None
+            return Parsed((call,), end)
+
+        name_of = behind(CALL, lambda head: plain_name(head.strip(WHITESPACE)))
+        return (
+            Notation(
+                heads(name_of),
+                lambda text, markers: BracketEnds(
+                    markers, start=text.index("{"), quotes=(quote, '"')
+                ),
+                parse,
+            ),
         )
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
@@ -239,67 +253,6 @@ def _takes_bare_text(tools: KnownTools, name: str, key: str | None, bare: str) -
         return BROKEN_NUMBER.fullmatch(bare) is None
     properties = tools.properties(name)
     return key is not None and key in properties and is_text(properties[key], tools.schema(name))
-
-
-class GemmaArguments:
-    """Holds the arguments back and finds their end: counts brackets outside of texts, which stand
-    between quote markers, or in JSON's own quotes."""
-
-    def __init__(self, quote: str, takes_bare_text: Callable[[str | None, str], bool]) -> None:
-        self.state = ReadState.RUNNING
-        self._text = ""
-        self._quote = quote
-        self._takes_bare_text = takes_bare_text
-        self._counted = 0
-        self._open: list[str] = []
-        # A JSON quote is none inside of a marker that is not whole yet.
-        inside, _, _ = quote.rpartition('"')
-        json_quote = f'(?<!{re.escape(inside)})"' if inside else '"'
-        self._outside = re.compile(rf"{re.escape(quote)}|{json_quote}|[{{}}\[\],]")
-        self._next = self._outside
-
-    def feed(self, text: str, start: int) -> int:
-        """The first character ever fed is the opening brace. Returns where it stopped."""
-        num_before = len(self._text)
-        self._text += text[start:]
-        # A marker may have begun in the text before.
-        position = max(self._counted, num_before - len(self._quote))
-        while self.state is ReadState.RUNNING:
-            found = self._next.search(self._text, position)
-            if found is None:
-                is_bare = self._next is self._outside
-                if is_bare and len(self._text) - self._counted > MAX_SCALAR_LENGTH:
-                    self.state = ReadState.BROKEN
-                return len(text)
-            self._counted = found.end()
-            self._read(found.group())
-            position = self._counted
-        self._text = self._text[: self._counted]
-        return start + self._counted - num_before
-
-    def take(self) -> str:
-        return ""
-
-    def as_json(self) -> tuple[str, bool]:
-        return arguments_as_json(self._text, self._quote, self._takes_bare_text), False
-
-    def _read(self, mark: str) -> None:
-        if self._next is not self._outside:
-            if mark == "\\":
-                self._counted += 1
-            else:
-                self._next = self._outside
-        elif mark == self._quote:
-            self._next = re.compile(re.escape(mark))
-        elif mark == '"':
-            self._next = _IN_JSON_STRING
-        elif mark in CLOSERS:
-            self._open.append(CLOSERS[mark])
-            self.state = ReadState.BROKEN if len(self._open) > MAX_DEPTH else self.state
-        elif mark != ",":
-            is_matching = self._open.pop() == mark
-            if not is_matching or not self._open:
-                self.state = ReadState.COMPLETE if is_matching else ReadState.BROKEN
 
 
 def arguments_as_json(

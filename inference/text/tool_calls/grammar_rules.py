@@ -22,12 +22,13 @@ from inference.text.errors import UnsupportedSchemaError
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS, rerooted
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import (
+    WHITESPACE,
     allowed_types,
     alternatives,
+    compact_json,
     is_text,
     listed_values,
 )
-from inference.text.tool_calls.json_text import WHITESPACE, compact_json
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 MAX_TAG_LENGTH = 300

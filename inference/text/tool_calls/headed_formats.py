@@ -24,9 +24,8 @@ own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.reasoning import (
@@ -40,9 +39,14 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.argument_values import fitted_json
-from inference.text.tool_calls.call_parser import MarkedFormat, Opening, PartList
-from inference.text.tool_calls.call_reader import CallReader, Expected, KnownTools, ReadCall
+from inference.text.tool_calls.argument_values import (
+    WHITESPACE,
+    KnownTools,
+    compact_json,
+    fitted,
+)
+from inference.text.tool_calls.block_ends import BracketEnds
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
     CallKeys,
@@ -52,128 +56,83 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker_token_id,
 )
-from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES, JsonCalls
-from inference.text.tool_calls.json_text import WHITESPACE, JsonCopy, ReadState
+from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES, json_notation, read_object
 
 MAX_HEAD_LENGTH = 300
 """Most characters of name, id and markers together; a longer head is text."""
 NOT_IN_HEADS = "{}\r\n"
 
 
-class Arguments(Protocol):
-    """Finds the end of a call's arguments, and reads them."""
-
-    state: ReadState
-
-    def feed(self, text: str, start: int) -> int:
-        """The first character ever fed is the opening brace. Returns where it stopped."""
-        ...
-
-    def take(self) -> str:
-        """The part of the arguments that may be sent, where they are streamed."""
-        ...
-
-    def as_json(self) -> tuple[str, bool]:
-        """The whole arguments, and whether one may be missing behind a comma. Raises
-        ``ValueError`` for what cannot be read."""
-        ...
+Name = Callable[[str], str | None]
+"""The tool's name in a head; ``None`` for a head that names none."""
 
 
-class HeadedCall(CallReader):
-    def __init__(
-        self,
-        *,
-        name_of: Callable[[str], str | None],
-        tools: KnownTools,
-        arguments: Callable[[str], Arguments] = lambda _name: JsonCopy(),
-        stream: PartList | None = None,
-        opening: str | None = None,
-        not_in_head: str = NOT_IN_HEADS,
-        tail: str = "}",
-    ) -> None:
-        """``name_of`` returns ``None`` for a head that names no tool, ``arguments`` the reader of a
-        tool's arguments. ``stream``: where arguments go as they are generated. ``opening`` is a
-        marker that must come before the head. ``tail``: characters behind the arguments that are
-        left out."""
-        super().__init__()
-        self._name_of = name_of
-        self._tools = tools
-        self._arguments_of = arguments
-        self._stream = stream
-        self._expected = Expected((opening,)) if opening else None
-        self._not_in_head = not_in_head
-        self._tail_characters = tail
-        self._num_tail_characters = 0
-        self._name = self._head = ""
-        self._arguments: Arguments
-        self._read = self._read_head if opening is None else self._read_opening
+def heads(name_of: Name, not_in_head: str = NOT_IN_HEADS) -> Callable[[str], bool | None]:
+    """``Notation.begins`` of calls with heads."""
+    head = re.compile(
+        rf"\s*(?P<head>[^{re.escape(not_in_head)}]{{0,{MAX_HEAD_LENGTH}}})(?P<brace>\{{)?"
+    )
 
-    def close(self) -> None:
-        self._end()
+    def begins(text: str) -> bool | None:
+        found = head.match(text)
+        assert found is not None
+        if found["brace"]:
+            return name_of(found["head"].rstrip(WHITESPACE)) is not None
+        return None if found.end() == len(text) else False
 
-    def _read_opening(self, text: str, position: int) -> int:
-        assert self._expected is not None
-        position = self._expected.feed(text, position)
-        if self._expected.state is ReadState.BROKEN:
-            return self._end(position)
-        if self._expected.state is ReadState.COMPLETE:
-            self._read = self._read_head
-        return position
+    return begins
 
-    def _read_head(self, text: str, position: int) -> int:
-        character = text[position]
-        if character == "{" and (name := self._name_of(self._head)):
-            self._begin_arguments(name)
-            return position
-        if character in self._not_in_head or len(self._head) == MAX_HEAD_LENGTH:
-            return self._end(position)
-        self._head += character
-        return position + 1
 
-    def _begin_arguments(self, name: str) -> None:
-        self._name = name
-        self.has_begun = True
-        self._arguments = self._arguments_of(name)
-        self._read = self._read_arguments
-        if self._stream is not None:
-            self.has_streamed = True
-            self._stream.start_call(name)
+def headed_notation(
+    name_of: Name, tools: KnownTools, *, not_in_head: str = NOT_IN_HEADS, tail: str = "}"
+) -> Notation:
+    """``tail``: characters behind the arguments that are left out."""
+    spare = re.compile(f"[{tail}]{{0,{len(tail) * MAX_EXTRA_BRACES}}}")
 
-    def _read_arguments(self, text: str, position: int) -> int:
-        position = self._arguments.feed(text, position)
-        if self._stream is not None:
-            self._stream.add_arguments(self._arguments.take())
-        if self._arguments.state is ReadState.BROKEN:
-            return self._break(position)
-        if self._arguments.state is ReadState.COMPLETE:
-            self._read = self._read_after
-            return position if self._stream is not None else self._add_call(position)
-        return position
-
-    def _add_call(self, position: int) -> int:
+    def parse(text: str) -> Parsed | None:
+        brace = text.index("{")
+        name = name_of(text[:brace].strip(WHITESPACE))
+        assert name is not None
         try:
-            written, has_trailing_comma = self._arguments.as_json()
-            fitted = fitted_json(written, self._tools.schema(self._name))
-        except ValueError:
-            return self._break(position)
-        if has_trailing_comma and not self._tools.may_be_all(self._name, fitted):
-            return self._break(position)
-        self.calls.append(ReadCall(self._name, fitted))
-        return position
+            written = read_object(text, brace)
+            arguments = fitted(written.value, tools.schema(name))
+            is_whole = not written.has_trailing_comma or tools.may_be_all(name, arguments)
+            if written.lacks_brace or not is_whole:
+                return None
+            as_written = arguments is written.value
+            call = ReadCall(name, written.text if as_written else compact_json(arguments))
+        except (ValueError, RecursionError):
+            return None
+        found = spare.match(text, written.end)
+        assert found is not None
+        return Parsed((call,), found.end())
 
-    def _read_after(self, text: str, position: int) -> int:
-        """Closing braces too many, and what else the format has there."""
-        most = len(self._tail_characters) * MAX_EXTRA_BRACES
-        if text[position] in self._tail_characters and self._num_tail_characters < most:
-            self._num_tail_characters += 1
-            return position + 1
-        return self._end(position)
+    def head(text: str, position: int) -> tuple[str, int] | None:
+        brace = text.find("{")
+        name = name_of(text[:brace].strip(WHITESPACE)) if position == 0 and brace > 0 else None
+        return None if name is None else (name, brace)
+
+    return Notation(
+        heads(name_of, not_in_head),
+        lambda text, markers: BracketEnds(markers, start=text.index("{")),
+        parse,
+        head,
+    )
 
 
 def plain_name(name: str) -> str | None:
     """``None`` for what no tool is called."""
     is_name = name and not any(character in name for character in f"{WHITESPACE}[]<>\"'")
     return name if is_name else None
+
+
+def behind(opening: str, name_of: Name) -> Name:
+    """``name_of`` behind a marker that must come before the head."""
+
+    def name(head: str) -> str | None:
+        return name_of(head.removeprefix(opening)) if head.startswith(opening) else None
+
+    return name
 
 
 Pair = tuple[str, str]
@@ -214,16 +173,16 @@ KIMI_NAMESPACE = "functions."
 _COUNT = re.compile(r":\d+\Z")
 
 
-class KimiFormat(MarkedFormat):
+class KimiFormat(CallFormat):
     name = "kimi"
     openings = (KIMI_SECTION[0], KIMI_CALL[0])
     closings = (KIMI_CALL[1], KIMI_SECTION[1])
     inner = (KIMI_CALL[1],)
     markers = (*openings, *closings, KIMI_ARGUMENTS)
 
-    def reader(self, at: Opening) -> HeadedCall:
-        expected = KIMI_CALL[0] if at.marker == KIMI_SECTION[0] else None
-        return HeadedCall(name_of=_kimi_name, tools=at.tools, stream=at.stream, opening=expected)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        opening = KIMI_CALL[0] if marker == KIMI_SECTION[0] else ""
+        return (headed_notation(behind(opening, _kimi_name), tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         def head(tool: ToolDefinition) -> str:
@@ -247,7 +206,7 @@ FENCE = "```json"
 TYPE = "function"
 
 
-class DeepSeekFormat(MarkedFormat):
+class DeepSeekFormat(CallFormat):
     name = "deepseek"
     openings = (CALLS_BEGIN, CALL_BEGIN)
     closings = (CALL_END, CALLS_END)
@@ -258,15 +217,9 @@ class DeepSeekFormat(MarkedFormat):
         """``writes_fences``: the older form, with a type and the arguments in a code block."""
         self._writes_fences = writes_fences
 
-    def reader(self, at: Opening) -> HeadedCall:
-        return HeadedCall(
-            name_of=_deepseek_name,
-            tools=at.tools,
-            stream=at.stream,
-            not_in_head="{}",
-            opening=CALL_BEGIN if at.marker == CALLS_BEGIN else None,
-            tail="}`\n",
-        )
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        name_of = behind(CALL_BEGIN if marker == CALLS_BEGIN else "", _deepseek_name)
+        return (headed_notation(name_of, tools, not_in_head="{}", tail="}`\n"),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         separator = wanted.marker(SEPARATOR)
@@ -300,7 +253,7 @@ MISTRAL_ARGUMENTS = "[ARGS]"
 MISTRAL_CALL_ID = "[CALL_ID]"
 
 
-class MistralFormat(MarkedFormat):
+class MistralFormat(CallFormat):
     """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
     arguments begin."""
 
@@ -312,12 +265,8 @@ class MistralFormat(MarkedFormat):
         """``writes_lists``: the older form. Both are read; grammars ask for the model's own."""
         self._writes_lists = writes_lists
 
-    def reader(self, at: Opening) -> CallReader:
-        if at.character in "[{":
-            return JsonCalls(at.tools, stream=at.stream)
-        return HeadedCall(
-            name_of=partial(_mistral_name, at.tools), tools=at.tools, stream=at.stream
-        )
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return json_notation(tools), headed_notation(partial(_mistral_name, tools), tools)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         start = wanted.answer_rules(MISTRAL_CALLS, is_section=self._writes_lists)
@@ -346,7 +295,7 @@ def _named_call_rules(wanted: WantedCalls) -> list[str]:
     return rules
 
 
-class HarmonyFormat(MarkedFormat):
+class HarmonyFormat(CallFormat):
     """A message to a function, whose head ``inference.text.answers.reasoning`` has put in one form.
     The model ends with each call, so an answer has one at most. Grammars are of the whole answer
     behind its thinking: its channel too."""
@@ -354,8 +303,8 @@ class HarmonyFormat(MarkedFormat):
     name = "harmony"
     openings = (CALL_HEAD,)
 
-    def reader(self, at: Opening) -> HeadedCall:
-        return HeadedCall(name_of=_harmony_name, tools=at.tools, stream=at.stream)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (headed_notation(_harmony_name, tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         channel, message, constrain, end, start = map(

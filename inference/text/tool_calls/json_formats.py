@@ -22,19 +22,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inference.protocol.generation import ToolDefinition
-from inference.text.answers.parts import ToolCallParser
-from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import KnownTools
+from inference.text.tool_calls.argument_values import KnownTools
+from inference.text.tool_calls.call_parser import CallFormat, Notation
 from inference.text.tool_calls.grammar_rules import CallKeys, WantedCalls, json_call_rules, literal
-from inference.text.tool_calls.json_calls import JsonCalls
+from inference.text.tool_calls.json_calls import JsonStyle, json_notation
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 NEWLINE = "\n"
 
 
-class HermesFormat(MarkedFormat):
+class HermesFormat(CallFormat):
     """Several calls follow one another, each in markers of its own or in one pair."""
 
     name = "hermes"
@@ -42,8 +40,8 @@ class HermesFormat(MarkedFormat):
     closings = (CLOSE,)
     markers = (OPEN, CLOSE)
 
-    def reader(self, at: Opening) -> JsonCalls:
-        return JsonCalls(at.tools, stream=at.stream)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (json_notation(tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         line = literal(NEWLINE)
@@ -96,7 +94,7 @@ def markers_of(template: str) -> ListMarkers | None:
     return next((one for text, one in written.items() if text in template), None)
 
 
-class JsonListFormat(MarkedFormat):
+class JsonListFormat(CallFormat):
     closed = ()
 
     def __init__(self, markers: ListMarkers) -> None:
@@ -106,8 +104,8 @@ class JsonListFormat(MarkedFormat):
         self.markers = (*self.openings, *self.closings)
         self._list = markers
 
-    def reader(self, at: Opening) -> JsonCalls:
-        return JsonCalls(at.tools, stream=at.stream, synonyms=self._list.synonyms)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (json_notation(tools, JsonStyle(synonyms=self._list.synonyms)),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         before, between, behind = self._list.margins
@@ -121,12 +119,18 @@ class JsonListFormat(MarkedFormat):
 
 
 class PlainFormat(CallFormat):
-    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line."""
+    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line. The
+    answer begins with them."""
 
     name = "plain"
+    openings = ("{", "[")
+    bare = openings
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        return PlainParser(tools)
+    def opens(self, marker: str, *, is_first: bool, begins_line: bool) -> bool:
+        return is_first
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (json_notation(tools, JsonStyle(is_marked=False)),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         if not wanted.are_forced:
@@ -135,20 +139,3 @@ class PlainFormat(CallFormat):
             f"start: object{wanted.more('object', NEWLINE)}",
             *json_call_rules(wanted, CallKeys()),
         ]
-
-
-class PlainParser(CallParser):
-    """The whole answer is calls; anything behind them is text."""
-
-    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
-        super().__init__(())
-        self._tools = KnownTools(tools)
-        self._read = self._read_first
-
-    def _read_first(self, text: str, position: int) -> int:
-        calls = JsonCalls(self._tools, is_marked=False, stream=self._stream)
-        self._begin_calls(calls, "")
-        return position
-
-    def _found(self, position: int) -> int:
-        raise AssertionError("there is no marker to find")

@@ -15,15 +15,24 @@ write them, are read between the outer tags. Whitespace around the calls is left
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import allowed_types, alternatives, as_json
+from inference.text.tool_calls.argument_values import (
+    WHITESPACE,
+    KnownTools,
+    allowed_types,
+    alternatives,
+    as_json,
+    compact_json,
+    read_json,
+)
 from inference.text.tool_calls.argument_values import is_text as is_schema_of_text
-from inference.text.tool_calls.call_parser import MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import CallReader, Expected, KnownTools, ReadCall
+from inference.text.tool_calls.block_ends import TagEnds
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     MAX_TAG_LENGTH,
     TAG_TEXT,
@@ -35,8 +44,7 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker,
 )
-from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.json_text import WHITESPACE, ReadState, compact_json, read_json
+from inference.text.tool_calls.json_calls import json_notation
 
 FUNCTION = "<function="
 PARAMETER = "<parameter="
@@ -46,7 +54,7 @@ IS_TEXT = ' string="true"'
 """The mark of a text in formats that mark values; JSON has another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tags:
     """How a format writes one call."""
 
@@ -73,15 +81,19 @@ class Tags:
     closing tag in its place."""
     has_own_lines: bool = False
 
-    @property
-    def any_argument(self) -> str:
+    @cached_property
+    def any_argument(self) -> re.Pattern[str]:
         """A value ends at the tag behind which the call continues or ends."""
         follows = rf"(?={SPACE}(?:{re.escape(self.argument)}|\Z))"
         head = f"{SPACE}{re.escape(self.argument)}{self.key}"
-        return f"{head}(?P<value>(?s:.*?)){re.escape(self.value_end)}{follows}"
+        return re.compile(f"{head}(?P<value>(?s:.*?)){re.escape(self.value_end)}{follows}")
+
+    @cached_property
+    def any_end(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.ends)))
 
 
-class TaggedCall(CallReader):
+class TaggedCalls:
     """One call whose arguments stand between tags. It is a call once its end was read."""
 
     def __init__(
@@ -90,81 +102,68 @@ class TaggedCall(CallReader):
         """``is_wrapped``: the call stands in tags of its own or a section's, else behind
         ``tags.function``. ``follows_grammar``: a value that names the format's tags is whole all
         the same."""
-        super().__init__()
         self._tools = tools
         self._tags = tags
         self._is_wrapped = is_wrapped
+        self._function = tags.function if is_wrapped else ""
         self._follows_grammar = follows_grammar
-        self._name = ""
-        self._block = ""
-        """The call from its first argument on."""
-        self._any_end = re.compile("|".join(map(re.escape, tags.ends)))
-        self._longest_end = max(map(len, tags.ends))
-        self._expected = Expected((tags.function,))
-        is_named = is_wrapped and bool(tags.function)
-        self._read = self._read_expected if is_named else self._read_name
 
-    def close(self) -> None:
-        self._break()
+    def notation(self) -> Notation:
+        return Notation(self._begins, self._ends, self._parse)
 
-    def _read_expected(self, text: str, position: int) -> int:
-        position = self._expected.feed(text, position)
-        if self._expected.state is ReadState.BROKEN:
-            return self._break(position)
-        if self._expected.state is ReadState.RUNNING:
-            return position
-        tag = self._expected.found
-        if tag in self._tags.ends:
-            return self._end_call(tag, position)
-        if tag == self._tags.function:
-            self._read = self._read_name
-        else:
-            self._block, self._read = tag, self._read_block
-        return position
+    def _begins(self, text: str) -> bool | None:
+        text = text.lstrip(WHITESPACE)
+        if not text.startswith(self._function):
+            return None if self._function.startswith(text) else False
+        written = text[len(self._function) :]
+        if (found := re.match(self._tags.name, written)) is None:
+            is_begun = not written or re.fullmatch(self._tags.name_begun, written)
+            return None if is_begun else False
+        name = found.group(1).strip(WHITESPACE)
+        is_known = name in self._tools or not self._tags.needs_known_name
+        return bool(name) and (is_known or self._is_wrapped)
 
-    def _read_name(self, text: str, position: int) -> int:
-        name = self._name + text[position]
-        if (found := re.fullmatch(self._tags.name, name)) is None:
-            self._name = name
-            is_begun = re.fullmatch(self._tags.name_begun, name)
-            return position + 1 if is_begun else self._break(position)
-        self._name = found.group(1).strip(WHITESPACE)
-        is_known = self._name in self._tools or not self._tags.needs_known_name
-        if not self._name or not (is_known or self._is_wrapped):
-            return self._break(position)
-        self.has_begun = True
-        self._expected = Expected((self._tags.argument, *self._tags.ends))
-        self._read = self._read_expected
-        return position if self._tags.keeps_name_end else position + 1
+    def _head(self, text: str) -> tuple[str, int]:
+        """The name, and where the arguments begin."""
+        start = len(text) - len(text.lstrip(WHITESPACE)) + len(self._function)
+        found = re.compile(self._tags.name).match(text, start)
+        assert found is not None
+        return found.group(1).strip(WHITESPACE), found.end() - self._tags.keeps_name_end
 
-    def _read_block(self, text: str, position: int) -> int:
-        """Waits for an end behind a value."""
-        num_before = len(self._block)
-        self._block += text[position:]
-        # A tag may have begun in the text before.
-        start = max(0, num_before - self._longest_end)
-        for end in self._any_end.finditer(self._block, start):
-            if self._block[: end.start()].rstrip(WHITESPACE).endswith(self._tags.value_end):
-                self._block = self._block[: end.start()]
-                return self._end_call(end.group(), position + end.end() - num_before)
-        return len(text)
+    def _ends(self, text: str, markers: Sequence[str]) -> TagEnds:
+        _, begin = self._head(text)
+        longest = max(map(len, self._tags.ends))
+        return TagEnds(
+            markers,
+            lambda text, start: self._find_end(text, begin, start),
+            closing=self._tags.closing,
+            longest=longest,
+        )
 
-    def _end_call(self, tag: str, position: int) -> int:
-        arguments = self._parse(self._block)
-        if arguments is None:
-            return self._break(position)
-        self.is_closed = tag == self._tags.closing
-        self.calls.append(ReadCall(self._name, arguments))
-        return self._end(position)
+    def _find_end(self, text: str, begin: int, start: int) -> re.Match[str] | None:
+        """An end stands behind a value, or behind the name."""
+        for end in self._tags.any_end.finditer(text, max(begin, start)):
+            before = text[begin : end.start()].rstrip(WHITESPACE)
+            if not before or before.endswith(self._tags.value_end):
+                return end
+        return None
 
-    def _parse(self, block: str) -> str | None:
+    def _parse(self, text: str) -> Parsed | None:
+        name, begin = self._head(text)
+        end = self._find_end(text, begin, begin)
+        arguments = None if end is None else self._arguments(name, text[begin : end.start()])
+        if end is None or arguments is None:
+            return None
+        return Parsed((ReadCall(name, arguments),), end.end())
+
+    def _arguments(self, name: str, block: str) -> str | None:
         """The arguments as a JSON object; ``None`` where they have another reading."""
         members: dict[str, str] = {}
         position = 0
-        argument = re.compile(self._tags.any_argument)
-        while (found := argument.match(block, position)) is not None:
+        while (found := self._tags.any_argument.match(block, position)) is not None:
             key = found["key"].strip(WHITESPACE)
-            value = self._value_as_json(key, found["value"], found.groupdict().get("mark"))
+            mark = found.groupdict().get("mark")
+            value = self._value_as_json(name, key, found["value"], mark)
             if not key or key in members or value is None:
                 return None
             members[key] = value
@@ -173,7 +172,7 @@ class TaggedCall(CallReader):
             return None
         return f"{{{','.join(f'{compact_json(key)}:{one}' for key, one in members.items())}}}"
 
-    def _value_as_json(self, key: str, written: str, mark: str | None) -> str | None:
+    def _value_as_json(self, name: str, key: str, written: str, mark: str | None) -> str | None:
         """``None`` where it is ambiguous whether a tag inside of the value is text or the format's:
         behind a broken tag."""
         tags = self._tags
@@ -182,8 +181,8 @@ class TaggedCall(CallReader):
         inside = text.rstrip(WHITESPACE)
         if tags.has_own_lines:
             text = text.removesuffix("\n")
-        root = self._tools.schema(self._name)
-        schema = self._tools.properties(self._name).get(key)
+        root = self._tools.schema(name)
+        schema = self._tools.properties(name).get(key)
         value = _as_json(text, schema, root, mark)
         if tags.has_own_lines and not has_line and tags.value_end in inside:
             return None
@@ -234,7 +233,7 @@ GLM_TAGS = Tags(
 )
 
 
-class GlmFormat(MarkedFormat):
+class GlmFormat(CallFormat):
     """GLM 4.5 and later; 4.7 leaves the newlines out."""
 
     name = "glm"
@@ -247,11 +246,9 @@ class GlmFormat(MarkedFormat):
         model's own."""
         self._newline = "\n" if has_lines else ""
 
-    def reader(self, at: Opening) -> CallReader:
-        if at.character in "[{":
-            return JsonCalls(at.tools)
-        is_held = at.stream is not None
-        return TaggedCall(at.tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        tagged = TaggedCalls(tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
+        return json_notation(tools), tagged.notation()
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         return [
@@ -326,7 +323,7 @@ QWEN_TAGS = CallTags(OPEN, CLOSE, has_own_lines=True)
 SEED_TAGS = CallTags(SEED_OPEN, SEED_CLOSE, has_own_lines=False)
 
 
-class QwenCoderFormat(MarkedFormat):
+class QwenCoderFormat(CallFormat):
     """The outer tags may be missing, as they are in the field, when the tool is one that was
     offered. One newline at either end of a value is the format's."""
 
@@ -339,11 +336,10 @@ class QwenCoderFormat(MarkedFormat):
         self.closed = (self.tags.opens,)
         self.markers = (self.tags.opens, self.tags.closes)
 
-    def reader(self, at: Opening) -> CallReader:
-        is_wrapped = at.marker == self.tags.opens
-        if is_wrapped and at.character in "[{":
-            return JsonCalls(at.tools)
-        return TaggedCall(at.tools, self.tags.call, is_wrapped=is_wrapped)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        is_wrapped = marker == self.tags.opens
+        tagged = TaggedCalls(tools, self.tags.call, is_wrapped=is_wrapped).notation()
+        return (json_notation(tools), tagged) if is_wrapped else (tagged,)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         is_free = wanted.choice.mode == "auto"
