@@ -102,13 +102,12 @@ class TagEnds:
         find_end: Callable[[str, int], re.Match[str] | None],
         *,
         closing: str,
-        longest: int,
     ) -> None:
-        """``find_end`` is given the position from which tags have not been looked for; they have
-        up to ``longest`` characters. Behind ``closing`` the block is whole."""
+        """``find_end`` is given the position from which tags have not been looked for; they are
+        among ``markers``. Behind ``closing`` the block is whole."""
         self._find_end = find_end
         self._closing = closing
-        self._longest = max(longest, *map(len, markers))
+        self._longest = max(map(len, markers))
         self._behind: int | None = None
         self._position = 0
         self._next = re.compile("|".join(["\n", *map(re.escape, markers)]))

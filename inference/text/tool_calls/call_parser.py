@@ -114,7 +114,7 @@ class CallFormat(ABC):
         tokenizer: Tokenizer,
     ) -> str | None:
         called = callable_tools(tools, choice, parallel=parallel)
-        wanted = WantedCalls(called, choice, parallel, tokenizer)
+        wanted = WantedCalls(called, choice, parallel, tokenizer, self.markers)
         return "\n".join(self._rules(wanted)) or None if called else None
 
     @abstractmethod

@@ -81,7 +81,7 @@ def gemma_rules(wanted: WantedCalls, markers: GemmaMarkers) -> list[str]:
         f"rest: call_body {wanted.marker(markers.closes)}",
         f"call_body: {any_of('call', len(wanted.tools))}",
         f"text: {quote} text_end",
-        *head_rules("text_end", markers.quote, wanted.tokenizer),
+        *head_rules("text_end", markers.quote, wanted),
         *_FREE_RULES,
     ]
     for index, tool in enumerate(wanted.tools):

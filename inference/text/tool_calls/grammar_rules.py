@@ -59,11 +59,6 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def marker(tokenizer: Tokenizer, text: str) -> str:
-    token_id = marker_token_id(tokenizer, text)
-    return literal(text) if token_id is None else f"<[{token_id}]>"
-
-
 @dataclass(frozen=True, slots=True)
 class WantedCalls:
     """The calls that a grammar holds an answer to."""
@@ -72,13 +67,37 @@ class WantedCalls:
     choice: ToolChoice
     parallel: bool
     tokenizer: Tokenizer
+    markers: Sequence[str]
+    """The format's texts that may be tokens."""
 
     @property
     def are_forced(self) -> bool:
         return self.choice.mode == "required"
 
     def marker(self, text: str) -> str:
-        return marker(self.tokenizer, text)
+        """``text`` with the markers in it, as the tokenizer has them."""
+        pieces = re.split(f"({'|'.join(map(re.escape, self.markers))})", text)
+        return " ".join(self._spelled(pieces))
+
+    def _spelled(self, pieces: Sequence[str]) -> list[str]:
+        """Neighbours that are no tokens make one literal."""
+        spelled: list[str] = [""]
+        for piece in pieces:
+            token_id = marker_token_id(self.tokenizer, piece) if piece in self.markers else None
+            if token_id is None:
+                spelled[-1] += piece
+            else:
+                spelled += [f"<[{token_id}]>", ""]
+        return [literal(one) if index % 2 == 0 else one for index, one in enumerate(spelled) if one]
+
+    def around_token(self, text: str) -> tuple[str, str, str]:
+        """The text before its token, the token, and a rule of what is behind it."""
+        for marker in self.markers:
+            before, found, after = text.partition(marker)
+            token_id = marker_token_id(self.tokenizer, marker) if found else None
+            if token_id is not None:
+                return before, f"<[{token_id}]>", literal(after) if after else ""
+        return text, "", ""
 
     def more(self, rule: str, between: str) -> str:
         repeated = f"{literal(between)} {rule}" if between else rule
@@ -104,18 +123,26 @@ class WantedCalls:
         return [
             "start: call* TEXT" if self.parallel else "start: TEXT | call",
             f"call: head rest{f' | {also}' if also else ''}",
-            *head_rules("head", opening, self.tokenizer),
+            *head_rules("head", opening, self),
             TEXT_TERMINAL,
         ]
 
 
-def head_rules(name: str, opening: str, tokenizer: Tokenizer) -> list[str]:
-    """Free text up to the first marker. A lazy terminal ends the text that could continue."""
-    token_id = marker_token_id(tokenizer, opening)
+def head_rules(name: str, opening: str, wanted: WantedCalls) -> list[str]:
+    """Free text up to the first marker. A lazy terminal ends text that could continue, but contains
+    no special token."""
     spelled = f"{name}_spelled[lazy]: TEXT {literal(opening)}"
-    if token_id is None:
+    before, token, after = wanted.around_token(opening)
+    if not token:
         return [f"{name}: {name}_spelled", spelled]
-    return [f"{name}: TEXT <[{token_id}]> | {name}_spelled", spelled]
+    if not before:
+        return [f"{name}: TEXT {token} {after} | {name}_spelled", spelled]
+    ended = before.replace("/", "\\/")
+    return [
+        f"{name}: {name.upper()}_TEXT {token} {after} | {name}_spelled",
+        f"{name.upper()}_TEXT: /(.|\\n)*{ended}/",
+        spelled,
+    ]
 
 
 def any_of(rule: str, count: int) -> str:

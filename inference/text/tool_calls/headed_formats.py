@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from inference.protocol.generation import ToolDefinition
@@ -307,8 +308,9 @@ class HarmonyFormat(CallFormat):
         return (headed_notation(_harmony_name, tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
+        markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
         channel, message, constrain, end, start = map(
-            wanted.marker, (CHANNEL, MESSAGE, CONSTRAIN, END, START)
+            replace(wanted, markers=markers).marker, markers
         )
         rules = [f"call: {channel} ({any_of('call', len(wanted.tools))})", TEXT_TERMINAL]
         for index, tool in enumerate(wanted.tools):

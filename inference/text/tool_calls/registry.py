@@ -6,7 +6,6 @@ from inference.text.answers.parts import ToolFormat
 from inference.text.answers.reasoning import CHANNEL, MESSAGE
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import (
-    dsml,
     gemma,
     headed_formats,
     json_formats,
@@ -25,10 +24,10 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return None
     if (found := _by_marker(template)) is not None:
         return found
-    if tag_formats.SEED_OPEN in template:
-        return tag_formats.SeedFormat()
+    if tag_formats.SEED.opens[0] in template:
+        return tag_formats.TagFormat(tag_formats.SEED)
     if tag_formats.FUNCTION in template and tag_formats.PARAMETER in template:
-        return tag_formats.QwenCoderFormat()
+        return tag_formats.TagFormat(tag_formats.QWEN_CODER)
     if json_formats.OPEN in template:
         return json_formats.HermesFormat()
     if headed_formats.MISTRAL_CALLS in template or _has_token(
@@ -45,17 +44,21 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
 def _by_marker(template: str) -> ToolFormat | None:
     """Formats whose markers no other format has."""
     if tag_formats.KEY in template:
-        return tag_formats.GlmFormat(
-            has_lines=f"{tag_formats.KEY_END}{tag_formats.VALUE}" not in template
+        has_lines = f"{tag_formats.KEY_END}{tag_formats.VALUE}" not in template
+        return tag_formats.TagFormat(
+            tag_formats.GLM if has_lines else tag_formats.GLM_WITHOUT_LINES
         )
-    if dsml.DSML in template:
-        return dsml.DsmlFormat(section=dsml.section_of(template))
+    if tag_formats.DSML in template:
+        is_v4 = f"{tag_formats.DSML}function_calls" not in template and (
+            f"{tag_formats.DSML}tool_calls" in template
+        )
+        return tag_formats.TagFormat(tag_formats.DSML_V4 if is_v4 else tag_formats.DSML_V32)
     if headed_formats.CALL_BEGIN in template:
         return headed_formats.DeepSeekFormat(writes_fences=headed_formats.FENCE in template)
     if python_formats.START in template:
         return python_formats.Lfm2Format()
-    if dsml.MINIMAX_SECTION[0] in template:
-        return dsml.MiniMaxFormat()
+    if tag_formats.MINIMAX.opens[0] in template:
+        return tag_formats.TagFormat(tag_formats.MINIMAX)
     if headed_formats.KIMI_CALL[0] in template:
         return headed_formats.KimiFormat()
     if MESSAGE in template and CHANNEL in template:
