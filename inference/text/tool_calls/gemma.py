@@ -27,13 +27,11 @@ from inference.text.tool_calls.argument_values import (
     allowed_types,
     alternatives,
     compact_json,
-    fitted,
     is_text,
     listed_values,
     read_json,
 )
-from inference.text.tool_calls.block_ends import BracketEnds
-from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
+from inference.text.tool_calls.call_parser import CallFormat, Notation
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     any_of,
@@ -41,8 +39,14 @@ from inference.text.tool_calls.grammar_rules import (
     head_rules,
     literal,
 )
-from inference.text.tool_calls.headed_formats import behind, heads, plain_name
-from inference.text.tool_calls.json_calls import CLOSERS, LITERALS, repaired_string
+from inference.text.tool_calls.json_calls import (
+    CLOSERS,
+    LITERALS,
+    NAME,
+    WrittenObject,
+    headed_notation,
+    repaired_string,
+)
 
 CALL = "call:"
 REFUSED_KEYWORDS = (
@@ -214,32 +218,15 @@ class GemmaFormat(CallFormat):
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         quote = self._gemma.quote
 
-        def parse(text: str) -> Parsed | None:
-            brace = text.index("{")
-            end = text.rindex("}") + 1 if "}" in text else brace
-            name = name_of(text[:brace].strip(WHITESPACE))
-            assert name is not None
+        def read(text: str, start: int, name: str) -> WrittenObject:
+            end = text.rindex("}") + 1
             takes_bare_text = partial(_takes_bare_text, tools, name)
-            try:
-                written = arguments_as_json(text[brace:end], quote, takes_bare_text)
-                arguments = read_json(written)
-                changed = fitted(arguments, tools.schema(name))
-                as_written = changed is arguments
-                call = ReadCall(name, written if as_written else compact_json(changed))
-            except (ValueError, RecursionError):
-                return None
-            return Parsed((call,), end)
+            written = arguments_as_json(text[start:end], quote, takes_bare_text)
+            return WrittenObject(written, end, read_json(written))
 
-        name_of = behind(CALL, lambda head: plain_name(head.strip(WHITESPACE)))
-        return (
-            Notation(
-                heads(name_of),
-                lambda text, markers: BracketEnds(
-                    markers, start=text.index("{"), quotes=(quote, '"')
-                ),
-                parse,
-            ),
-        )
+        head = rf"{CALL}[ \t]*{NAME}"
+        headed = headed_notation(head, tools, quotes=(quote, '"'), read=read, spare="")
+        return (headed._replace(head=None),)  # what is no JSON is not streamed
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         return gemma_rules(wanted, self._gemma)

@@ -21,24 +21,8 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS, rerooted
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import (
-    WHITESPACE,
-    allowed_types,
-    alternatives,
-    compact_json,
-    is_text,
-    listed_values,
-)
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
-MAX_TAG_LENGTH = 300
-"""Most characters of a name or key in a tag; a longer one is text."""
-TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
-
-
-def fits_tag(name: str) -> bool:
-    """Whether a name or key comes through its tag as it is."""
-    return re.fullmatch(TAG_TEXT, name) is not None and name == name.strip(WHITESPACE)
 
 
 def callable_tools(
@@ -203,56 +187,11 @@ def special_marker_ids(tokenizer: Tokenizer, markers: Iterable[str]) -> frozense
     return frozenset(token_id for token_id in token_ids if token_id in tokenizer.special_token_ids)
 
 
-TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
-"""Constraints on strings: a value written as plain text cannot be held to them."""
 ROOT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
 }
 """Keywords that are supported at the top of a tool's schema."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TagStyle:
-    begin: Callable[[str], str]
-    end: str
-    key: Callable[[str], str]
-    """The text before a value, given the argument's name."""
-    any_key: str
-    value_end: str
-    """Behind a value that is not free text."""
-    text_value: Sequence[str]
-    """Rules of ``text_value``: free text with what ends it."""
-    before_text: str = ""
-    before_json: str = ""
-    """The mark between key and value, in formats that mark text and JSON."""
-    fits: Callable[[str], bool] = fits_tag
-    """Whether a name or key comes through its tag as it is."""
-
-
-def function_rules(rule: str, wanted: WantedCalls, style: TagStyle) -> list[str]:
-    """``rule_0``, ``rule_1``, … are calls of the tools, each from its name on. Raises
-    ``UnsupportedSchemaError`` for what tags cannot express."""
-    rules = [*style.text_value, f"any_argument: {style.any_key} text_value"]
-    for index, tool in enumerate(wanted.tools):
-        rules += _function_rules(f"{rule}_{index}", tool, wanted.choice, style)
-    return rules
-
-
-def _function_rules(
-    rule: str, tool: ToolDefinition, choice: ToolChoice, style: TagStyle
-) -> list[str]:
-    begin, end = style.begin(tool.name), style.end
-    declared = declared_arguments(tool, choice, style.fits)
-    if declared is None:
-        return [f"{rule}: {begin} any_argument* {end}"]
-    arguments, values = [], []
-    for number, (key, schema) in enumerate(declared.properties.items()):
-        argument = f"{style.key(key)} {rule}_{number}"
-        arguments.append(argument if key in declared.required else f"({argument})?")
-        _check_text(tool, key, alternatives(schema, declared.root))
-        values.append(_value_rule(f"{rule}_{number}", schema, declared.root, style))
-    return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,39 +210,16 @@ def declared_arguments(
         return None
     root = arguments_schema(tool, choice)
     if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
-        raise _unsupported(tool, (unknown[0],))
+        raise unsupported(tool, (unknown[0],))
     required, declared = root.get("required", []), root.get("properties", {})
     is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
     if not is_list or not isinstance(declared, dict):
         raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
     properties = dict.fromkeys(required, True) | declared
     if tool.strict and (unfit := [key for key in properties if not fits(key)]):
-        raise _unsupported(tool, ("properties", unfit[0]))
+        raise unsupported(tool, ("properties", unfit[0]))
     kept = {key: one for key, one in properties.items() if one is not False and fits(key)}
     return DeclaredArguments(root, kept, required)
-
-
-def _check_text(tool: ToolDefinition, key: str, options: Sequence[Mapping[str, Any]]) -> None:
-    texts = [option for option in options if "string" in allowed_types(option)]
-    for keyword in TEXT_KEYWORDS:
-        if any(keyword in option and not listed_values(option) for option in texts):
-            raise _unsupported(tool, ("properties", key, keyword))
-
-
-def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle) -> str:
-    options = alternatives(schema, root)
-    if all(listed_values(option) for option in options):
-        listed = [value for option in options for value in listed_values(option)]
-        return f"{rule}: ({_listed_rule(listed, style)}) {style.value_end}"
-    may_be_text = any("string" in allowed_types(option) for option in options)
-    as_text = f"{style.before_text} text_value".strip()
-    # Without a mark or a schema that makes a value text, digits may be a number.
-    if may_be_text and (is_text(schema, root) or not style.before_json):
-        return f"{rule}: {as_text}"
-    value = value_schema(schema, root)
-    as_value = f"{style.before_json} {rule}_json {style.value_end}".strip()
-    either = f"{as_text} | {as_value}" if may_be_text else as_value
-    return f"{rule}: {either}\n{json_rule(f'{rule}_json', value)}"
 
 
 def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,13 +232,6 @@ def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _listed_rule(listed: Sequence[Any], style: TagStyle) -> str:
-    texts = [literal(value) for value in listed if isinstance(value, str)]
-    others = [literal(compact_json(value)) for value in listed if not isinstance(value, str)]
-    groups = ((style.before_text, texts), (style.before_json, others))
-    return " | ".join(f"{before} ({' | '.join(some)})".strip() for before, some in groups if some)
-
-
-def _unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:
+def unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:
     message = f"this model writes arguments as plain text, which cannot be held to {steps[-1]!r}"
     return UnsupportedSchemaError(tool, steps, message)

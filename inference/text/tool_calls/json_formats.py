@@ -1,10 +1,10 @@
-"""Formats whose calls are JSON: objects in markers, in a list behind a marker, or bare.
+"""Formats whose calls are JSON: objects in markers, in a list behind a marker, or bare; or a head
+with the name, and the arguments as an object.
 
 text <tool_call>                                                      Hermes, Qwen2.5, Qwen3, SmolLM
 {"name": "f", "arguments": {"a": 1}}
 </tool_call>
-<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                   Granite 3
-<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>     Phi-4-mini
+<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                   Granite 3, Phi-4-mini
 <function_call> {"name": "f", "arguments": {"a": 1}}                  Granite 20B
 <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>       Hunyuan
 <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>           Nemotron
@@ -12,86 +12,111 @@ text <tool_call>                                                      Hermes, Qw
     {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}
 ]<|END_ACTION|>
 functools[{"name": "f", "arguments": {"a": 1}}]                       Firefunction
+[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]                    Mistral
+[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]abc123def[ARGS]{}    … its newer
+<|channel|>commentary to=f <|constrain|>json<|message|>{"a": 1}       gpt-oss
 
-Objects with and without a list are read everywhere, and closing markers may be missing. The model's
-own ids are left out: the API gives its own. Whitespace around the calls is left out.
-"""
+<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}
+<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>
+<|tool_calls_section_end|>                                            Kimi K2
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f            DeepSeek V3 and R1
+```json
+{"a": 1}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>…    V3.1
+
+All forms of a family are read, and outer markers may be missing; grammars ask for the model's own.
+The model's ids are left out: the API gives its own.
+"""  # noqa: RUF002 - DeepSeek's own characters
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import NamedTuple
 
+from inference.protocol.generation import ToolDefinition
+from inference.text.answers.reasoning import (
+    CALL_HEAD,
+    CALL_HEAD_END,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    NAMESPACE,
+    ROLE,
+    START,
+)
 from inference.text.tool_calls.argument_values import KnownTools
 from inference.text.tool_calls.call_parser import CallFormat, Notation
-from inference.text.tool_calls.grammar_rules import CallKeys, WantedCalls, json_call_rules, literal
-from inference.text.tool_calls.json_calls import JsonStyle, json_notation
-
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
-NEWLINE = "\n"
+from inference.text.tool_calls.grammar_rules import (
+    TEXT_TERMINAL,
+    CallKeys,
+    WantedCalls,
+    any_of,
+    json_call_rules,
+    literal,
+    marker_token_id,
+)
+from inference.text.tool_calls.json_calls import (
+    NAME,
+    NO_SYNONYMS,
+    JsonStyle,
+    headed_notation,
+    json_notation,
+)
 
 
 class HermesFormat(CallFormat):
     """Several calls follow one another, each in markers of its own or in one pair."""
 
     name = "hermes"
-    openings = (OPEN,)
-    closings = (CLOSE,)
-    markers = (OPEN, CLOSE)
+    openings = ("<tool_call>",)
+    closings = ("</tool_call>",)
+    markers = (*openings, *closings)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         return (json_notation(tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        line = literal(NEWLINE)
+        line, (opens, closes) = literal("\n"), self.markers
         return [
-            *wanted.answer_rules(OPEN, between=NEWLINE),
-            f"rest: {line} object {line} {wanted.marker(CLOSE)}",
+            *wanted.answer_rules(opens, between="\n"),
+            f"rest: {line} object {line} {wanted.marker(closes)}",
             *json_call_rules(wanted, CallKeys()),
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListMarkers:
+class ListMarkers(NamedTuple):
     name: str
-    opens: str
-    closes: str = ""
-    """The grammar's end of the list; empty where the model ends its answer there."""
-    also_read: tuple[str, ...] = ()
-    """Other opening markers, of relatives."""
-    also_closes: tuple[str, ...] = ()
-    keys: CallKeys = field(default_factory=CallKeys)
-    synonyms: Mapping[str, str] = field(default_factory=dict)
+    openings: tuple[str, ...]
+    """The first is the model's own, others are relatives'."""
+    closings: tuple[str, ...] = ()
+    ends_list: bool = True
+    """Whether the model writes the closing marker."""
+    keys: CallKeys = CallKeys()
+    synonyms: Mapping[str, str] = NO_SYNONYMS
     """The model's keys, and those of a call that they stand for."""
     margins: tuple[str, str, str] = ("", ", ", "")
     """The grammar's texts before, between and behind the list's objects."""
 
 
 GRANITE = ListMarkers(
-    name="granite",
-    opens="<|tool_call|>",
-    also_read=("<function_call>",),
-    also_closes=("<|/tool_call|>",),
+    "granite", ("<|tool_call|>", "<function_call>"), ("<|/tool_call|>",), ends_list=False
 )
-HUNYUAN = ListMarkers(name="hunyuan", opens="<tool_calls>", closes="</tool_calls>")
-NEMOTRON = ListMarkers(name="nemotron", opens="<TOOLCALL>", closes="</TOOLCALL>")
+HUNYUAN = ListMarkers("hunyuan", ("<tool_calls>",), ("</tool_calls>",))
+NEMOTRON = ListMarkers("nemotron", ("<TOOLCALL>",), ("</TOOLCALL>",))
 COMMAND_R = ListMarkers(
-    name="command_r",
-    opens="<|START_ACTION|>",
-    closes="<|END_ACTION|>",
+    "command_r",
+    ("<|START_ACTION|>",),
+    ("<|END_ACTION|>",),
     keys=CallKeys(id="tool_call_id", name="tool_name", arguments="parameters"),
     synonyms={"tool_call_id": "id", "tool_name": "name"},
     margins=("\n    ", ",\n    ", "\n"),
 )
-FUNCTOOLS = ListMarkers(name="functools", opens="functools")
-ALL = (GRANITE, HUNYUAN, NEMOTRON, COMMAND_R, FUNCTOOLS)
-
-
-def markers_of(template: str) -> ListMarkers | None:
-    """The markers that the template names; ``None``: none of these."""
-    written = {one.opens: one for one in ALL if one is not FUNCTOOLS} | {"functools[": FUNCTOOLS}
-    return next((one for text, one in written.items() if text in template), None)
+FUNCTOOLS = ListMarkers("functools", ("functools",), ends_list=False)
 
 
 class JsonListFormat(CallFormat):
@@ -99,8 +124,8 @@ class JsonListFormat(CallFormat):
 
     def __init__(self, markers: ListMarkers) -> None:
         self.name = markers.name
-        self.openings = (markers.opens, *markers.also_read)
-        self.closings = (*((markers.closes,) if markers.closes else ()), *markers.also_closes)
+        self.openings = markers.openings
+        self.closings = markers.closings
         self.markers = (*self.openings, *self.closings)
         self._list = markers
 
@@ -109,10 +134,10 @@ class JsonListFormat(CallFormat):
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         before, between, behind = self._list.margins
-        ends = f" {wanted.marker(self._list.closes)}" if self._list.closes else ""
+        ends = f" {wanted.marker(self.closings[0])}" if self._list.ends_list else ""
         opened, closed = literal(f"[{before}"), literal(f"{behind}]")
         return [
-            *wanted.answer_rules(self._list.opens, is_section=True),
+            *wanted.answer_rules(self.openings[0], is_section=True),
             f"rest: {opened} object{wanted.more('object', between)} {closed}{ends}",
             *json_call_rules(wanted, self._list.keys),
         ]
@@ -136,6 +161,161 @@ class PlainFormat(CallFormat):
         if not wanted.are_forced:
             return []
         return [
-            f"start: object{wanted.more('object', NEWLINE)}",
+            f"start: object{wanted.more('object', chr(10))}",
             *json_call_rules(wanted, CallKeys()),
+        ]
+
+
+class SectionFormat(CallFormat):
+    """<section> <call> head {arguments} tail </call> <call> … </call> </section>"""
+
+    separator: str
+    head: str
+    """The pattern of a head."""
+    has_lines = False
+    """Whether heads may have several lines."""
+    between = tail = ""
+    """What the model writes between two calls, and behind a call's arguments."""
+
+    def __init__(self, openings: tuple[str, str], closings: tuple[str, str]) -> None:
+        """Markers of the section and the call."""
+        self.openings, self.closings = openings, closings[::-1]
+        self.inner = closings[1:]
+        self.markers = (*openings, *closings, self.separator)
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        section, call = self.openings
+        head = f"{re.escape(call)}{self.head}" if marker == section else self.head
+        spare = "}`\n" if self.has_lines else "}"
+        return (headed_notation(head, tools, has_lines=self.has_lines, spare=spare),)
+
+    @abstractmethod
+    def _head_rule(self, wanted: WantedCalls, tool: ToolDefinition) -> str: ...
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        section, call = self.openings
+        call_end, section_end = map(wanted.marker, self.closings)
+        rules = [
+            *wanted.answer_rules(section, is_section=True),
+            f"rest: one{wanted.more('one', self.between)} {section_end}",
+            f"one: {wanted.marker(call)} ({any_of('one', len(wanted.tools))}) {call_end}",
+        ]
+        tail = literal(self.tail) if self.tail else ""
+        for index, tool in enumerate(wanted.tools):
+            rules.append(f"one_{index}: {self._head_rule(wanted, tool)} arguments_{index} {tail}")
+            rules.append(wanted.arguments_rule(index))
+        return rules
+
+
+class KimiFormat(SectionFormat):
+    name = "kimi"
+    separator = "<|tool_call_argument_begin|>"
+    head = rf"[ \t]*(?:functions\.)?{NAME}(?::\d+)?[ \t]*(?:{re.escape(separator)})?"
+
+    def __init__(self) -> None:
+        super().__init__(
+            ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+            ("<|tool_calls_section_end|>", "<|tool_call_end|>"),
+        )
+
+    def _head_rule(self, wanted: WantedCalls, tool: ToolDefinition) -> str:
+        name = literal(f"functions.{tool.name}:")
+        return f"{name} /[0-9]{{1,3}}/ {wanted.marker(self.separator)}"
+
+
+CALLS_BEGIN = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
+CALLS_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
+CALL_BEGIN = "<｜tool▁call▁begin｜>"  # noqa: RUF001
+CALL_END = "<｜tool▁call▁end｜>"  # noqa: RUF001
+SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
+FENCE = "```json"
+
+
+class DeepSeekFormat(SectionFormat):
+    name = "deepseek"
+    separator = SEPARATOR
+    head = (
+        rf"\s*(?P<type>function\s*{SEPARATOR}\s*)?{NAME}\s*(?(type)|{SEPARATOR})\s*(?:`+(?:json)?)?"
+    )
+    has_lines = True
+
+    def __init__(self, *, writes_fences: bool) -> None:
+        """``writes_fences``: the older form, with a type and the arguments in a code block."""
+        super().__init__((CALLS_BEGIN, CALL_BEGIN), (CALLS_END, CALL_END))
+        self._writes_fences = writes_fences
+        if writes_fences:
+            self.between, self.tail = "\n", "\n```"
+
+    def _head_rule(self, wanted: WantedCalls, tool: ToolDefinition) -> str:
+        separator = wanted.marker(SEPARATOR)
+        if not self._writes_fences:
+            return f"{literal(tool.name)} {separator}"
+        fenced = literal(f"{tool.name}\n{FENCE}\n")
+        return f"{literal('function')} {separator} {fenced}"
+
+
+MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+class MistralFormat(CallFormat):
+    """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
+    arguments begin, and only a tool's is one."""
+
+    name = "mistral"
+    openings = (MISTRAL_CALLS,)
+    markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
+
+    def __init__(self, *, writes_lists: bool) -> None:
+        """``writes_lists``: the older form."""
+        self._writes_lists = writes_lists
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        head = rf"{NAME}[ \t]*(?:\[CALL_ID\][^{{}}\[\]\n]*)?(?P<mark>\[ARGS\])?"
+        return json_notation(tools), headed_notation(head, tools)
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        start = wanted.answer_rules(MISTRAL_CALLS, is_section=self._writes_lists)
+        if self._writes_lists:
+            rest = f'rest: "[" object{wanted.more("object", ", ")} "]"'
+            return [*start, rest, *json_call_rules(wanted, CallKeys())]
+        rules = [*start, f"rest: {any_of('rest', len(wanted.tools))}"]
+        call_id = ""
+        if marker_token_id(wanted.tokenizer, MISTRAL_CALL_ID) is not None:
+            call_id = f"({wanted.marker(MISTRAL_CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
+        for index, tool in enumerate(wanted.tools):
+            head = f"{literal(tool.name)} {call_id}{wanted.marker(MISTRAL_ARGUMENTS)}"
+            rules += [f"rest_{index}: {head} arguments_{index}", wanted.arguments_rule(index)]
+        return rules
+
+
+class HarmonyFormat(CallFormat):
+    """A message to a function, whose head ``inference.text.answers.reasoning`` has put in one form.
+    The model ends with each call, so an answer has one at most. Grammars are of the whole answer
+    behind its thinking: its channel too."""
+
+    name = "harmony"
+    openings = (CALL_HEAD,)
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (headed_notation(f"{NAME}{re.escape(CALL_HEAD_END)}", tools),)
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
+        channel, message, constrain, end, start = map(
+            replace(wanted, markers=markers).marker, markers
+        )
+        rules = [f"call: {channel} ({any_of('call', len(wanted.tools))})", TEXT_TERMINAL]
+        for index, tool in enumerate(wanted.tools):
+            head = literal(f"commentary to={NAMESPACE}{tool.name} ")
+            json_head = f'{constrain} "json" {message}'
+            rules.append(f"call_{index}: {head} {json_head} arguments_{index}")
+            rules.append(wanted.arguments_rule(index))
+        if wanted.are_forced:
+            return ["start: call", *rules]
+        spoken = f'{channel} "commentary" {message} TEXT {end} {start} {literal(ROLE)}'
+        return [
+            "start: final | preamble? call",
+            f'final: {channel} "final" {message} TEXT',
+            f"preamble: {spoken}",
+            *rules,
         ]

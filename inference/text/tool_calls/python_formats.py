@@ -128,23 +128,23 @@ def _value(node: ast.expr, source: str, *, keeps_json: bool) -> str:
         return written
 
 
-START = "<|tool_call_start|>"
-END = "<|tool_call_end|>"
+LFM2_OPEN = "<|tool_call_start|>"
+LFM2_CLOSE = "<|tool_call_end|>"
 
 
 class Lfm2Format(CallFormat):
     name = "lfm2"
-    openings = (START,)
-    closings = (END,)
-    markers = (START, END)
+    openings = (LFM2_OPEN,)
+    closings = (LFM2_CLOSE,)
+    markers = (LFM2_OPEN, LFM2_CLOSE)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         return json_notation(tools), python_notation(keeps_json=True)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         rules = [
-            *wanted.answer_rules(START, is_section=True),
-            f'rest: "[" one{wanted.more("one", ", ")} "]" {wanted.marker(END)}',
+            *wanted.answer_rules(LFM2_OPEN, is_section=True),
+            f'rest: "[" one{wanted.more("one", ", ")} "]" {wanted.marker(LFM2_CLOSE)}',
             f"one: {any_of('one', len(wanted.tools))}",
             *COMMON_RULES,
         ]

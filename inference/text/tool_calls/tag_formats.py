@@ -25,6 +25,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from inference.protocol.generation import ToolDefinition
 from inference.text.tool_calls.argument_values import (
     WHITESPACE,
     KnownTools,
@@ -33,27 +34,30 @@ from inference.text.tool_calls.argument_values import (
     as_json,
     compact_json,
     is_text,
+    listed_values,
     read_json,
 )
 from inference.text.tool_calls.block_ends import TagEnds
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
-    MAX_TAG_LENGTH,
-    TAG_TEXT,
-    TagStyle,
     WantedCalls,
     any_of,
-    fits_tag,
-    function_rules,
+    declared_arguments,
     head_rules,
+    json_rule,
     literal,
+    unsupported,
+    value_schema,
 )
 from inference.text.tool_calls.json_calls import json_notation
 
 SPACE = f"[{WHITESPACE}]*"
+MAX_TAG_LENGTH = 300
+"""Most characters of a name or key in a tag; a longer one is text."""
+TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
 QUOTED = rf'[^<>"\n]{{1,{MAX_TAG_LENGTH}}}'
-_IS_TEXT = ' string="true"'
-"""The mark of a text in formats that mark values; JSON has another."""
+_MARK, _MARKED = '" string="', '">'
+"""What stands around the mark of a text or of JSON, in formats that mark values."""
 
 
 class Tags(NamedTuple):
@@ -104,7 +108,7 @@ class TagFormat(CallFormat):
         self.closed = tags.opens
         self.markers = tags.special
         self._tags = tags
-        self._ends = (tags.call_end,) if tags.call_end else ()
+        self._ends = [tags.call_end] if tags.call_end else []
         if not tags.holds_several:
             self._ends += tags.closes
 
@@ -205,8 +209,10 @@ class TagFormat(CallFormat):
         line = literal("\n") if tags.function else ""
         has_bare = tags.needs_known_name and wanted.choice.mode == "auto"
         several = wanted.more("one", "\n") if tags.holds_several else ""
-        function = wanted.marker(tags.function) if tags.function else ""
-        return [
+        key = r'/[^<>"\n]+/' if tags.is_quoted else r"/[^<>\n]+/"
+        any_mark = f'{literal(_MARK)} ("true" | "false") {literal(_MARKED)}'
+        key_end = any_mark if tags.marks_values else wanted.marker(tags.key_end)
+        rules = [
             *wanted.answer_rules(
                 tags.opens[0],
                 between="\n",
@@ -216,46 +222,85 @@ class TagFormat(CallFormat):
             *(head_rules("bare", tags.function, wanted) if has_bare else ()),
             # Each newline by itself: the lexer does not go back behind one.
             f"rest: {line} one{several} {line} {wanted.marker(tags.closes[0])}",
-            f"one: {function} any_one",
+            f"one: {wanted.marker(tags.function)} any_one",
             f"any_one: {any_of('one', len(wanted.tools))}",
-            *function_rules("one", wanted, self._style(wanted)),
+            f"any_argument: {wanted.marker(tags.argument)} {key} {key_end} text_value",
+            *head_rules("text_body", tags.value_end, wanted),
+            f"text_value: text_body {_literal(tags.line)}",
         ]
+        for index, tool in enumerate(wanted.tools):
+            rules += self._call_rules(f"one_{index}", tool, wanted)
+        return rules
 
-    def _style(self, wanted: WantedCalls) -> TagStyle:
-        tags, spell = self._tags, wanted.marker
-        line = f" {literal(tags.line)}" if tags.line else ""
-        end = spell(tags.call_end) if tags.call_end else ""
-        characters = r'/[^<>"\n]+/' if tags.is_quoted else r"/[^<>\n]+/"
-        any_mark = f'{literal(_MARK)} ("true" | "false") {literal(chr(34) + ">")}'
-        key_end = "" if tags.marks_values else tags.key_end
-        return TagStyle(
-            begin=lambda name: literal(name + tags.name_end) if name + tags.name_end else "",
-            end=f"{literal(tags.line)}? {end}" if tags.marks_values else end,
-            key=lambda key: spell(f"{tags.argument}{key}{key_end}"),
-            any_key=f"{spell(tags.argument)} {characters} "
-            + (any_mark if tags.marks_values else spell(tags.key_end)),
-            value_end=f"{spell(tags.margin + tags.value_end)}{line}",
-            text_value=(
-                *head_rules("text_body", tags.value_end, wanted),
-                f"text_value: text_body{line}",
-            ),
-            before_text=literal(f'{_MARK}true">') if tags.marks_values else "",
-            before_json=literal(f'{_MARK}false">') if tags.marks_values else "",
-            fits=fits_quotes if tags.is_quoted else fits_tag,
-        )
+    def _call_rules(self, rule: str, tool: ToolDefinition, wanted: WantedCalls) -> list[str]:
+        """A call from its name on, with its arguments in the schema's order, the optional ones or
+        not. Raises ``UnsupportedSchemaError`` for what tags cannot express."""
+        tags = self._tags
+        begin, end = _literal(tool.name + tags.name_end), wanted.marker(tags.call_end)
+        end = f"{literal(tags.line)}? {end}" if tags.marks_values else end
+        declared = declared_arguments(tool, wanted.choice, self._fits)
+        if declared is None:
+            return [f"{rule}: {begin} any_argument* {end}"]
+        arguments, values = [], []
+        for number, (key, schema) in enumerate(declared.properties.items()):
+            head = wanted.marker(tags.argument + key + ("" if tags.marks_values else tags.key_end))
+            argument = f"{head} {rule}_{number}"
+            arguments.append(argument if key in declared.required else f"({argument})?")
+            path = ("properties", key)
+            _check_text(tool, path, alternatives(schema, declared.root))
+            values.append(self._value_rule(f"{rule}_{number}", schema, declared.root, wanted))
+        return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
+
+    def _value_rule(
+        self, rule: str, schema: object, root: Mapping[str, Any], wanted: WantedCalls
+    ) -> str:
+        """Free text up to its closing tag, or JSON after its own schema."""
+        tags = self._tags
+        options = alternatives(schema, root)
+        may_be_text = any("string" in allowed_types(option) for option in options)
+        mark = _MARK if tags.marks_values else ""
+        as_text, as_json = (_literal(mark and f"{mark}{one}{_MARKED}") for one in ("true", "false"))
+        value_end = f"{wanted.marker(tags.margin + tags.value_end)} {_literal(tags.line)}"
+        if all(listed_values(option) for option in options):
+            listed = [value for option in options for value in listed_values(option)]
+            strings = [literal(one) for one in listed if isinstance(one, str)]
+            others = [literal(compact_json(one)) for one in listed if not isinstance(one, str)]
+            groups = ((as_text, strings), (as_json, others))
+            written = " | ".join(
+                f"{before} ({' | '.join(some)})" for before, some in groups if some
+            )
+            return f"{rule}: ({written}) {value_end}"
+        # Without a mark or a schema that makes a value text, digits may be a number.
+        if may_be_text and (is_text(schema, root) or not mark):
+            return f"{rule}: {as_text} text_value"
+        either = f"{as_text} text_value | " if may_be_text else ""
+        value = json_rule(f"{rule}_json", value_schema(schema, root))
+        return f"{rule}: {either}{as_json} {rule}_json {value_end}\n{value}"
+
+    def _fits(self, name: str) -> bool:
+        """Whether a name or key comes through its tag as it is."""
+        pattern = QUOTED if self._tags.is_quoted else TAG_TEXT
+        return re.fullmatch(pattern, name) is not None and name == name.strip(WHITESPACE)
 
 
-_MARK = '" string="'
+def _check_text(
+    tool: ToolDefinition, path: tuple[str, ...], options: Sequence[Mapping[str, Any]]
+) -> None:
+    """A value written as plain text cannot be held to constraints on strings."""
+    texts = [option for option in options if "string" in allowed_types(option)]
+    for keyword in ("pattern", "format", "minLength", "maxLength"):
+        if any(keyword in option and not listed_values(option) for option in texts):
+            raise unsupported(tool, (*path, keyword))
 
 
-def fits_quotes(name: str) -> bool:
-    return fits_tag(name) and '"' not in name
+def _literal(text: str) -> str:
+    return literal(text) if text else ""
 
 
 def _as_json(text: str, schema: object, root: Mapping[str, Any], mark: str | None) -> str | None:
     """Without a mark, the tool's schema decides between text and JSON. ``None`` for what may be a
     value and a tag behind it."""
-    if mark == _IS_TEXT or (mark is None and is_text(schema, root)):
+    if mark == ' string="true"' or (mark is None and is_text(schema, root)):
         value = compact_json(text)
     else:
         value = as_json(text, schema, root)

@@ -25,8 +25,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import SamplingOptions
-from inference.text.tool_calls.headed_formats import MistralFormat
-from inference.text.tool_calls.json_formats import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from inference.wire.common.failures import FAILURES

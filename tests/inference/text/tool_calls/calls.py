@@ -9,8 +9,7 @@ from typing import Any
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
 from inference.text.tool_calls.call_parser import CallParser
-from inference.text.tool_calls.headed_formats import MistralFormat
-from inference.text.tool_calls.json_formats import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 

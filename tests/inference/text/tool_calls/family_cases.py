@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from inference.text.tool_calls import headed_formats as ds
+from inference.text.tool_calls import json_formats as ds
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
-from inference.text.tool_calls.headed_formats import HarmonyFormat, KimiFormat
 from inference.text.tool_calls.json_formats import (
     COMMAND_R,
     FUNCTOOLS,
     GRANITE,
     HUNYUAN,
     NEMOTRON,
+    HarmonyFormat,
     JsonListFormat,
+    KimiFormat,
     PlainFormat,
 )
 from inference.text.tool_calls.python_formats import Lfm2Format
