@@ -13,6 +13,7 @@ import ast
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from inference.protocol.generation import ToolDefinition
@@ -231,18 +232,12 @@ def _converted(text: str, type_name: str) -> str | None:
 
 def _container(text: str, wanted: type) -> str | None:
     """An object or array, as JSON or as Python writes it."""
-    for read in (read_json, _read_python):
-        try:
-            value = read(text)
-            if isinstance(value, wanted):
+    for as_written in (str, python_as_json):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = read_json(as_written(text))
+            if isinstance(value, wanted) and text[:1] != "(":
                 return compact_json(value)
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            continue
     return None
-
-
-def _read_python(text: str) -> object:
-    return literal_value(parse_literals(text))
 
 
 def fitted(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,63 +264,72 @@ def _fitted(value: Any, schema: object, root: Mapping[str, Any]) -> Any:
     return value if isinstance(found, str) else found
 
 
-_JSON_NAMES = {"true": True, "false": False, "null": None}
+LITERALS = {"true": "true", "false": "false", "null": "null"} | {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxNuU\n")
-_OCTAL_DIGITS = frozenset("01234567")
-_TOKEN = re.compile(
+_PYTHON_TOKEN = re.compile(
     r"(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
-    r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<mark>[\[\]{}(),:=])"
-    r"|(?P<space>[ \t\r\n]+)",
+    rf"|(?P<number>{NUMBER.pattern})(?![\w.])"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<equals>[ \t\r\n]*=)?"
+    r"|(?P<opens>[\[({])|(?P<closes>[\])}])|(?P<mark>[,:])|(?P<space>[ \t\r\n]+)",
     re.DOTALL,
 )
+_CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
-def parse_literals(text: str) -> ast.expr:
-    """The expression of Python literals that JSON can express too. Raises ``SyntaxError`` or
-    ``ValueError`` for all others: string prefixes, adjacent strings, comments, numbers in another
-    base, duplicate keys. All of those drop characters or change their meaning. The caller decides
-    whether a call of the name before the arguments is allowed."""
-    position, has_value, follows_comma = 0, False, False
+def python_as_json(text: str, *, is_call: bool = False) -> str:
+    """JSON of Python's literals, a tuple as an array, or of the named arguments in a call's
+    parentheses as an object; JSON's own literals are understood too. Raises ``ValueError`` or
+    ``SyntaxError`` for all else, such as what drops characters or changes their meaning: comments,
+    adjacent strings, numbers in another base, a comma behind which an item may be missing."""
+    read: list[str] = []
+    opened: list[tuple[str, str, int]] = []
+    with_commas: set[int] = set()
+    position = 0
     while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
+        found = _PYTHON_TOKEN.match(text, position)
+        if found is None:
             raise ValueError("no plain literal")
-        if token.lastgroup not in ("mark", "space"):
-            if has_value:
-                raise ValueError("two values side by side")
-            has_value = True
-            follows_comma = False
-        elif token.lastgroup == "mark":
-            if follows_comma and token.group() in ")]}":
-                raise ValueError("a comma behind which an item may be missing")
-            has_value, follows_comma = False, token.group() == ","
-        position = token.end()
-    return ast.parse(_ESCAPE.sub(_python_escape, text).strip(), mode="eval").body
-
-
-def literal_value(node: ast.expr) -> object:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Dict):
-            keys = [key.value for key in one.keys if isinstance(key, ast.Constant)]
-            if len(set(keys)) < len(one.keys) or not all(isinstance(key, str) for key in keys):
-                raise ValueError("a key that stands twice, or is no text")
-    value: object = ast.literal_eval(_JsonNames().visit(node))
-    return value
+        piece, position = found.group(), found.end()
+        is_argument = is_call and len(opened) == 1
+        match found.lastgroup:
+            case "string":
+                piece = compact_json(ast.literal_eval(_ESCAPE.sub(_python_escape, piece)))
+            case "equals" if is_argument:
+                read.append(compact_json(found["name"]))
+                piece = ":"
+            case "name" if piece in LITERALS:
+                piece = LITERALS[piece]
+            case "name" | "equals":
+                raise ValueError("a name is no literal")
+            case "opens":
+                is_object = piece == "{" or (is_call and not opened)
+                opened.append((_CLOSERS[piece], "}" if is_object else "]", len(read)))
+                piece = "{" if is_object else "["
+            case "closes":
+                closer, written, start = opened.pop() if opened else ("", "", 0)
+                is_tuple = start in with_commas or len(read) == start + 1
+                if piece != closer or not (is_tuple or (piece, written) != (")", "]")):
+                    raise ValueError("a bracket that closes nothing, or a value in parentheses")
+                piece = written
+            case "mark" if opened and piece == ",":
+                with_commas.add(opened[-1][2])
+            case "mark" if is_argument or not opened:
+                raise ValueError("no named argument")
+        if not piece.isspace():
+            read.append(piece)
+    read_json(" ".join(read))
+    return "".join(read)
 
 
 def _python_escape(escape: re.Match[str]) -> str:
     """Python warns of escapes that it does not have, and keeps their backslash. Raises
     ``ValueError`` for ``\\1``, which is a character to Python and a group in regular
     expressions."""
-    if escape.group(1) in _OCTAL_DIGITS:
+    if escape.group(1) in "01234567":
         raise ValueError("an escape by digits has two readings")
     return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
-
-
-class _JsonNames(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        is_json = node.id in _JSON_NAMES
-        return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node) if is_json else node

@@ -20,6 +20,7 @@ from typing import Any
 from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from inference.text.tool_calls.argument_values import (
+    LITERALS,
     MAX_SCALAR_LENGTH,
     NUMBER,
     WHITESPACE,
@@ -41,7 +42,6 @@ from inference.text.tool_calls.grammar_rules import (
 )
 from inference.text.tool_calls.json_calls import (
     CLOSERS,
-    LITERALS,
     NAME,
     WrittenObject,
     headed_notation,

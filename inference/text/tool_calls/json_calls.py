@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from inference.text.tool_calls.argument_values import (
+    LITERALS,
     MAX_SCALAR_LENGTH,
     NUMBER,
     KnownTools,
@@ -42,14 +43,6 @@ LABELS = frozenset({"type", "id"})
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 MAX_EXTRA_BRACES = 3
 CLOSERS = {"{": "}", "[": "]"}
-LITERALS = {
-    "true": "true",
-    "false": "false",
-    "null": "null",
-    "True": "true",
-    "False": "false",
-    "None": "null",
-}
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[-+.0-9A-Za-z]+|[{}\[\]:,]|[ \t\r\n]+', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)

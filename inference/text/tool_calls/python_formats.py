@@ -15,19 +15,14 @@ begins. An object with other keys than a call's is text at its first such key.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
-from functools import partial
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
 from inference.text.tool_calls.argument_values import (
     KnownTools,
-    compact_json,
-    literal_value,
-    parse_literals,
-    read_json,
+    python_as_json,
 )
 from inference.text.tool_calls.block_ends import BracketEnds
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
@@ -50,10 +45,8 @@ _AFTER = re.compile(r"\s*(?P<mark>[\],])?")
 _MARK = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"()\[\]{}]""", re.DOTALL)
 
 
-def python_notation(*, keeps_json: bool = False) -> Notation:
-    """A list of calls, whose arguments must be literals with names; JSON's true, false and null are
-    understood too. ``keeps_json``: a value that is JSON and none of Python's, such as a number that
-    is too large for it, is kept as it was written."""
+def python_notation() -> Notation:
+    """A list of calls, whose arguments must be literals with names."""
 
     def begins(text: str) -> bool | None:
         found = _START.match(text)
@@ -63,20 +56,20 @@ def python_notation(*, keeps_json: bool = False) -> Notation:
     return Notation(
         begins,
         lambda _text, markers: BracketEnds(markers, quotes=("'", '"'), brackets="{}[]()"),
-        partial(parse_python_calls, keeps_json=keeps_json),
+        parse_python_calls,
     )
 
 
-def parse_python_calls(text: str, *, keeps_json: bool) -> Parsed | None:
+def parse_python_calls(text: str) -> Parsed | None:
     calls: list[ReadCall] = []
     position, end = text.index("[") + 1, 0
     while (head := _HEAD.match(text, position)) is not None:
         stop = _closing(text, head.end() - 1)
-        arguments = text[head.end() - 1 : stop]
-        written = None if stop is None else _as_json(arguments, keeps_json=keeps_json)
-        if stop is None or written is None:
+        try:
+            arguments = python_as_json(text[head.end() - 1 : stop], is_call=True)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             return Parsed(calls, end, is_broken=True) if calls else None
-        calls.append(ReadCall(head["name"], written))
+        calls.append(ReadCall(head["name"], arguments))
         after = _AFTER.match(text, stop)
         assert after is not None
         if after["mark"] != ",":
@@ -85,47 +78,17 @@ def parse_python_calls(text: str, *, keeps_json: bool) -> Parsed | None:
     return None
 
 
-def _closing(text: str, start: int) -> int | None:
-    """The position behind the parenthesis that closes the one at ``start``."""
+def _closing(text: str, start: int) -> int:
+    """The position behind the parenthesis that closes the one at ``start``, or the text's end."""
     depth = 0
     for found in _MARK.finditer(text, start):
         mark = found.group()
         if mark in ("'", '"'):
-            return None
+            break
         depth += (mark in "([{") - (mark in ")]}")
         if depth == 0:
             return found.end()
-    return None
-
-
-def _as_json(arguments: str, *, keeps_json: bool) -> str | None:
-    """``(a=1, b="x")`` as a JSON object; ``None`` when it is anything but named literals."""
-    try:
-        source = f"f{arguments}"
-        call = parse_literals(source)
-        if not isinstance(call, ast.Call) or call.args:
-            return None
-        names = [keyword.arg for keyword in call.keywords]
-        if None in names or len(set(names)) < len(names):
-            return None
-        members = (
-            f"{compact_json(one.arg)}:{_value(one.value, source, keeps_json=keeps_json)}"
-            for one in call.keywords
-        )
-        return f"{{{','.join(members)}}}"
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-
-
-def _value(node: ast.expr, source: str, *, keeps_json: bool) -> str:
-    try:
-        return compact_json(literal_value(node))
-    except ValueError:
-        written = ast.get_source_segment(source, node) if keeps_json else None
-        if written is None:
-            raise
-        read_json(written)
-        return written
+    return len(text)
 
 
 LFM2_OPEN = "<|tool_call_start|>"
@@ -139,7 +102,7 @@ class Lfm2Format(CallFormat):
     markers = (LFM2_OPEN, LFM2_CLOSE)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
-        return json_notation(tools), python_notation(keeps_json=True)
+        return json_notation(tools), python_notation()
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         rules = [
