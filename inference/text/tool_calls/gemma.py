@@ -13,9 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
@@ -38,15 +37,11 @@ from inference.text.tool_calls.grammar_rules import (
     any_of,
     arguments_schema,
     head_rules,
+    in_order,
     literal,
 )
-from inference.text.tool_calls.json_calls import (
-    CLOSERS,
-    NAME,
-    WrittenObject,
-    headed_notation,
-    repaired_string,
-)
+from inference.text.tool_calls.json_calls import CLOSERS, WrittenObject, repaired_string
+from inference.text.tool_calls.json_formats import NAME, headed_notation
 
 CALL = "call:"
 REFUSED_KEYWORDS = (
@@ -67,36 +62,15 @@ _FREE_RULES = (
     r"INTEGER: /-?(0|[1-9][0-9]*)/",
 )
 _KEY = re.compile(r"[^\s:,{}\[\]<>\"']+")
-_SCALARS = {"integer": "INTEGER", "number": "NUMBER", "boolean": '("true" | "false")'}
-_RULES = {**_SCALARS, "null": '"null"', "string": "text"}
+_RULES = {"integer": "INTEGER", "number": "NUMBER", "null": '"null"', "string": "text"} | {
+    "boolean": '("true" | "false")'
+}
 
 
-@dataclass(frozen=True, slots=True)
-class GemmaMarkers:
+class GemmaMarkers(NamedTuple):
     opens: str
     closes: str
     quote: str
-
-
-def gemma_rules(wanted: WantedCalls, markers: GemmaMarkers) -> list[str]:
-    quote = wanted.marker(markers.quote)
-    rules = [
-        *wanted.answer_rules(markers.opens),
-        f"rest: call_body {wanted.marker(markers.closes)}",
-        f"call_body: {any_of('call', len(wanted.tools))}",
-        f"text: {quote} text_end",
-        *head_rules("text_end", markers.quote, wanted),
-        *_FREE_RULES,
-    ]
-    for index, tool in enumerate(wanted.tools):
-        head, arguments = literal(f"{CALL}{tool.name}"), "any_object"
-        if tool.strict or wanted.are_forced:
-            schema = arguments_schema(tool, wanted.choice)
-            values = _Values(tool, schema, f"value_{index}", quote)
-            arguments = values.of_object(schema, ())
-            rules += values.rules
-        rules.append(f"call_{index}: {head} {arguments}")
-    return rules
 
 
 class _Values:
@@ -127,12 +101,14 @@ class _Values:
         members = []
         for key, value in known.items():
             path = (*steps, "properties", key)
-            if self._tool.strict and not _fits_key(key):
+            if self._tool.strict and not _KEY.fullmatch(key):
                 raise UnsupportedSchemaError(self._tool, path, _message(key))
-            if value is not False and _fits_key(key):
+            if value is not False and _KEY.fullmatch(key):
                 rule = f"{literal(f'{key}:')} {self._of(value, path)}"
                 members.append((rule, key in required))
-        return f'"{{" {_in_order(members)} "}}"' if members else '"{}"'
+        rule = f"{self._prefix}_object_{len(self.rules)}"
+        self.rules += in_order(rule, members, '","')
+        return f'"{{" {rule}_first_0 "}}"'
 
     def _of(self, schema: object, steps: tuple[str, ...]) -> str:
         """The name of its rule."""
@@ -178,24 +154,6 @@ def _message(what: str) -> str:
     return f"this model's calls cannot be held to {what!r}"
 
 
-def _fits_key(key: str) -> bool:
-    return _KEY.fullmatch(key) is not None
-
-
-def _in_order(members: Sequence[tuple[str, bool]]) -> str:
-    """Commas stand between those that are there: which member comes first decides."""
-    first: list[str] = []
-    for index, (member, is_required) in enumerate(members):
-        rest = "".join(
-            f' "," {later}' if needed else f' ("," {later})?'
-            for later, needed in members[index + 1 :]
-        )
-        first.append(f"{member}{rest}")
-        if is_required:
-            return f"({' | '.join(first)})"
-    return f"({' | '.join(first)})?"
-
-
 BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
 """Text that may have been a number before a character was lost or added."""
 FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
@@ -229,7 +187,25 @@ class GemmaFormat(CallFormat):
         return (headed._replace(head=None),)  # what is no JSON is not streamed
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        return gemma_rules(wanted, self._gemma)
+        markers = self._gemma
+        quote = wanted.marker(markers.quote)
+        rules = [
+            *wanted.answer_rules(markers.opens),
+            f"rest: call_body {wanted.marker(markers.closes)}",
+            f"call_body: {any_of('call', len(wanted.tools))}",
+            f"text: {quote} text_end",
+            *head_rules("text_end", markers.quote, wanted),
+            *_FREE_RULES,
+        ]
+        for index, tool in enumerate(wanted.tools):
+            arguments = "any_object"
+            if tool.strict or wanted.are_forced:
+                schema = arguments_schema(tool, wanted.choice)
+                values = _Values(tool, schema, f"value_{index}", quote)
+                arguments = values.of_object(schema, ())
+                rules += values.rules
+            rules.append(f"call_{index}: {literal(f'{CALL}{tool.name}')} {arguments}")
+        return rules
 
 
 def _takes_bare_text(tools: KnownTools, name: str, key: str | None, bare: str) -> bool:
@@ -281,7 +257,10 @@ def arguments_as_json(
             case "json":
                 piece = repaired_string(piece)
             case "bare" if is_key:
-                piece = _key(piece.strip(WHITESPACE))
+                piece = piece.strip(WHITESPACE)
+                if not _BARE_KEY.fullmatch(piece):
+                    raise ValueError("no key")
+                piece = compact_json(piece)
             case _:
                 argument = key if depth == 1 else None
                 piece = _bare_value(piece.strip(WHITESPACE), partial(takes_bare_text, argument))
@@ -289,12 +268,6 @@ def arguments_as_json(
             key = json.loads(piece)
         read.append(piece)
     return "".join(read)
-
-
-def _key(bare: str) -> str:
-    if not _BARE_KEY.fullmatch(bare):
-        raise ValueError("no key")
-    return compact_json(bare)
 
 
 def _bare_value(bare: str, takes_text: Callable[[str], bool]) -> str:

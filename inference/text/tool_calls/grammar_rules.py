@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
@@ -134,6 +134,20 @@ def any_of(rule: str, count: int) -> str:
     return " | ".join(f"{rule}_{index}" for index in range(count))
 
 
+def in_order(rule: str, members: Sequence[tuple[str, bool]], comma: str) -> list[str]:
+    """``rule_first_0``: members in order, those that are not required or not.
+
+    first: member more | the next first       more: comma member more | the next more
+    """
+    rules = []
+    for number, (member, is_required) in enumerate(members):
+        first, more = f"{rule}_first_{number + 1}", f"{rule}_more_{number + 1}"
+        or_first, or_more = ("", "") if is_required else (f" | {first}", f" | {more}")
+        rules.append(f"{rule}_first_{number}: {member} {more}{or_first}")
+        rules.append(f"{rule}_more_{number}: {comma} {member} {more}{or_more}")
+    return [*rules, f'{rule}_first_{len(members)}: ""', f'{rule}_more_{len(members)}: ""']
+
+
 def json_rule(name: str, schema: dict[str, Any]) -> str:
     return f"{name}: %json {json.dumps(schema)}"
 
@@ -149,8 +163,7 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
     return {**schema, "type": "object", OUR_OPTIONS: OPTIONS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallKeys:
+class CallKeys(NamedTuple):
     """How a format names the members of a call that is a JSON object."""
 
     name: str = "name"
@@ -194,8 +207,7 @@ ROOT_KEYWORDS = {
 """Keywords that are supported at the top of a tool's schema."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredArguments:
+class DeclaredArguments(NamedTuple):
     root: Mapping[str, Any]
     properties: Mapping[str, Any]
     required: Sequence[str]

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,8 +49,9 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.argument_values import KnownTools
-from inference.text.tool_calls.call_parser import CallFormat, Notation
+from inference.text.tool_calls.argument_values import KnownTools, compact_json, fitted
+from inference.text.tool_calls.block_ends import BracketEnds
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
     CallKeys,
@@ -61,11 +62,12 @@ from inference.text.tool_calls.grammar_rules import (
     marker_token_id,
 )
 from inference.text.tool_calls.json_calls import (
-    NAME,
+    MAX_EXTRA_BRACES,
     NO_SYNONYMS,
     JsonStyle,
-    headed_notation,
+    WrittenObject,
     json_notation,
+    read_object,
 )
 
 
@@ -164,6 +166,65 @@ class PlainFormat(CallFormat):
             f"start: object{wanted.more('object', chr(10))}",
             *json_call_rules(wanted, CallKeys()),
         ]
+
+
+Read = Callable[[str, int, str], WrittenObject]
+"""Reads a tool's arguments: the text, where they begin, and the tool's name."""
+MAX_HEAD_LENGTH = 300
+"""Most characters of name, id and markers together; a longer head is text."""
+NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
+
+
+def headed_notation(
+    head: str,
+    tools: KnownTools,
+    *,
+    has_lines: bool = False,
+    quotes: Sequence[str] = ('"',),
+    read: Read = lambda text, start, _name: read_object(text, start),
+    spare: str = "}",
+) -> Notation:
+    """A head, whose pattern has the group ``name``, and the arguments as an object. Where it has
+    the group ``mark`` too, only tools that are offered are named without it. ``spare``: characters
+    that are left out where they are too many behind the arguments."""
+    space, in_heads = (r"\s*", "[^{}]") if has_lines else (r"[ \t]*", r"[^{}\r\n]")
+    whole = re.compile(rf"\s*(?P<head>{head}{space})(?=\{{)")
+    begun = re.compile(rf"\s*{in_heads}{{0,{MAX_HEAD_LENGTH}}}\Z")
+    ignored = re.compile(f"[{spare}]{{0,{MAX_EXTRA_BRACES * len(spare)}}}" if spare else "")
+
+    def head_of(text: str, position: int = 0) -> tuple[str, int] | None:
+        found = whole.match(text) if position == 0 else None
+        if found is None or len(found["head"]) > MAX_HEAD_LENGTH:
+            return None
+        name = found["name"]
+        is_named = found.groupdict().get("mark", "") is not None or name in tools
+        return (name, found.end()) if is_named else None
+
+    def begins(text: str) -> bool | None:
+        return True if head_of(text) is not None else None if begun.match(text) else False
+
+    def ends(text: str, markers: Sequence[str]) -> BracketEnds:
+        return BracketEnds(markers, start=text.index("{"), quotes=quotes)
+
+    def parse(text: str) -> Parsed | None:
+        headed = head_of(text)
+        assert headed is not None
+        name, start = headed
+        try:
+            written = read(text, start, name)
+            arguments = fitted(written.value, tools.schema(name))
+            is_whole = not written.has_trailing_comma or tools.may_be_all(name, arguments)
+            if written.lacks_brace or not is_whole:
+                return None
+            is_kept = arguments is written.value
+            call = ReadCall(name, written.text if is_kept else compact_json(arguments))
+        except (ValueError, RecursionError):
+            return None
+        found = ignored.match(text, written.end)
+        assert found is not None
+        return Parsed((call,), found.end())
+
+    return Notation(begins, ends, parse, head_of)
 
 
 class SectionFormat(CallFormat):

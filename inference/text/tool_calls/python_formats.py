@@ -31,6 +31,7 @@ from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     any_of,
     declared_arguments,
+    in_order,
     json_call_rules,
     json_rule,
     literal,
@@ -109,51 +110,30 @@ class Lfm2Format(CallFormat):
             *wanted.answer_rules(LFM2_OPEN, is_section=True),
             f'rest: "[" one{wanted.more("one", ", ")} "]" {wanted.marker(LFM2_CLOSE)}',
             f"one: {any_of('one', len(wanted.tools))}",
-            *COMMON_RULES,
+            'any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value',
+            json_rule("any_value", {OUR_OPTIONS: OPTIONS}),
         ]
         for index, tool in enumerate(wanted.tools):
             rules += python_call_rules(f"one_{index}", tool, wanted.choice)
         return rules
 
 
-COMMON_RULES = (
-    'any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value',
-    json_rule("any_value", {OUR_OPTIONS: OPTIONS}),
-)
-"""Rules that ``python_call_rules`` refer to."""
-
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def python_call_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list[str]:
-    """Rules of a call in Python's form, ``f(a=1, b="x")``, with JSON's values. Arguments come in
-    the order of the schema's properties, the optional ones or not:
-
-        f(first)    first: argument more | the next first
-                    more: ", " argument more | the next more
-
-    Raises ``UnsupportedSchemaError`` for what Python cannot express.
-    """
+    """``f(a=1, b="x")``, with JSON's values. Raises ``UnsupportedSchemaError`` for what Python
+    cannot express."""
     begin, comma = literal(f"{tool.name}("), literal(", ")
-    declared = declared_arguments(tool, choice, fits_python)
+    declared = declared_arguments(tool, choice, lambda key: bool(_IDENTIFIER.fullmatch(key)))
     if declared is None:
         return [f'{rule}: {begin} (any_argument ({comma} any_argument)*)? ")"']
-    rules, count = [f'{rule}: {begin} {rule}_first_0 ")"'], len(declared.properties)
+    rules, members = [f'{rule}: {begin} {rule}_first_0 ")"'], []
     for number, (key, schema) in enumerate(declared.properties.items()):
-        here, then = f"{rule}_{number}", f"{rule}_more_{number + 1}"
-        is_optional = key not in declared.required
-        rules += [
-            f"{rule}_first_{number}: {here} {then}"
-            + (f" | {rule}_first_{number + 1}" if is_optional else ""),
-            f"{rule}_more_{number}: {comma} {here} {then}" + (f" | {then}" if is_optional else ""),
-            f"{here}: {literal(key + '=')} {here}_json",
-            json_rule(f"{here}_json", value_schema(schema, declared.root)),
-        ]
-    return [*rules, f'{rule}_first_{count}: ""', f'{rule}_more_{count}: ""']
-
-
-def fits_python(name: str) -> bool:
-    return _IDENTIFIER.fullmatch(name) is not None
+        value = f"{rule}_{number}"
+        members.append((f"{literal(key + '=')} {value}", key in declared.required))
+        rules.append(json_rule(value, value_schema(schema, declared.root)))
+    return [*rules, *in_order(rule, members, comma)]
 
 
 LLAMA_TAG = "<|python_tag|>"
