@@ -11,19 +11,21 @@ from inference.text.tool_calls.grammar_rules import marker_token_id
 from inference.text.tool_calls.json_formats import (
     CALL_BEGIN,
     COMMAND_R,
+    DEEPSEEK,
+    DEEPSEEK_V31,
     FENCE,
     FUNCTOOLS,
     GRANITE,
     HUNYUAN,
+    KIMI,
     MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     NEMOTRON,
-    DeepSeekFormat,
     HarmonyFormat,
     HermesFormat,
     JsonListFormat,
-    KimiFormat,
     MistralFormat,
+    SectionFormat,
 )
 from inference.text.tool_calls.python_formats import LFM2_OPEN, LLAMA_TAG, Lfm2Format, Llama3Format
 from inference.text.tool_calls.tag_formats import (
@@ -68,10 +70,10 @@ def _formats(template: str) -> list[tuple[tuple[str, ...], ToolFormat]]:
     return [
         ((KEY,), TagFormat(GLM if has_glm_lines else GLM_WITHOUT_LINES)),
         ((DSML,), TagFormat(DSML_V4 if is_v4 else DSML_V32)),
-        ((CALL_BEGIN,), DeepSeekFormat(writes_fences=FENCE in template)),
+        ((CALL_BEGIN,), SectionFormat(DEEPSEEK if FENCE in template else DEEPSEEK_V31)),
         ((LFM2_OPEN,), Lfm2Format()),
         (MINIMAX.opens, TagFormat(MINIMAX)),
-        (("<|tool_call_begin|>",), KimiFormat()),
+        (KIMI.openings[1:], SectionFormat(KIMI)),
         ((MESSAGE, CHANNEL), HarmonyFormat()),
         ((FUNCTION_GEMMA.opens,), GemmaFormat(FUNCTION_GEMMA)),
         ((GEMMA_4.opens,), GemmaFormat(GEMMA_4)),

@@ -91,9 +91,16 @@ class KnownTools:
         )
 
 
-_TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
-_PYTHON_TYPES: Mapping[str, type] = {"object": dict, "array": list}
+_TYPES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
@@ -103,10 +110,8 @@ def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
         if (chosen := _listed(text, option)) is not None:
             return chosen
     types = {name for option in options for name in allowed_types(option)}
-    for name in _TRIED_IN_ORDER:
-        if name in types and (converted := _converted(text.strip(), name)) is not None:
-            return converted
-    return compact_json(text)
+    converted = _converted(text.strip(), types)
+    return compact_json(text) if converted is None else converted
 
 
 def is_text(schema: object, root: Mapping[str, Any]) -> bool:
@@ -167,19 +172,16 @@ def resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
 def allowed_types(schema: Mapping[str, Any]) -> set[str]:
     """Names of the allowed JSON types. A schema without ``type`` allows all of them."""
     declared = schema.get("type")
-    names = {name for name in _as_list(declared) if isinstance(name, str)}
+    listed_types = declared if isinstance(declared, list) else [declared]
+    names = {name for name in listed_types if isinstance(name, str)}
     if not names and (listed := listed_values(schema)):
-        return {_type_name(value) for value in listed}
+        return {_TYPES[type(value)] for value in listed}
     if not names:
         names |= {"object"} if "properties" in schema else set()
         names |= {"array"} if "items" in schema else set()
     if names and schema.get("nullable") is True:
         names.add("null")
-    return names or {*_TRIED_IN_ORDER, "string"}
-
-
-def _as_list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    return names or set(_TYPES.values())
 
 
 def listed_values(schema: Mapping[str, Any]) -> list[Any]:
@@ -197,45 +199,20 @@ def _listed(text: str, schema: Mapping[str, Any]) -> str | None:
     return next((written for value in values if (written := compact_json(value)) == text), None)
 
 
-def _type_name(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case _:
-            return "object" if isinstance(value, dict) else "array"
-
-
-def _converted(text: str, type_name: str) -> str | None:
-    """``None`` when the text is no such value."""
-    match type_name:
-        case "null":
-            return "null" if text.lower() in ("null", "none") else None
-        case "boolean":
-            return text.lower() if text.lower() in ("true", "false") else None
-        case "integer":
-            found = _INTEGER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
-            return found.group(1) if found else None
-        case "number":
-            found = NUMBER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
-            return text if found else None
-        case _:
-            return _container(text, _PYTHON_TYPES[type_name])
-
-
-def _container(text: str, wanted: type) -> str | None:
-    """An object or array, as JSON or as Python writes it."""
-    for as_written in (str, python_as_json):
+def _converted(text: str, types: Collection[str]) -> str | None:
+    """The text as a value of one of the types that is no string."""
+    word = text.lower()
+    if word in ("null", "none"):
+        return "null" if "null" in types else None
+    if word in ("true", "false"):
+        return word if "boolean" in types else None
+    if len(text) <= MAX_SCALAR_LENGTH and NUMBER.fullmatch(text):
+        whole = _INTEGER.fullmatch(text) if "integer" in types else None
+        return whole.group(1) if whole else text if "number" in types else None
+    for as_written in (str, python_as_json) if text.startswith(("{", "[")) else ():
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = read_json(as_written(text))
-            if isinstance(value, wanted) and text[:1] != "(":
+            if _TYPES[type(value)] in types:
                 return compact_json(value)
     return None
 
@@ -264,7 +241,10 @@ def _fitted(value: Any, schema: object, root: Mapping[str, Any]) -> Any:
     return value if isinstance(found, str) else found
 
 
-LITERALS = {"true": "true", "false": "false", "null": "null"} | {
+LITERALS = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
     "True": "true",
     "False": "false",
     "None": "null",

@@ -69,10 +69,12 @@ class BracketEnds:
                 self._position += 1
             elif self._string_end:
                 self._string_end = None
-            elif mark in self._markers or (
-                mark == "\n" and text[self._behind : start].strip(_CLOSERS)
-            ):
+            elif mark in self._markers:
                 return start
+            elif mark == "\n":
+                if text[self._behind : start].strip(_CLOSERS):
+                    return start
+                self._behind = start
             else:
                 self._count(mark)
 
@@ -82,7 +84,7 @@ class BracketEnds:
         elif mark in "}])":
             self._depth -= 1
             self._behind = self._position
-        elif mark != "\n":
+        else:
             self._string_end = _STRING_ENDS.get(mark) or re.compile(re.escape(mark))
 
 
@@ -102,12 +104,13 @@ class TagEnds:
         find_end: Callable[[str, int], re.Match[str] | None],
         *,
         closing: str,
+        longest: int,
     ) -> None:
-        """``find_end`` is given the position from which tags have not been looked for; they are
-        among ``markers``. Behind ``closing`` the block is whole."""
+        """``find_end`` is given the position from which tags have not been looked for; they have
+        up to ``longest`` characters. Behind ``closing`` the block is whole."""
         self._find_end = find_end
         self._closing = closing
-        self._longest = max(map(len, markers))
+        self._longest = max(longest, *map(len, markers))
         self._behind: int | None = None
         self._position = 0
         self._next = re.compile("|".join(["\n", *map(re.escape, markers)]))
@@ -121,6 +124,7 @@ class TagEnds:
             for found in self._next.finditer(text, self._position):
                 if found.group() != "\n" or text[self._behind : found.start()].strip():
                     return found.start()
+                self._behind = found.start()
         self._position = max(self._position, len(text) - self._longest + 1)
         return None
 

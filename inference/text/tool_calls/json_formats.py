@@ -32,12 +32,10 @@ The model's ids are left out: the API gives its own.
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from inference.protocol.generation import ToolDefinition
 from inference.text.answers.reasoning import (
     CALL_HEAD,
     CALL_HEAD_END,
@@ -49,7 +47,7 @@ from inference.text.answers.reasoning import (
     ROLE,
     START,
 )
-from inference.text.tool_calls.argument_values import KnownTools, compact_json, fitted
+from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, compact_json, fitted
 from inference.text.tool_calls.block_ends import BracketEnds
 from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
@@ -188,13 +186,14 @@ def headed_notation(
     the group ``mark`` too, only tools that are offered are named without it. ``spare``: characters
     that are left out where they are too many behind the arguments."""
     space, in_heads = (r"\s*", "[^{}]") if has_lines else (r"[ \t]*", r"[^{}\r\n]")
-    whole = re.compile(rf"\s*(?P<head>{head}{space})(?=\{{)")
-    begun = re.compile(rf"\s*{in_heads}{{0,{MAX_HEAD_LENGTH}}}\Z")
+    whole = re.compile(rf"{head}{space}(?=\{{)")
+    begun = re.compile(rf"[{WHITESPACE}]*{in_heads}{{0,{MAX_HEAD_LENGTH}}}\Z")
     ignored = re.compile(f"[{spare}]{{0,{MAX_EXTRA_BRACES * len(spare)}}}" if spare else "")
 
     def head_of(text: str, position: int = 0) -> tuple[str, int] | None:
-        found = whole.match(text) if position == 0 else None
-        if found is None or len(found["head"]) > MAX_HEAD_LENGTH:
+        start = len(text) - len(text.lstrip(WHITESPACE))
+        found = whole.match(text, start, start + MAX_HEAD_LENGTH + 1)
+        if found is None or position > 0:
             return None
         name = found["name"]
         is_named = found.groupdict().get("mark", "") is not None or name in tools
@@ -227,92 +226,91 @@ def headed_notation(
     return Notation(begins, ends, parse, head_of)
 
 
-class SectionFormat(CallFormat):
-    """<section> <call> head {arguments} tail </call> <call> … </call> </section>"""
-
+class Section(NamedTuple):
+    name: str
+    openings: tuple[str, str]
+    closings: tuple[str, str]
+    """Markers of the section and the call."""
     separator: str
     head: str
     """The pattern of a head."""
-    has_lines = False
+    written: Callable[[str], tuple[str, str]]
+    """The grammar's head of a tool's name, around the call's number."""
+    is_counted: bool = False
+    has_lines: bool = False
     """Whether heads may have several lines."""
-    between = tail = ""
-    """What the model writes between two calls, and behind a call's arguments."""
+    between: str = ""
+    """What the model writes between two calls."""
+    tail: str = ""
+    """What it writes behind a call's arguments."""
 
-    def __init__(self, openings: tuple[str, str], closings: tuple[str, str]) -> None:
-        """Markers of the section and the call."""
-        self.openings, self.closings = openings, closings[::-1]
-        self.inner = closings[1:]
-        self.markers = (*openings, *closings, self.separator)
+
+class SectionFormat(CallFormat):
+    """<section> <call> head {arguments} tail </call> <call> … </call> </section>"""
+
+    def __init__(self, section: Section) -> None:
+        self.name = section.name
+        self.openings, self.closings = section.openings, section.closings[::-1]
+        self.inner = section.closings[1:]
+        self.markers = (*section.openings, *section.closings, section.separator)
+        self._section = section
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
         section, call = self.openings
-        head = f"{re.escape(call)}{self.head}" if marker == section else self.head
-        spare = "}`\n" if self.has_lines else "}"
-        return (headed_notation(head, tools, has_lines=self.has_lines, spare=spare),)
-
-    @abstractmethod
-    def _head_rule(self, wanted: WantedCalls, tool: ToolDefinition) -> str: ...
+        head = f"{re.escape(call) if marker == section else ''}{self._section.head}"
+        has_lines = self._section.has_lines
+        spare = "}`\n" if has_lines else "}"
+        return (headed_notation(head, tools, has_lines=has_lines, spare=spare),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        section, call = self.openings
+        section, (opening, call) = self._section, self.openings
         call_end, section_end = map(wanted.marker, self.closings)
         rules = [
-            *wanted.answer_rules(section, is_section=True),
-            f"rest: one{wanted.more('one', self.between)} {section_end}",
+            *wanted.answer_rules(opening, is_section=True),
+            f"rest: one{wanted.more('one', section.between)} {section_end}",
             f"one: {wanted.marker(call)} ({any_of('one', len(wanted.tools))}) {call_end}",
         ]
-        tail = literal(self.tail) if self.tail else ""
+        tail = literal(section.tail) if section.tail else ""
         for index, tool in enumerate(wanted.tools):
-            rules.append(f"one_{index}: {self._head_rule(wanted, tool)} arguments_{index} {tail}")
+            before, after = map(wanted.marker, section.written(tool.name))
+            number = "/[0-9]{1,3}/" if section.is_counted else ""
+            rules.append(f"one_{index}: {before} {number} {after} arguments_{index} {tail}")
             rules.append(wanted.arguments_rule(index))
         return rules
 
 
-class KimiFormat(SectionFormat):
-    name = "kimi"
-    separator = "<|tool_call_argument_begin|>"
-    head = rf"[ \t]*(?:functions\.)?{NAME}(?::\d+)?[ \t]*(?:{re.escape(separator)})?"
-
-    def __init__(self) -> None:
-        super().__init__(
-            ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-            ("<|tool_calls_section_end|>", "<|tool_call_end|>"),
-        )
-
-    def _head_rule(self, wanted: WantedCalls, tool: ToolDefinition) -> str:
-        name = literal(f"functions.{tool.name}:")
-        return f"{name} /[0-9]{{1,3}}/ {wanted.marker(self.separator)}"
-
-
+_KIMI_SEPARATOR = "<|tool_call_argument_begin|>"
+KIMI = Section(
+    "kimi",
+    ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    ("<|tool_calls_section_end|>", "<|tool_call_end|>"),
+    _KIMI_SEPARATOR,
+    rf"[ \t]*(?:functions\.)?{NAME}(?::\d+)?[ \t]*(?:{re.escape(_KIMI_SEPARATOR)})?",
+    lambda name: (f"functions.{name}:", _KIMI_SEPARATOR),
+    is_counted=True,
+)
 CALLS_BEGIN = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
 CALLS_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
 CALL_BEGIN = "<｜tool▁call▁begin｜>"  # noqa: RUF001
 CALL_END = "<｜tool▁call▁end｜>"  # noqa: RUF001
 SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
 FENCE = "```json"
-
-
-class DeepSeekFormat(SectionFormat):
-    name = "deepseek"
-    separator = SEPARATOR
-    head = (
-        rf"\s*(?P<type>function\s*{SEPARATOR}\s*)?{NAME}\s*(?(type)|{SEPARATOR})\s*(?:`+(?:json)?)?"
-    )
-    has_lines = True
-
-    def __init__(self, *, writes_fences: bool) -> None:
-        """``writes_fences``: the older form, with a type and the arguments in a code block."""
-        super().__init__((CALLS_BEGIN, CALL_BEGIN), (CALLS_END, CALL_END))
-        self._writes_fences = writes_fences
-        if writes_fences:
-            self.between, self.tail = "\n", "\n```"
-
-    def _head_rule(self, wanted: WantedCalls, tool: ToolDefinition) -> str:
-        separator = wanted.marker(SEPARATOR)
-        if not self._writes_fences:
-            return f"{literal(tool.name)} {separator}"
-        fenced = literal(f"{tool.name}\n{FENCE}\n")
-        return f"{literal('function')} {separator} {fenced}"
+DEEPSEEK_V31 = Section(
+    "deepseek",
+    (CALLS_BEGIN, CALL_BEGIN),
+    (CALLS_END, CALL_END),
+    SEPARATOR,
+    rf"\s*(?P<type>function\s*{SEPARATOR}\s*)?{NAME}\s*(?(type)|{SEPARATOR})\s*"
+    r"(?:`+(?:json)?)?",
+    lambda name: (name, SEPARATOR),
+    has_lines=True,
+)
+DEEPSEEK = DEEPSEEK_V31._replace(
+    written=lambda name: (f"function{SEPARATOR}{name}\n{FENCE}\n", ""),
+    between="\n",
+    tail="\n```",
+)
+"""The older form, with a type and the arguments in a code block."""
 
 
 MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"

@@ -116,30 +116,30 @@ class TagFormat(CallFormat):
         tags, is_wrapped = self._tags, marker in self._tags.opens
         function = tags.function if is_wrapped else ""
 
+        head = re.compile(rf"{SPACE}{re.escape(function)}{tags.name}")
+
         def begins(text: str) -> bool | None:
+            if (found := head.match(text)) is not None:
+                name = found.group(1).strip(WHITESPACE)
+                return bool(name) and (is_wrapped or not tags.needs_known_name or name in tools)
             text = text.lstrip(WHITESPACE)
-            if not text.startswith(function):
-                return None if function.startswith(text) else False
-            text = text[len(function) :]
-            if (found := re.match(tags.name, text)) is None:
-                begun = rf'{QUOTED}"?' if tags.is_quoted else TAG_TEXT
-                return None if not text or re.fullmatch(begun, text) else False
-            name = found.group(1).strip(WHITESPACE)
-            return bool(name) and (is_wrapped or not tags.needs_known_name or name in tools)
+            begun = rf'{QUOTED}"?' if tags.is_quoted else TAG_TEXT
+            written = text.removeprefix(function) if text.startswith(function) else None
+            may_begin = function.startswith(text) or (written and re.fullmatch(begun, written))
+            return None if may_begin else False
 
         def name_in(text: str) -> tuple[str, int]:
-            start = len(text) - len(text.lstrip(WHITESPACE)) + len(function)
-            found = re.compile(tags.name).match(text, start)
+            found = head.match(text)
             assert found is not None
             return found.group(1).strip(WHITESPACE), found.end()
 
         def ends(text: str, markers: Sequence[str]) -> TagEnds:
             _, begin = name_in(text)
-            closing = "" if tags.holds_several else tags.closes[0]
             return TagEnds(
-                [*markers, *self._ends],
+                markers,
                 lambda text, start: self._find_end(text, begin, start),
-                closing=closing,
+                closing="" if tags.holds_several else tags.closes[0],
+                longest=max(map(len, self._ends)),
             )
 
         def parse(text: str) -> Parsed | None:

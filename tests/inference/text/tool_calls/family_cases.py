@@ -6,14 +6,17 @@ from inference.text.tool_calls import json_formats as ds
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
 from inference.text.tool_calls.json_formats import (
     COMMAND_R,
+    DEEPSEEK,
+    DEEPSEEK_V31,
     FUNCTOOLS,
     GRANITE,
     HUNYUAN,
+    KIMI,
     NEMOTRON,
     HarmonyFormat,
     JsonListFormat,
-    KimiFormat,
     PlainFormat,
+    SectionFormat,
 )
 from inference.text.tool_calls.python_formats import Lfm2Format
 from inference.text.tool_calls.tag_formats import (
@@ -28,8 +31,8 @@ from inference.text.tool_calls.tag_formats import (
 from tests.inference.text.tool_calls.calls import Merged
 
 FAMILIES = {
-    "deepseek": ds.DeepSeekFormat(writes_fences=True),
-    "deepseek_v31": ds.DeepSeekFormat(writes_fences=False),
+    "deepseek": SectionFormat(DEEPSEEK),
+    "deepseek_v31": SectionFormat(DEEPSEEK_V31),
     "dsml": TagFormat(DSML_V32),
     "dsml_v4": TagFormat(DSML_V4),
     "function_gemma": GemmaFormat(FUNCTION_GEMMA),
@@ -42,7 +45,7 @@ FAMILIES = {
     "command_r": JsonListFormat(COMMAND_R),
     "functools": JsonListFormat(FUNCTOOLS),
     "harmony": HarmonyFormat(),
-    "kimi": KimiFormat(),
+    "kimi": SectionFormat(KIMI),
     "lfm2": Lfm2Format(),
     "minimax": TagFormat(MINIMAX),
     "plain": PlainFormat(),
