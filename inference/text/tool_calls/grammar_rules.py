@@ -4,9 +4,7 @@
     auto        start: call* TEXT              call: head rest        once: start: TEXT | call
 
 ``head`` is free text that ends in the marker, as one token or spelled out. ``rest`` is the
-format's. Formats that write arguments as tags have them in the order of the schema's properties,
-the optional ones or not; text values are free up to their closing tag, all others are JSON after
-their own schema. Syntax: llguidance's docs/syntax.md.
+format's. Syntax: llguidance's docs/syntax.md.
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ def _starts_no_call(text: str, position: int, style: JsonStyle) -> bool:
     return style.synonyms.get(key, key) not in CALL_KEYS
 
 
-_Call = tuple[str, dict[str, Any]]
+_Arguments = dict[str, Any]
+_Call = tuple[str, _Arguments]
 
 
 def parse_call(written: WrittenObject, tools: KnownTools, style: JsonStyle) -> ReadCall | None:
@@ -268,7 +269,7 @@ def parse_call(written: WrittenObject, tools: KnownTools, style: JsonStyle) -> R
     call = _call_of(members, tools, is_marked=style.is_marked)
     if call is None:
         return None
-    name, arguments = call
+    name, arguments = call[0], fitted(call[1], tools.schema(call[0]))
     if written.has_trailing_comma and not tools.may_be_all(name, arguments):
         return None
     kept = next((key for key in ARGUMENTS_KEYS if members.get(key) is arguments), None)
@@ -287,74 +288,52 @@ def _has_objects(value: object) -> bool:
     return any(isinstance(one, dict) or _has_objects(one) for one in inner)
 
 
-def _call_of(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) -> _Call | None:
-    function = members.get("function")
-    if isinstance(function, dict):
-        is_alone = members.keys() - LABELS == {"function"}
-        return _call_of(function, tools, is_marked=is_marked) if is_alone else None
-    call = _resolve(members, tools, is_marked=is_marked)
-    return None if call is None else (call[0], fitted(call[1], tools.schema(call[0])))
-
-
 def is_name(value: object) -> bool:
     return isinstance(value, str) and bool(value) and is_encodable(value)
 
 
-def _resolve(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) -> _Call | None:
-    names = [members[key] for key in ("name", "function") if members.get(key)]
+def _call_of(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) -> _Call | None:
+    if isinstance(function := members.get("function"), dict):
+        is_alone = members.keys() - LABELS == {"function"}
+        return _call_of(function, tools, is_marked=is_marked) if is_alone else None
+    names = [key for key in ("name", "function") if members.get(key)]
     keys = [key for key in ARGUMENTS_KEYS if key in members]
-    if len(names) > 1 or len(keys) > 1:
+    name = members[names[0]] if names else None
+    if len(names) > 1 or len(keys) > 1 or not (name is None or is_name(name)):
         return None
-    name = names[0] if names else None
-    if not keys:
-        return _without_arguments(name, members, tools, is_marked=is_marked)
-    arguments = _as_object(members[keys[0]])
+    if keys:
+        return _with_arguments(name, members, _as_object(members[keys[0]]), tools)
+    if name is None:
+        return None
+    beside = {key: value for key, value in members.items() if key not in names}
+    if beside.get("type") == "function":
+        del beside["type"]
+    if name in tools:
+        return (name, beside) if beside.keys() <= tools.properties(name).keys() else None
+    return (name, {}) if is_marked and not beside else None
+
+
+def _with_arguments(
+    name: str | None, members: Mapping[str, Any], arguments: _Arguments | None, tools: KnownTools
+) -> _Call | None:
     if arguments is None or members.keys() - CALL_KEYS:
         return None
     if name is None:
         return _nameless(arguments, tools)
-    is_whole = is_name(name) and not _may_belong_to(arguments, str(name), members, tools)
-    return (str(name), arguments) if is_whole else None
-
-
-def _may_belong_to(
-    arguments: Mapping[str, Any], name: str, members: Mapping[str, Any], tools: KnownTools
-) -> bool:
-    """Whether a label beside the arguments may be one of them, behind a brace too early."""
+    # A label beside the arguments may be one of them, behind a brace too early.
     labels = {key for key in LABELS & members.keys() if members[key] != "function"}
-    return bool((labels & tools.properties(name).keys()) - arguments.keys())
+    may_be_arguments = (labels & tools.properties(name).keys()) - arguments.keys()
+    return None if may_be_arguments else (name, arguments)
 
 
-def _as_object(value: object) -> dict[str, Any] | None:
-    """A JSON object, also one written as a string; nothing at all stands for an empty one."""
-    if isinstance(value, str):
-        try:
-            value = read_json(value or "null")
-        except (ValueError, RecursionError):
-            return None
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else None
+def _as_object(value: object) -> _Arguments | None:
+    """A JSON object, also one written as a string; nothing at all stands for an empty one. Raises
+    ``ValueError``."""
+    value = read_json(value or "null") if isinstance(value, str) else value
+    return {} if value is None else value if isinstance(value, dict) else None
 
 
-def _without_arguments(
-    name: object, members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool
-) -> _Call | None:
-    if not is_name(name):
-        return None
-    called = "name" if members.get("name") else "function"
-    properties = tools.properties(str(name)).keys()
-    beside = {
-        key: value
-        for key, value in members.items()
-        if key != called and (key, value) != ("type", "function")
-    }
-    if name in tools:
-        return (str(name), beside) if beside.keys() <= properties else None
-    return (str(name), {}) if is_marked and not beside else None
-
-
-def _nameless(arguments: dict[str, Any], tools: KnownTools) -> _Call | None:
+def _nameless(arguments: _Arguments, tools: KnownTools) -> _Call | None:
     """``None`` where it could be two calls."""
     named = tools.named_by(arguments)
     by_arguments = None if named is None else (named, arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
+from tests.inference.text.tool_calls.calls import FORMATS, TOOLS, Merged, merged, read
 
 WEATHER = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 PARIS = ("get_weather", '{"city":"Paris"}')
@@ -83,3 +83,10 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
 def test_example(name: str) -> None:
     text, expected = EXAMPLES[name]
     assert read(FORMATS["llama3"], text) == expected
+
+
+@each_case("begun", ['{"a', '{"name": "Alice", "age', '{"type": "object", "properties": {"'])
+def test_an_answer_in_json_is_not_held_back(begun: str) -> None:
+    parser = FORMATS["llama3"].parser(TOOLS)
+    text = begun + '": ["'
+    assert merged(part for character in text for part in parser.feed(character)) == [text]
