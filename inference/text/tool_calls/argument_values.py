@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from inference.protocol.generation import ToolDefinition
+from inference.text.schemas.places import referenced
 
 WHITESPACE = " \t\r\n"
 MAX_SCALAR_LENGTH = 400
@@ -139,8 +140,9 @@ def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, A
 
 def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]:
     """The schemas that ``schema`` only leads to."""
-    if isinstance(reference := schema.get("$ref"), str):
-        return [resolve_reference(reference, root)]
+    if isinstance(schema.get("$ref"), str):
+        place = referenced(root, schema)
+        return [None if place is None else place.schema]
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list):
             return options
@@ -156,17 +158,6 @@ def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
         target = options[0] if options else part
         merged |= target if isinstance(target, dict) else {}
     return merged
-
-
-def resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
-    """``#/$defs/x``; what leads nowhere is an unknown schema, ``None``."""
-    target: object = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(target, dict) or not reference.startswith("#"):
-            return None
-        target = target if step == "" else target.get(key)
-    return target
 
 
 def allowed_types(schema: Mapping[str, Any]) -> set[str]:

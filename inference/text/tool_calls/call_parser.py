@@ -75,6 +75,18 @@ class Notation(NamedTuple):
     """Text that began like a call and is none for certain."""
 
 
+def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
+    """``Notation.begins`` by a pattern of every beginning of a call, with the group ``begun`` where
+    it is one."""
+
+    def begins(text: str) -> bool | None:
+        found = pattern.match(text)
+        assert found is not None
+        return True if found["begun"] else None if found.end() == len(text) else False
+
+    return begins
+
+
 class CallFormat(ABC):
     """A ``ToolFormat``. Calls stand behind one of ``openings``."""
 
@@ -85,9 +97,9 @@ class CallFormat(ABC):
     bare: Collection[str] = ()
     """The openings that are a part of the calls."""
     closings: Sequence[str] = ()
-    closed: Collection[str] | None = None
+    closed: Collection[str] = ()
     """The openings behind whose calls a closing marker, another opening or the end of the answer
-    must come; ``None``: all of them where there are closing markers."""
+    must come."""
     inner: Collection[str] = ()
     """The closing markers of one call in a section, after which the section continues."""
 
@@ -134,16 +146,12 @@ class CallParser:
         such arguments unfinished."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Called for each block that has been decided. Set before the first text."""
-        openings, closings, closed = call_format.openings, call_format.closings, call_format.closed
+        markers = (*call_format.openings, *call_format.closings)
         self._format = call_format
         self._tools = tools
-        self._closed = openings if closed is None and closings else closed or ()
-        self._whole, self._begun = _patterns((*openings, *closings))
-        self._end_markers = [
-            one
-            for one in (*openings, *closings)
-            if one not in call_format.inner and one not in call_format.bare
-        ]
+        self._whole, self._begun = _patterns(markers)
+        within = (*call_format.inner, *call_format.bare)
+        self._end_markers = [one for one in markers if one not in within]
         self._parts: list[Part] = []
         self._pending = ""
         """Text that is not decided; in a block all of it, behind its marker."""
@@ -228,8 +236,8 @@ class CallParser:
             self._has_text = True
 
     def _begin_block(self, marker: str, space: str) -> None:
-        self._lead = space + marker
-        self._needs_closing = self._needs_closing or marker in self._closed
+        self._lead, self._has_streamed, self._position = space + marker, False, 0
+        self._needs_closing = self._needs_closing or marker in self._format.closed
         self._notations = self._format.notations(
             marker, self._tools, is_held=self.streams_arguments
         )
@@ -243,7 +251,6 @@ class CallParser:
             self._ends = chosen.ends(self._pending, self._end_markers)
             streams = self.streams_arguments and chosen.head is not None
             self._read = self._read_streamed if streams else self._read_block
-            self._has_streamed, self._position = False, 0
         elif None in begun:
             return False
         else:

@@ -168,7 +168,7 @@ class GemmaFormat(CallFormat):
     name = "gemma"
 
     def __init__(self, markers: GemmaMarkers) -> None:
-        self.openings = (markers.opens,)
+        self.openings = self.closed = (markers.opens,)
         self.closings = (markers.closes,)
         self.markers = (markers.opens, markers.closes, markers.quote)
         self._gemma = markers

@@ -33,7 +33,7 @@ from inference.text.tool_calls.argument_values import (
     read_json,
 )
 from inference.text.tool_calls.block_ends import BracketEnds
-from inference.text.tool_calls.call_parser import Notation, Parsed, ReadCall
+from inference.text.tool_calls.call_parser import Notation, Parsed, ReadCall, begins_by
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
@@ -146,8 +146,8 @@ class JsonStyle(NamedTuple):
     """The format's keys, and those of a call that they stand for."""
 
 
-_START = re.compile(r"\s*\[?\s*(?P<brace>\{)?")
-_UNMARKED_START = re.compile(r'\s*\[?\s*(?:\{(?:\{?\s*(?P<brace>")?)?)?')
+_START = re.compile(r"\s*\[?\s*(?P<begun>\{)?")
+_UNMARKED_START = re.compile(r'\s*\[?\s*(?:\{(?:\{?\s*(?P<begun>")?)?)?')
 _CALL_KEY = f'"(?:{"|".join(sorted(CALL_KEYS))})"'
 _FOREIGN = re.compile(
     rf'\s*\[?\s*\{{\{{?\s*(?:{_CALL_KEY}\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)*'
@@ -160,15 +160,8 @@ MARKED = JsonStyle()
 
 
 def json_notation(tools: KnownTools, style: JsonStyle = MARKED) -> Notation:
-    start = _START if style.is_marked else _UNMARKED_START
-
-    def begins(text: str) -> bool | None:
-        found = start.match(text)
-        assert found is not None
-        return True if found["brace"] else None if found.end() == len(text) else False
-
     return Notation(
-        begins,
+        begins_by(_START if style.is_marked else _UNMARKED_START),
         lambda _text, markers: BracketEnds(markers),
         partial(parse_json_calls, tools=tools, style=style),
         partial(_head, style.synonyms),
@@ -202,7 +195,7 @@ def parse_json_calls(text: str, *, tools: KnownTools, style: JsonStyle) -> Parse
     calls: list[ReadCall] = []
     start = _START.match(text)
     assert start is not None
-    position, end = start.end() - len(start["brace"] or ""), 0
+    position, end = start.end() - len(start["begun"] or ""), 0
     is_list, gap = "[" in start.group(), ""
     while text.startswith("{", position):
         is_doubled = text.startswith("{{", position)

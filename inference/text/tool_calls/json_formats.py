@@ -75,6 +75,7 @@ class HermesFormat(CallFormat):
     name = "hermes"
     openings = ("<tool_call>",)
     closings = ("</tool_call>",)
+    closed = openings
     markers = (*openings, *closings)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -120,8 +121,6 @@ FUNCTOOLS = ListMarkers("functools", ("functools",), ends_list=False)
 
 
 class JsonListFormat(CallFormat):
-    closed = ()
-
     def __init__(self, markers: ListMarkers) -> None:
         self.name = markers.name
         self.openings = markers.openings
@@ -250,7 +249,8 @@ class SectionFormat(CallFormat):
 
     def __init__(self, section: Section) -> None:
         self.name = section.name
-        self.openings, self.closings = section.openings, section.closings[::-1]
+        self.openings = self.closed = section.openings
+        self.closings = section.closings[::-1]
         self.inner = section.closings[1:]
         self.markers = (*section.openings, *section.closings, section.separator)
         self._section = section

@@ -25,7 +25,7 @@ from inference.text.tool_calls.argument_values import (
     python_as_json,
 )
 from inference.text.tool_calls.block_ends import BracketEnds
-from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall, begins_by
 from inference.text.tool_calls.grammar_rules import (
     CallKeys,
     WantedCalls,
@@ -48,14 +48,8 @@ _MARK = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"()\[\]{}]""", re.D
 
 def python_notation() -> Notation:
     """A list of calls, whose arguments must be literals with names."""
-
-    def begins(text: str) -> bool | None:
-        found = _START.match(text)
-        assert found is not None
-        return True if found["begun"] else None if found.end() == len(text) else False
-
     return Notation(
-        begins,
+        begins_by(_START),
         lambda _text, markers: BracketEnds(markers, quotes=("'", '"'), brackets="{}[]()"),
         parse_python_calls,
     )
@@ -100,6 +94,7 @@ class Lfm2Format(CallFormat):
     name = "lfm2"
     openings = (LFM2_OPEN,)
     closings = (LFM2_CLOSE,)
+    closed = openings
     markers = (LFM2_OPEN, LFM2_CLOSE)
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
