@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -59,6 +59,9 @@ class Decision(NamedTuple):
     """Whether calls of it were sent as they were generated."""
 
 
+Head = Callable[[str, int], tuple[str, int] | None]
+
+
 class Notation(NamedTuple):
     """One way in which a format writes the calls of a block. Texts begin behind its marker."""
 
@@ -68,7 +71,7 @@ class Notation(NamedTuple):
     """Where the block may be whole, given its beginning and the markers that end it."""
     parse: Callable[[str], Parsed | None]
     """The calls of a block that may be whole; ``None`` where it has none."""
-    head: Callable[[str, int], tuple[str, int] | None] | None = None
+    head: Head | None = None
     """The name in a call's text up to its arguments, and where they begin, for arguments that can
     be streamed."""
     foreign: re.Pattern[str] | None = None
@@ -147,81 +150,69 @@ class CallParser:
         self.on_decision: Callable[[Decision], None] | None = None
         """Called for each block that has been decided. Set before the first text."""
         markers = (*call_format.openings, *call_format.closings)
+        within = (*call_format.inner, *call_format.bare)
         self._format = call_format
         self._tools = tools
         self._whole, self._begun = _patterns(markers)
-        within = (*call_format.inner, *call_format.bare)
         self._end_markers = [one for one in markers if one not in within]
         self._parts: list[Part] = []
         self._pending = ""
         """Text that is not decided; in a block all of it, behind its marker."""
+        self._lead = ""
+        """The block's marker and the space before it."""
         self._follows_call = False
         """Whether a call came directly before, so that whitespace and closing markers are its."""
         self._has_text = False
         """Whether text came since the last call."""
         self._needs_closing = False
         """Whether nothing but a marker may follow the block's calls."""
-        self._lead = ""
-        self._notations: Sequence[Notation] = ()
-        """Those of the block that is read; none in free text."""
-        self._ends: Ends
-        self._copy: JsonCopy | None = None
-        self._position = 0
-        """Where a block whose arguments are streamed is read."""
-        self._has_streamed = False
-        self._read: Callable[[], bool] = self._read_text
+        self._has_ended = False
+        self._reading = self._read()
 
     def feed(self, text: str) -> list[Part]:
         self._pending += text
-        while self._read():
-            pass
-        return self._take()
-
-    def flush(self) -> list[Part]:
-        while self._notations:
-            if self._has_streamed:
-                self._end_streamed(len(self._pending))
-            elif self._read == self._read_begin:
-                self._reject("no call follows its opening")
-            else:
-                self._decide(len(self._pending), is_end=True)
-            while self._read():
-                pass
-        if not self._follows_call:
-            self._add_text(self._pending)
-        self._pending = ""
-        return self._take()
-
-    def _take(self) -> list[Part]:
+        next(self._reading)
         parts, self._parts = self._parts, []
         return parts
 
-    def _add_text(self, text: str) -> None:
-        if text:
-            self._parts.append(TextPart(text))
+    def flush(self) -> list[Part]:
+        self._has_ended = True
+        return self.feed("")
 
-    # Each of these reads ``_pending`` and returns whether there may be more to read at once.
+    # Each generator below waits for more text where it yields, until the answer has ended.
 
-    def _read_text(self) -> bool:
-        """Free text up to a marker."""
-        text = self._pending
+    def _read(self) -> Iterator[None]:
+        while True:
+            while not self._found_block():
+                if self._has_ended:
+                    self._add_text("" if self._follows_call else self._pending)
+                    self._pending = ""
+                yield
+            if (notation := (yield from self._chosen())) is None:
+                self._reject("no call follows its opening")
+            else:
+                yield from self._hold(notation)
+
+    def _found_block(self) -> bool:
+        """Free text up to an opening marker."""
+        text, start = self._pending, 0
         for found in self._whole.finditer(text):
-            before, marker = text[: found.start()], found.group()
+            before, marker = text[start : found.start()], found.group()
             plain = before.rstrip(WHITESPACE)
             space = before[len(plain) :]
-            has_text = self._has_text or bool(plain)
-            is_closing = marker in self._format.closings
-            if is_closing and self._follows_call and not plain:
-                self._pending, self._needs_closing = text[found.end() :], False
-                return True
-            if not is_closing and self._format.opens(
-                marker, is_first=not has_text, begins_line="\n" in space
+            if marker in self._format.closings:
+                if self._follows_call and not plain:
+                    start, self._needs_closing = found.end(), False
+            elif self._format.opens(
+                marker, is_first=not (self._has_text or plain), begins_line="\n" in space
             ):
                 self._write(plain)
                 is_bare = marker in self._format.bare
                 self._pending = text[found.start() if is_bare else found.end() :]
-                self._begin_block("" if is_bare else marker, space)
+                self._lead = space if is_bare else space + marker
+                self._needs_closing = self._needs_closing or marker in self._format.closed
                 return True
+        text = text[start:]
         begun = self._begun.search(text)
         assert begun is not None
         plain = text[: begun.start()].rstrip(WHITESPACE)
@@ -235,97 +226,88 @@ class CallParser:
             self._follows_call = self._needs_closing = False
             self._has_text = True
 
-    def _begin_block(self, marker: str, space: str) -> None:
-        self._lead, self._has_streamed, self._position = space + marker, False, 0
-        self._needs_closing = self._needs_closing or marker in self._format.closed
-        self._notations = self._format.notations(
-            marker, self._tools, is_held=self.streams_arguments
-        )
-        self._read = self._read_begin
+    def _add_text(self, text: str) -> None:
+        if text:
+            self._parts.append(TextPart(text))
 
-    def _read_begin(self) -> bool:
-        begun = [one.begins(self._pending) for one in self._notations]
-        if True in begun:
-            chosen = self._notations[begun.index(True)]
-            self._notations = (chosen,)
-            self._ends = chosen.ends(self._pending, self._end_markers)
-            streams = self.streams_arguments and chosen.head is not None
-            self._read = self._read_streamed if streams else self._read_block
-        elif None in begun:
-            return False
-        else:
-            self._reject("no call follows its opening")
-        return True
+    def _chosen(self) -> Generator[None, None, Notation | None]:
+        """The notation of the block's calls; ``None`` where none has begun."""
+        marker = self._lead.lstrip(WHITESPACE)
+        is_held = self.streams_arguments
+        notations = self._format.notations(marker, self._tools, is_held=is_held)
+        while True:
+            begun = [one.begins(self._pending) for one in notations]
+            if True in begun:
+                return notations[begun.index(True)]
+            if self._has_ended or None not in begun:
+                return None
+            yield
 
-    def _read_block(self) -> bool:
-        (notation,) = self._notations
-        end = self._ends.find(self._pending)
-        if end is not None:
-            self._decide(end)
-        elif (
-            notation.foreign is not None
-            and len(self._pending) < MAX_FOREIGN_LENGTH
-            and notation.foreign.match(self._pending)
-        ):
-            self._reject("its call cannot be read", is_text_to_the_end=True)
-        return not self._notations
+    def _hold(self, notation: Notation) -> Iterator[None]:
+        ends = notation.ends(self._pending, self._end_markers)
+        head = notation.head if self.streams_arguments else None
+        while head is None or head(self._pending, 0) is None:
+            end = ends.find(self._pending)
+            if end is not None or self._has_ended:
+                yield from self._decide(notation, len(self._pending) if end is None else end)
+                return
+            is_short = len(self._pending) < MAX_FOREIGN_LENGTH
+            if is_short and notation.foreign and notation.foreign.match(self._pending):
+                yield from self._refuse("its call cannot be read")
+            yield
+        yield from self._stream(head)
 
-    def _read_streamed(self) -> bool:
-        (notation,) = self._notations
-        assert notation.head is not None
-        if self._copy is not None:
-            copied, self._position = self._copy.feed(self._pending, self._position)
-            if copied:
-                self._parts.append(CallArguments(copied))
-            if self._copy.is_running:
-                return False
-            self._copy = None
-        if (head := notation.head(self._pending, self._position)) is not None:
-            name, self._position = head
-            self._parts.append(CallStarted(name))
-            self._copy, self._has_streamed = JsonCopy(), True
-            return True
-        if not self._has_streamed:
-            return self._read_block()
-        behind = _BEHIND_STREAMED.match(self._pending, self._position)
-        if behind is not None and behind["other"]:
-            self._end_streamed(behind.start("other"))
-        return not self._notations
-
-    def _read_rest(self) -> bool:
-        self._add_text(self._pending)
-        self._pending = ""
-        return False
+    def _stream(self, head: Head) -> Iterator[None]:
+        position, end = 0, None
+        while end is None:
+            if (found := head(self._pending, position)) is not None:
+                name, position = found
+                self._parts.append(CallStarted(name))
+                copy = JsonCopy()
+                while copy.is_running and not self._has_ended:
+                    copied, position = copy.feed(self._pending, position)
+                    self._parts += [CallArguments(copied)] if copied else []
+                    if copy.is_running:
+                        yield
+                continue
+            behind = _BEHIND_STREAMED.match(self._pending, position)
+            if behind is not None and behind["other"]:
+                end = behind.start("other")
+            elif self._has_ended:
+                end = len(self._pending)
+            else:
+                yield
+        self._accept(Parsed((), end), end, has_streamed=True)
+        self._pending = self._pending[end:]
 
     # What becomes of a block.
 
-    def _decide(self, end: int, *, is_end: bool = False) -> None:
-        (notation,) = self._notations
+    def _decide(self, notation: Notation, end: int) -> Iterator[None]:
         text = self._pending
         parsed = notation.parse(text[:end])
         if parsed is None:
-            self._reject("its call cannot be read", is_text_to_the_end=True)
+            yield from self._refuse("its call cannot be read")
             return
         rest = text[parsed.end : end]
         if parsed.is_broken:
             self._accept(parsed, end, refusal="its last call cannot be read")
             self._pending = text[parsed.end :]
-            self._read = self._read_rest
-        elif (tail := self._tail(rest, is_end=is_end)) is not None:
+            yield from self._read_rest()
+        elif (tail := self._tail(rest)) is not None:
             self._accept(parsed, end)
             self._add_text(tail)
             self._pending = text[end:]
         elif refusal := self._refusal(rest):
-            self._reject(refusal, is_text_to_the_end=True, end=end)
+            yield from self._refuse(refusal, end=end)
         else:
             self._accept(parsed, end)
             self._pending = text[parsed.end :]
 
-    def _tail(self, rest: str, *, is_end: bool) -> str | None:
+    def _tail(self, rest: str) -> str | None:
         """Separators behind the calls, which are text; ``None`` where other text is there."""
         for marker in self._format.inner:
             rest = rest.replace(marker, "")
-        if is_end and (begun := self._begun.search(rest)) is not None:
+        if self._has_ended and (begun := self._begun.search(rest)) is not None:
             rest = rest if rest[: begun.start()].strip() else ""
         if rest.strip(_SEPARATORS):
             return None
@@ -341,39 +323,38 @@ class CallParser:
         is_prose = line[0] not in _SEPARATORS and not _CALL_CHARACTERS.intersection(line)
         return "" if is_prose else "what follows its calls may be a part of them"
 
-    def _end_streamed(self, end: int) -> None:
-        self._accept(Parsed((), end), end)
-        self._pending = self._pending[end:]
-
-    def _accept(self, parsed: Parsed, end: int, refusal: str = "") -> None:
+    def _accept(
+        self, parsed: Parsed, end: int, *, refusal: str = "", has_streamed: bool = False
+    ) -> None:
         """``refusal``: why the rest of the block is text."""
-        self._report(tuple(parsed.calls), refusal, end)
+        self._report(tuple(parsed.calls), refusal, end, has_streamed)
         for call in parsed.calls:
             self._parts += (CallStarted(call.name), CallArguments(call.arguments))
         self._follows_call, self._has_text = True, False
-        self._end_block()
 
-    def _reject(
-        self, refusal: str, *, is_text_to_the_end: bool = False, end: int | None = None
-    ) -> None:
+    def _reject(self, refusal: str, end: int | None = None) -> None:
         self._report((), refusal, len(self._pending) if end is None else end)
         self._add_text(self._lead)
         self._follows_call, self._has_text, self._needs_closing = False, True, False
-        self._end_block()
-        if is_text_to_the_end:
-            self._read = self._read_rest
 
-    def _end_block(self) -> None:
-        self._notations = ()
-        self._copy = None
-        self._read = self._read_text
+    def _refuse(self, refusal: str, end: int | None = None) -> Iterator[None]:
+        self._reject(refusal, end)
+        yield from self._read_rest()
 
-    def _report(self, calls: tuple[ReadCall, ...], refusal: str, end: int) -> None:
+    def _read_rest(self) -> Iterator[None]:
+        while True:
+            self._add_text(self._pending)
+            self._pending = ""
+            yield
+
+    def _report(
+        self, calls: tuple[ReadCall, ...], refusal: str, end: int, has_streamed: bool = False
+    ) -> None:
         if self.on_decision is not None:
             text, closings = self._pending, self._format.closings
             closing = next((one for one in closings if text.startswith(one, end)), "")
             block = self._lead + text[:end] + closing
-            self.on_decision(Decision(block, calls, refusal, self._has_streamed))
+            self.on_decision(Decision(block, calls, refusal, has_streamed))
 
 
 MAX_FOREIGN_LENGTH = 1_000
