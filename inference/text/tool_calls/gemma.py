@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
@@ -178,8 +177,7 @@ class GemmaFormat(CallFormat):
 
         def read(text: str, start: int, name: str) -> WrittenObject:
             end = text.rindex("}") + 1
-            takes_bare_text = partial(_takes_bare_text, tools, name)
-            written = arguments_as_json(text[start:end], quote, takes_bare_text)
+            written = arguments_as_json(text[start:end], quote, name, tools)
             return WrittenObject(written, end, read_json(written))
 
         head = rf"{CALL}[ \t]*{NAME}"
@@ -208,28 +206,14 @@ class GemmaFormat(CallFormat):
         return rules
 
 
-def _takes_bare_text(tools: KnownTools, name: str, key: str | None, bare: str) -> bool:
-    """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
-    ``key``: the argument's; ``None`` inside of one. Without a schema, what may be a broken number
-    has two readings."""
-    if name not in tools:
-        return BROKEN_NUMBER.fullmatch(bare) is None
-    properties = tools.properties(name)
-    return key is not None and key in properties and is_text(properties[key], tools.schema(name))
-
-
-def arguments_as_json(
-    written: str, quote: str, takes_bare_text: Callable[[str | None, str], bool]
-) -> str:
-    """A whole block of arguments as a JSON object.
+def arguments_as_json(written: str, quote: str, name: str, tools: KnownTools) -> str:
+    """A whole block of a tool's arguments as a JSON object.
 
         {city:<escape>Paris<escape>,days:3,near:[{lat:1.5}]}  ─▶  {"city":"Paris","days":3,…}
 
     Keys are bare, texts stand between quote markers and know no escapes. Texts and keys in JSON's
-    own quotes are read as well. A bare value that is no number, true, false or null is a text where
-    ``takes_bare_text`` says so, given the argument's key, or ``None`` inside of an argument, and
-    where none of its characters may be a rest of the call. Raises ``ValueError`` for other text;
-    what is returned may still be no JSON.
+    own quotes are read as well. Raises ``ValueError`` for other text; what is returned may still be
+    no JSON.
     """
     marked = re.escape(quote)
     token = re.compile(
@@ -263,16 +247,26 @@ def arguments_as_json(
                 piece = compact_json(piece)
             case _:
                 argument = key if depth == 1 else None
-                piece = _bare_value(piece.strip(WHITESPACE), partial(takes_bare_text, argument))
+                piece = _bare_value(piece.strip(WHITESPACE), argument, name, tools)
         if is_key and found.lastgroup != "mark":
             key = json.loads(piece)
         read.append(piece)
     return "".join(read)
 
 
-def _bare_value(bare: str, takes_text: Callable[[str], bool]) -> str:
+def _bare_value(bare: str, key: str | None, name: str, tools: KnownTools) -> str:
+    """What is no number, true, false or null is a text that lacks its quotes where the schema of
+    the argument, ``key``, says so, and none of its characters may be a rest of the call. Without a
+    schema, what may be a broken number has two readings. ``key`` is ``None`` inside of one."""
     if bare in LITERALS or NUMBER.fullmatch(bare):
         return LITERALS.get(bare, bare)
-    if len(bare) > MAX_SCALAR_LENGTH or not _BARE_TEXT.fullmatch(bare) or not takes_text(bare):
+    properties = tools.properties(name)
+    if name in tools:
+        is_meant = (
+            key is not None and key in properties and is_text(properties[key], tools.schema(name))
+        )
+    else:
+        is_meant = BROKEN_NUMBER.fullmatch(bare) is None
+    if len(bare) > MAX_SCALAR_LENGTH or not _BARE_TEXT.fullmatch(bare) or not is_meant:
         raise ValueError("neither a value nor a text")
     return compact_json(bare)
