@@ -22,6 +22,7 @@ from inference.text.schemas.places import referenced
 WHITESPACE = " \t\r\n"
 MAX_SCALAR_LENGTH = 400
 """Python refuses to read integers of a few thousand digits."""
+MAX_DEPTH = 64
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -280,6 +281,8 @@ def python_as_json(text: str, *, is_call: bool = False) -> str:
             case "opens":
                 is_object = piece == "{" or (is_call and not opened)
                 opened.append((_CLOSERS[piece], "}" if is_object else "]", len(read)))
+                if len(opened) > MAX_DEPTH:
+                    raise ValueError("too many brackets in one another")
                 piece = "{" if is_object else "["
             case "closes":
                 closer, written, start = opened.pop() if opened else ("", "", 0)

@@ -19,6 +19,7 @@ from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from inference.text.tool_calls.argument_values import (
     LITERALS,
+    MAX_DEPTH,
     MAX_SCALAR_LENGTH,
     NUMBER,
     WHITESPACE,
@@ -226,7 +227,7 @@ def arguments_as_json(written: str, quote: str, name: str, tools: KnownTools) ->
     depth, position = 0, 0
     while position < len(written):
         found = token.match(written, position)
-        if found is None:
+        if found is None or depth > MAX_DEPTH:
             raise ValueError("no value")
         position = found.end()
         is_key = _COLON.match(written, position) is not None

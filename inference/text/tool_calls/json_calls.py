@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from inference.text.tool_calls.argument_values import (
     LITERALS,
+    MAX_DEPTH,
     MAX_SCALAR_LENGTH,
     NUMBER,
     KnownTools,
@@ -73,6 +74,8 @@ def read_object(text: str, start: int) -> WrittenObject:
         token = found.group()
         if token in CLOSERS:
             opened.append(CLOSERS[token])
+            if len(opened) > MAX_DEPTH:
+                raise ValueError("too many brackets in one another")
         elif token in ("}", "]"):
             if token != opened[-1]:
                 break

@@ -226,7 +226,7 @@ class TagFormat(CallFormat):
             f"any_one: {any_of('one', len(wanted.tools))}",
             f"any_argument: {wanted.marker(tags.argument)} {key} {key_end} text_value",
             *head_rules("text_body", tags.value_end, wanted),
-            f"text_value: text_body {_literal(tags.line)}",
+            f"text_value: text_body {wanted.marker(tags.line)}",
         ]
         for index, tool in enumerate(wanted.tools):
             rules += self._call_rules(f"one_{index}", tool, wanted)
@@ -236,7 +236,7 @@ class TagFormat(CallFormat):
         """A call from its name on, with its arguments in the schema's order, the optional ones or
         not. Raises ``UnsupportedSchemaError`` for what tags cannot express."""
         tags = self._tags
-        begin, end = _literal(tool.name + tags.name_end), wanted.marker(tags.call_end)
+        begin, end = literal(tool.name + tags.name_end), wanted.marker(tags.call_end)
         end = f"{literal(tags.line)}? {end}" if tags.marks_values else end
         declared = declared_arguments(tool, wanted.choice, self._fits)
         if declared is None:
@@ -259,8 +259,10 @@ class TagFormat(CallFormat):
         options = alternatives(schema, root)
         may_be_text = any("string" in allowed_types(option) for option in options)
         mark = _MARK if tags.marks_values else ""
-        as_text, as_json = (_literal(mark and f"{mark}{one}{_MARKED}") for one in ("true", "false"))
-        value_end = f"{wanted.marker(tags.margin + tags.value_end)} {_literal(tags.line)}"
+        as_text, as_json = (
+            wanted.marker(mark and f"{mark}{one}{_MARKED}") for one in ("true", "false")
+        )
+        value_end = f"{wanted.marker(tags.margin + tags.value_end)} {wanted.marker(tags.line)}"
         if all(listed_values(option) for option in options):
             listed = [value for option in options for value in listed_values(option)]
             strings = [literal(one) for one in listed if isinstance(one, str)]
@@ -291,10 +293,6 @@ def _check_text(
     for keyword in ("pattern", "format", "minLength", "maxLength"):
         if any(keyword in option and not listed_values(option) for option in texts):
             raise unsupported(tool, (*path, keyword))
-
-
-def _literal(text: str) -> str:
-    return literal(text) if text else ""
 
 
 def _as_json(text: str, schema: object, root: Mapping[str, Any], mark: str | None) -> str | None:

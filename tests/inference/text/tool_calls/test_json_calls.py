@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.text.tool_calls.argument_values import MAX_DEPTH
 from inference.text.tool_calls.json_calls import read_object
 from tests.cases import each_case
 
@@ -87,3 +88,10 @@ def test_a_number_has_a_bound() -> None:
     assert read_object(f'{{"a":{"1" * 400}}}', 0).value == {"a": int("1" * 400)}
     with pytest.raises(ValueError, match="word"):
         read_object(f'{{"a":{"1" * 401}}}', 0)
+
+
+def test_depth_has_a_bound() -> None:
+    inner = '{"a":' + "[" * (MAX_DEPTH - 1)
+    assert read_object(inner + "]" * (MAX_DEPTH - 1) + "}", 0).end == len(inner) + MAX_DEPTH
+    with pytest.raises(ValueError, match="brackets"):
+        read_object(inner + "[" + "]" * MAX_DEPTH + "}", 0)
