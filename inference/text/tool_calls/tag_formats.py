@@ -259,7 +259,7 @@ class TagFormat(CallFormat):
         options = alternatives(schema, root)
         may_be_text = any("string" in allowed_types(option) for option in options)
         mark = _MARK if tags.marks_values else ""
-        as_text, as_json = (
+        as_text, as_value = (
             wanted.marker(mark and f"{mark}{one}{_MARKED}") for one in ("true", "false")
         )
         value_end = f"{wanted.marker(tags.margin + tags.value_end)} {wanted.marker(tags.line)}"
@@ -267,7 +267,7 @@ class TagFormat(CallFormat):
             listed = [value for option in options for value in listed_values(option)]
             strings = [literal(one) for one in listed if isinstance(one, str)]
             others = [literal(compact_json(one)) for one in listed if not isinstance(one, str)]
-            groups = ((as_text, strings), (as_json, others))
+            groups = ((as_text, strings), (as_value, others))
             written = " | ".join(
                 f"{before} ({' | '.join(some)})" for before, some in groups if some
             )
@@ -277,7 +277,7 @@ class TagFormat(CallFormat):
             return f"{rule}: {as_text} text_value"
         either = f"{as_text} text_value | " if may_be_text else ""
         value = json_rule(f"{rule}_json", value_schema(schema, root))
-        return f"{rule}: {either}{as_json} {rule}_json {value_end}\n{value}"
+        return f"{rule}: {either}{as_value} {rule}_json {value_end}\n{value}"
 
     def _fits(self, name: str) -> bool:
         """Whether a name or key comes through its tag as it is."""
