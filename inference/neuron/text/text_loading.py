@@ -21,7 +21,7 @@ from inference.text.answers.reasoning import find_markers
 from inference.text.errors import TemplateRenderError
 from inference.text.templates.template_sources import TemplateSources, find_templates
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.registry import find_tool_format
+from inference.text.tool_calls import find_tool_format
 from inference.version import VERSION
 
 SYSTEM = ChatMessage(role="system", content="Answer briefly.")

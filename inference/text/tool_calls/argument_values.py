@@ -12,14 +12,97 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from inference.text.tool_calls.json_text import MAX_SCALAR_LENGTH, NUMBER, compact_json, read_json
+from inference.protocol.generation import ToolDefinition
+from inference.text.schemas.places import referenced
 
-_TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
+WHITESPACE = " \t\r\n"
+MAX_SCALAR_LENGTH = 400
+"""Python refuses to read integers of a few thousand digits."""
+MAX_DEPTH = 64
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_json(text: str) -> Any:
+    """The value. Raises ``ValueError`` for text that is not JSON, and for an object with a
+    duplicate key, whose value is ambiguous."""
+    return json.loads(text, strict=False, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice")
+    return members
+
+
+def compact_json(value: object) -> str:
+    """``value`` without white space. Raises ``ValueError`` for infinity and NaN, and ``TypeError``
+    for a value that JSON has no type for."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if _SURROGATE.search(text):  # half of a pair, which no encoding can carry
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text
+
+
+def is_encodable(text: str) -> bool:
+    """Whether the text can be encoded: not so when an escape named half of a surrogate pair."""
+    return not _SURROGATE.search(text)
+
+
+class KnownTools:
+    """The tools that a request offers. Schemas are the client's: whatever in them is not of the
+    expected shape counts as absent."""
+
+    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
+        self._schemas = {tool.name: tool.parameters or {} for tool in tools}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._schemas
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The JSON schema of the tool's arguments; empty for a tool that the request does not
+        offer."""
+        return self._schemas.get(name, {})
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        properties = self.schema(name).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
+    def may_be_all(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether these arguments, behind which stands a comma, can be complete: they are all that
+        the tool has, or its arguments are unknown."""
+        is_flat = not any(isinstance(value, dict | list) for value in arguments.values())
+        return name not in self or (is_flat and self.properties(name).keys() <= arguments.keys())
+
+    def named_by(self, arguments: Collection[str]) -> str | None:
+        """The only tool that takes these arguments."""
+        fitting = [name for name in self._schemas if self.takes(name, arguments)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def takes(self, name: str, arguments: Collection[str]) -> bool:
+        required = self.schema(name).get("required")
+        needed = required if isinstance(required, list) else []
+        given = list(arguments)  # a schema's ``required`` may name anything
+        return set(given) <= self.properties(name).keys() and all(
+            argument in given for argument in needed
+        )
+
+
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
-_PYTHON_TYPES: Mapping[str, type] = {"object": dict, "array": list}
+_TYPES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
@@ -29,10 +112,8 @@ def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
         if (chosen := _listed(text, option)) is not None:
             return chosen
     types = {name for option in options for name in allowed_types(option)}
-    for name in _TRIED_IN_ORDER:
-        if name in types and (converted := _converted(text.strip(), name)) is not None:
-            return converted
-    return compact_json(text)
+    converted = _converted(text.strip(), types)
+    return compact_json(text) if converted is None else converted
 
 
 def is_text(schema: object, root: Mapping[str, Any]) -> bool:
@@ -60,8 +141,9 @@ def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, A
 
 def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]:
     """The schemas that ``schema`` only leads to."""
-    if isinstance(reference := schema.get("$ref"), str):
-        return [resolve_reference(reference, root)]
+    if isinstance(schema.get("$ref"), str):
+        place = referenced(root, schema)
+        return [None if place is None else place.schema]
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list):
             return options
@@ -79,33 +161,19 @@ def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
     return merged
 
 
-def resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
-    """``#/$defs/x``; what leads nowhere is an unknown schema, ``None``."""
-    target: object = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(target, dict) or not reference.startswith("#"):
-            return None
-        target = target if step == "" else target.get(key)
-    return target
-
-
 def allowed_types(schema: Mapping[str, Any]) -> set[str]:
     """Names of the allowed JSON types. A schema without ``type`` allows all of them."""
     declared = schema.get("type")
-    names = {name for name in _as_list(declared) if isinstance(name, str)}
+    listed_types = declared if isinstance(declared, list) else [declared]
+    names = {name for name in listed_types if isinstance(name, str)}
     if not names and (listed := listed_values(schema)):
-        return {_type_name(value) for value in listed}
+        return {_TYPES[type(value)] for value in listed}
     if not names:
         names |= {"object"} if "properties" in schema else set()
         names |= {"array"} if "items" in schema else set()
     if names and schema.get("nullable") is True:
         names.add("null")
-    return names or {*_TRIED_IN_ORDER, "string"}
-
-
-def _as_list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    return names or set(_TYPES.values())
 
 
 def listed_values(schema: Mapping[str, Any]) -> list[Any]:
@@ -123,61 +191,22 @@ def _listed(text: str, schema: Mapping[str, Any]) -> str | None:
     return next((written for value in values if (written := compact_json(value)) == text), None)
 
 
-def _type_name(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case _:
-            return "object" if isinstance(value, dict) else "array"
-
-
-def _converted(text: str, type_name: str) -> str | None:
-    """``None`` when the text is no such value."""
-    match type_name:
-        case "null":
-            return "null" if text.lower() in ("null", "none") else None
-        case "boolean":
-            return text.lower() if text.lower() in ("true", "false") else None
-        case "integer":
-            found = _INTEGER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
-            return found.group(1) if found else None
-        case "number":
-            found = NUMBER.fullmatch(text) if len(text) <= MAX_SCALAR_LENGTH else None
-            return text if found else None
-        case _:
-            return _container(text, _PYTHON_TYPES[type_name])
-
-
-def _container(text: str, wanted: type) -> str | None:
-    """An object or array, as JSON or as Python writes it."""
-    for read in (read_json, _read_python):
-        try:
-            value = read(text)
-            if isinstance(value, wanted):
+def _converted(text: str, types: Collection[str]) -> str | None:
+    """The text as a value of one of the types that is no string."""
+    word = text.lower()
+    if word in ("null", "none"):
+        return "null" if "null" in types else None
+    if word in ("true", "false"):
+        return word if "boolean" in types else None
+    if len(text) <= MAX_SCALAR_LENGTH and NUMBER.fullmatch(text):
+        whole = _INTEGER.fullmatch(text) if "integer" in types else None
+        return whole.group(1) if whole else text if "number" in types else None
+    for as_written in (str, python_as_json) if text.startswith(("{", "[")) else ():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = read_json(as_written(text))
+            if _TYPES[type(value)] in types:
                 return compact_json(value)
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            continue
     return None
-
-
-def _read_python(text: str) -> object:
-    return literal_value(parse_literals(text))
-
-
-def fitted_json(written: str, schema: Mapping[str, Any]) -> str:
-    """Fits an object, given as JSON text, to ``schema``. Text that fits is returned as it is.
-    Raises ``ValueError`` for an object that names a key twice."""
-    arguments = read_json(written)
-    changed = fitted(arguments, schema)
-    return written if changed is arguments else compact_json(changed)
 
 
 def fitted(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,63 +233,77 @@ def _fitted(value: Any, schema: object, root: Mapping[str, Any]) -> Any:
     return value if isinstance(found, str) else found
 
 
-_JSON_NAMES = {"true": True, "false": False, "null": None}
+LITERALS = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxNuU\n")
-_OCTAL_DIGITS = frozenset("01234567")
-_TOKEN = re.compile(
+_PYTHON_TOKEN = re.compile(
     r"(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
-    r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<mark>[\[\]{}(),:=])"
-    r"|(?P<space>[ \t\r\n]+)",
+    rf"|(?P<number>{NUMBER.pattern})(?![\w.])"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<equals>[ \t\r\n]*=)?"
+    r"|(?P<opens>[\[({])|(?P<closes>[\])}])|(?P<mark>[,:])|(?P<space>[ \t\r\n]+)",
     re.DOTALL,
 )
+_CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
-def parse_literals(text: str) -> ast.expr:
-    """The expression of Python literals that JSON can express too. Raises ``SyntaxError`` or
-    ``ValueError`` for all others: string prefixes, adjacent strings, comments, numbers in another
-    base, duplicate keys. All of those drop characters or change their meaning. The caller decides
-    whether a call of the name before the arguments is allowed."""
-    position, has_value, follows_comma = 0, False, False
+def python_as_json(text: str, *, is_call: bool = False) -> str:
+    """JSON of Python's literals, a tuple as an array, or of the named arguments in a call's
+    parentheses as an object; JSON's own literals are understood too. Raises ``ValueError`` or
+    ``SyntaxError`` for all else, such as what drops characters or changes their meaning: comments,
+    adjacent strings, numbers in another base, a comma behind which an item may be missing."""
+    read: list[str] = []
+    opened: list[tuple[str, str, int]] = []
+    with_commas: set[int] = set()
+    position = 0
     while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
+        found = _PYTHON_TOKEN.match(text, position)
+        if found is None:
             raise ValueError("no plain literal")
-        if token.lastgroup not in ("mark", "space"):
-            if has_value:
-                raise ValueError("two values side by side")
-            has_value = True
-            follows_comma = False
-        elif token.lastgroup == "mark":
-            if follows_comma and token.group() in ")]}":
-                raise ValueError("a comma behind which an item may be missing")
-            has_value, follows_comma = False, token.group() == ","
-        position = token.end()
-    return ast.parse(_ESCAPE.sub(_python_escape, text).strip(), mode="eval").body
-
-
-def literal_value(node: ast.expr) -> object:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Dict):
-            keys = [key.value for key in one.keys if isinstance(key, ast.Constant)]
-            if len(set(keys)) < len(one.keys) or not all(isinstance(key, str) for key in keys):
-                raise ValueError("a key that stands twice, or is no text")
-    value: object = ast.literal_eval(_JsonNames().visit(node))
-    return value
+        piece, position = found.group(), found.end()
+        is_argument = is_call and len(opened) == 1
+        match found.lastgroup:
+            case "string":
+                piece = compact_json(ast.literal_eval(_ESCAPE.sub(_python_escape, piece)))
+            case "equals" if is_argument:
+                read.append(compact_json(found["name"]))
+                piece = ":"
+            case "name" if piece in LITERALS:
+                piece = LITERALS[piece]
+            case "name" | "equals":
+                raise ValueError("a name is no literal")
+            case "opens":
+                is_object = piece == "{" or (is_call and not opened)
+                opened.append((_CLOSERS[piece], "}" if is_object else "]", len(read)))
+                if len(opened) > MAX_DEPTH:
+                    raise ValueError("too many brackets in one another")
+                piece = "{" if is_object else "["
+            case "closes":
+                closer, written, start = opened.pop() if opened else ("", "", 0)
+                is_tuple = start in with_commas or len(read) == start + 1
+                if piece != closer or not (is_tuple or (piece, written) != (")", "]")):
+                    raise ValueError("a bracket that closes nothing, or a value in parentheses")
+                piece = written
+            case "mark" if opened and piece == ",":
+                with_commas.add(opened[-1][2])
+            case "mark" if is_argument or not opened:
+                raise ValueError("no named argument")
+        if not piece.isspace():
+            read.append(piece)
+    read_json(" ".join(read))
+    return "".join(read)
 
 
 def _python_escape(escape: re.Match[str]) -> str:
     """Python warns of escapes that it does not have, and keeps their backslash. Raises
     ``ValueError`` for ``\\1``, which is a character to Python and a group in regular
     expressions."""
-    if escape.group(1) in _OCTAL_DIGITS:
+    if escape.group(1) in "01234567":
         raise ValueError("an escape by digits has two readings")
     return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
-
-
-class _JsonNames(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        is_json = node.id in _JSON_NAMES
-        return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node) if is_json else node

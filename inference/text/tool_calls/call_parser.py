@@ -1,56 +1,51 @@
-"""The base of every format, and of its parser, which reads free text with calls in it.
+"""The base of every format, and the parser of all of them, which reads free text with calls in it.
 
-    text ──marker──▶ what may open a call ──▶ reader of calls ──▶ what follows ──▶ text
-     ▲                    │ none                 │ broken             │ remains of a call
-     └────────────────────┘                      └──▶ text to the end ◀┘
+    text ──marker──▶ may begin a call? ──▶ where its block may be whole ──▶ parsed ──▶ text
+     ▲                    │ no                                                │ no
+     └────────────────────┘                                                   └──▶ text to the end
 
-A block of calls is held back until its calls are whole and what follows cannot be a part of them.
-A broken block is text, whole, and so is the rest of the answer: a string of a broken call may hold
-what reads like another call. What opens a block is the format's, and its subclass's.
+A block is held back until it may be whole, is parsed once, by a pure function of its text, and is
+calls only where what follows them cannot be a part of them. A broken block is text, whole, and so
+is the rest of the answer: a string of a broken call may hold what reads like another call.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolCallParser
+from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.call_reader import CallReader, FreeText, KnownTools, ReadCall
+from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools
+from inference.text.tool_calls.block_ends import Ends, JsonCopy
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     callable_tools,
     special_marker_ids,
 )
-from inference.text.tool_calls.json_text import WHITESPACE
-
-
-class PartList:
-    """Shared by a parser and its readers. Nothing empty gets in."""
-
-    def __init__(self) -> None:
-        self._parts: list[Part] = []
-
-    def add_text(self, text: str) -> None:
-        if text:
-            self._parts.append(TextPart(text))
-
-    def start_call(self, name: str) -> None:
-        self._parts.append(CallStarted(name))
-
-    def add_arguments(self, fragment: str) -> None:
-        if fragment:
-            self._parts.append(CallArguments(fragment))
-
-    def take(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
-
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
 """Characters of the remains of a call, rare in a line of prose behind a call."""
+_SEPARATORS = WHITESPACE + ",;"
+_BEHIND_STREAMED = re.compile(r"[\s}\],;`]*(?P<other>[^\s}\],;`{])?")
+
+
+class ReadCall(NamedTuple):
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+class Parsed(NamedTuple):
+    calls: Sequence[ReadCall]
+    end: int
+    """The position behind the calls."""
+    is_broken: bool = False
+    """Whether a call that is not whole follows them."""
 
 
 class Decision(NamedTuple):
@@ -64,213 +59,66 @@ class Decision(NamedTuple):
     """Whether calls of it were sent as they were generated."""
 
 
-class CallParser(ABC):
-    """A ``ToolCallParser``. ``_read`` is the state: it takes the text and a position, and returns
-    where it stopped."""
-
-    def __init__(self, markers: Sequence[str]) -> None:
-        self.streams_arguments = False
-        """Sends JSON arguments as they are generated. Set before the first text, and only where a
-        grammar holds the answer to calls that can be read. An answer cut off by its limit leaves
-        such arguments unfinished."""
-        self.on_decision: Callable[[Decision], None] | None = None
-        """Called for each block that has been decided. Set before the first text."""
-        self._markers = markers
-        self._inner_closings: Collection[str] = ()
-        self._parts = PartList()
-        self._text = FreeText(markers)
-        self._follows_call = False
-        """Whether ``_text`` began where a call ended."""
-        self._lead: list[str] = []
-        """Read before a call that may follow: text again where none does."""
-        self._needs_closing = False
-        """Whether nothing but a marker may follow the calls that were read."""
-        self._calls: CallReader | None = None
-        self._block: list[str] = []
-        self._num_call_pieces = 0
-        """How many pieces of the block the calls took."""
-        self._following = ""
-        self._read: Callable[[str, int], int] = self._read_text
-
-    def feed(self, text: str) -> list[Part]:
-        position = 0
-        while position < len(text):
-            position = self._read(text, position)
-        return self._parts.take()
-
-    def flush(self) -> list[Part]:
-        if self._calls is None:
-            self._parts.add_text("".join(self._lead) + self._text.flush())
-        elif self._calls.is_done:
-            self._following += self._text.flush()
-            self._judge()
-        else:
-            self._calls.close()
-            self._end_calls()
-            if self._calls is not None:
-                self._judge()
-        return self._parts.take()
-
-    @abstractmethod
-    def _found(self, position: int) -> int:
-        """Handle the marker that ``_text`` found and that ends at ``position``."""
-
-    def _confirms(self) -> bool:
-        """Whether the marker that ``_text`` has found stands behind calls by right."""
-        return True
-
-    @property
-    def _stream(self) -> PartList | None:
-        return self._parts if self.streams_arguments else None
-
-    def _read_text(self, text: str, start: int) -> int:
-        position = self._text.feed(text, start)
-        if self._text.found is not None:
-            return self._found(position)
-        self._parts.add_text(self._text.take())
-        return position
-
-    def _begin_calls(self, calls: CallReader, lead: str) -> None:
-        self._calls, self._read = calls, self._read_calls
-        self._block = [lead]
-
-    def _read_calls(self, text: str, start: int) -> int:
-        assert self._calls is not None
-        position = self._calls.feed(text, start)
-        self._block.append(text[start:position])
-        if self._calls.is_done:
-            self._end_calls()
-        return position
-
-    def _end_calls(self) -> None:
-        assert self._calls is not None
-        if not self._calls.calls and not self._calls.has_streamed:
-            begun = self._calls.has_begun
-            why = "its call cannot be read" if begun else "no call follows its opening"
-            self._reject(why, is_text_to_the_end=begun)
-        elif self._calls.is_broken:
-            self._accept("its last call cannot be read")
-            self._resume_text(follows_call=False)
-            self._read = self._read_rest
-        elif self._calls.has_streamed or self._calls.is_closed:
-            self._accept()
-            self._resume_text(follows_call=True)
-        else:
-            self._text = FreeText(self._markers, follows_call=True)
-            self._following = ""
-            self._num_call_pieces = len(self._block)
-            self._read = self._read_following
-
-    def _read_following(self, text: str, start: int) -> int:
-        """Reads the text behind calls while it is not known whether they end there."""
-        position = self._text.feed(text, start)
-        self._block.append(text[start:position])
-        if self._text.found in self._inner_closings and not self._text.has_text:
-            self._text = FreeText(self._markers, follows_call=True)
-            return position
-        if self._text.found is not None and not self._confirms():
-            self._text.reject()
-        self._following += self._text.take()
-        if self._following and not self._is_apart():
-            self._reject("text joins its calls", is_text_to_the_end=True)
-            return position
-        if self._text.found is not None and not self._following:
-            self._accept()
-            self._follows_call = True
-            return self._found(position)
-        if self._needs_closing and self._following:
-            self._reject("text stands where it has to be closed", is_text_to_the_end=True)
-        elif self._text.found is not None or "\n" in self._following:
-            return self._resume(position) if self._judge() else position
-        return position
-
-    def _resume(self, position: int) -> int:
-        """The calls were followed by a line of text, which has been sent."""
-        self._follows_call, self._read = False, self._read_text
-        return position if self._text.found is None else self._found(position)
-
-    def _judge(self) -> bool:
-        """Whether the text behind the calls is answer text, and not a rest of them. Sends both."""
-        assert self._calls is not None
-        line = self._following.partition("\n")[0]
-        is_prose = not _CALL_CHARACTERS.intersection(line) and not self._needs_closing
-        is_text = is_prose and self._is_apart() and not self._calls.tail.strip()
-        if self._following and not is_text:
-            why = "what follows its calls may be a part of them"
-            self._reject(why, is_text_to_the_end=True)
-            return False
-        following = self._following
-        self._accept()
-        self._parts.add_text(following)
-        return True
-
-    def _is_apart(self) -> bool:
-        """Whether white space stands between the calls and what follows them."""
-        assert self._calls is not None
-        behind = [self._calls.tail, *self._block[self._num_call_pieces :]]
-        return "".join(behind)[:1].isspace()
-
-    def _accept(self, refusal: str = "") -> None:
-        """``refusal``: why the rest of the block is text."""
-        assert self._calls is not None
-        self._report(tuple(self._calls.calls), refusal)
-        for call in self._calls.calls:
-            self._parts.start_call(call.name)
-            self._parts.add_arguments(call.arguments)
-        tail = self._calls.tail
-        self._parts.add_text(tail if tail.strip() else "")
-        self._calls = None
-        self._block.clear()
-        self._following = ""
-
-    def _reject(self, refusal: str, *, is_text_to_the_end: bool) -> None:
-        self._report((), refusal)
-        self._parts.add_text("".join(self._block))
-        self._block.clear()
-        self._resume_text(follows_call=False)
-        if is_text_to_the_end:
-            self._read = self._read_rest
-
-    def _report(self, calls: tuple[ReadCall, ...], refusal: str) -> None:
-        if self.on_decision is not None:
-            has_streamed = self._calls is not None and self._calls.has_streamed
-            self.on_decision(Decision("".join(self._block), calls, refusal, has_streamed))
-
-    def _read_rest(self, text: str, position: int) -> int:
-        self._parts.add_text(text[position:])
-        return len(text)
-
-    def _resume_text(self, *, follows_call: bool) -> None:
-        self._text = FreeText(self._markers, follows_call=follows_call, has_text=not follows_call)
-        self._follows_call = follows_call
-        self._needs_closing = False
-        self._calls = None
-        self._lead.clear()
-        self._read = self._read_text
+Head = Callable[[str, int], tuple[str, int] | None]
 
 
-class Opening(NamedTuple):
-    """Where calls begin: a marker, and the first character behind it. ``stream``: where arguments
-    go as they are generated, if at all."""
+class Notation(NamedTuple):
+    """One way in which a format writes the calls of a block. Texts begin behind its marker."""
 
-    marker: str
-    character: str
-    tools: KnownTools
-    stream: PartList | None
+    begins: Callable[[str], bool | None]
+    """Whether a call has begun; ``None`` where more text has to tell."""
+    ends: Callable[[str, Sequence[str]], Ends]
+    """Where the block may be whole, given its beginning and the markers that end it."""
+    parse: Callable[[str], Parsed | None]
+    """The calls of a block that may be whole; ``None`` where it has none."""
+    head: Head | None = None
+    """The name in a call's text up to its arguments, and where they begin, for arguments that can
+    be streamed."""
+    foreign: re.Pattern[str] | None = None
+    """Text that began like a call and is none for certain."""
+
+
+def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
+    """``Notation.begins`` by a pattern of every beginning of a call, with the group ``begun`` where
+    it is one."""
+
+    def begins(text: str) -> bool | None:
+        found = pattern.match(text)
+        assert found is not None
+        return True if found["begun"] else None if found.end() == len(text) else False
+
+    return begins
 
 
 class CallFormat(ABC):
-    """A ``ToolFormat``."""
+    """A ``ToolFormat``. Calls stand behind one of ``openings``."""
 
     name: str
     markers: Sequence[str] = ()
     """Markers that may be special tokens, whose text the parser needs."""
+    openings: Sequence[str] = ()
+    bare: Collection[str] = ()
+    """The openings that are a part of the calls."""
+    closings: Sequence[str] = ()
+    closed: Collection[str] = ()
+    """The openings behind whose calls a closing marker, another opening or the end of the answer
+    must come."""
+    inner: Collection[str] = ()
+    """The closing markers of one call in a section, after which the section continues."""
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         return special_marker_ids(tokenizer, self.markers)
 
+    def parser(self, tools: Sequence[ToolDefinition]) -> CallParser:
+        return CallParser(self, KnownTools(tools))
+
     @abstractmethod
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser: ...
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        """The notations behind an opening. ``is_held``: a grammar holds the answer to calls."""
+
+    def opens(self, marker: str, *, is_first: bool, begins_line: bool) -> bool:
+        """Whether calls may begin at an opening, for openings that texts have too."""
+        return True
 
     def grammar(
         self,
@@ -281,7 +129,7 @@ class CallFormat(ABC):
         tokenizer: Tokenizer,
     ) -> str | None:
         called = callable_tools(tools, choice, parallel=parallel)
-        wanted = WantedCalls(called, choice, parallel, tokenizer)
+        wanted = WantedCalls(called, choice, parallel, tokenizer, self.markers)
         return "\n".join(self._rules(wanted)) or None if called else None
 
     @abstractmethod
@@ -290,65 +138,243 @@ class CallFormat(ABC):
         ``UnsupportedSchemaError`` for what the format cannot express."""
 
 
-class MarkedFormat(CallFormat):
-    """Calls stand behind one of ``openings``."""
+class CallParser:
+    """A ``ToolCallParser``. Whitespace around calls is left out, and so are the closing markers
+    behind them."""
 
-    openings: Sequence[str]
-    closings: Sequence[str] = ()
-    closed: Collection[str] | None = None
-    """The openings behind whose calls a closing marker, another opening or the end of the answer
-    must come; ``None``: all of them where there are closing markers."""
-    inner: Collection[str] = ()
-    """The closing markers of one call in a section, after which the section continues."""
-
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        return MarkedCallParser(self, KnownTools(tools))
-
-    @abstractmethod
-    def reader(self, at: Opening) -> CallReader: ...
-
-
-class MarkedCallParser(CallParser):
-    """Free text with calls behind markers, as in most formats.
-
-        text ──marker──▶ first character ──▶ reader of calls ──▶ closing marker, or text
-                         selects one
-
-    Whitespace around the calls is left out, and so are the closing markers behind them.
-    """
-
-    def __init__(self, call_format: MarkedFormat, tools: KnownTools) -> None:
-        openings, closings, closed = call_format.openings, call_format.closings, call_format.closed
-        super().__init__([*openings, *closings])
+    def __init__(self, call_format: CallFormat, tools: KnownTools) -> None:
+        self.streams_arguments = False
+        """Sends JSON arguments as they are generated. Set before the first text, and only where a
+        grammar holds the answer to calls that can be read. An answer cut off by its limit leaves
+        such arguments unfinished."""
+        self.on_decision: Callable[[Decision], None] | None = None
+        """Called for each block that has been decided. Set before the first text."""
+        markers = (*call_format.openings, *call_format.closings)
+        within = (*call_format.inner, *call_format.bare)
         self._format = call_format
         self._tools = tools
-        self._inner_closings = call_format.inner
-        self._closed = openings if closed is None and closings else closed or ()
+        self._whole, self._begun = _patterns(markers)
+        self._end_markers = [one for one in markers if one not in within]
+        self._parts: list[Part] = []
+        self._pending = ""
+        """Text that is not decided; in a block all of it, behind its marker."""
+        self._lead = ""
+        """The block's marker and the space before it."""
+        self._follows_call = False
+        """Whether a call came directly before, so that whitespace and closing markers are its."""
+        self._has_text = False
+        """Whether text came since the last call."""
+        self._needs_closing = False
+        """Whether nothing but a marker may follow the block's calls."""
+        self._has_ended = False
+        self._reading = self._read()
 
-    def _found(self, position: int) -> int:
-        self._parts.add_text(self._text.take())
-        marker = self._text.found
-        assert marker is not None
-        if marker in self._format.closings:
-            self._close()
+    def feed(self, text: str) -> list[Part]:
+        self._pending += text
+        next(self._reading)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def flush(self) -> list[Part]:
+        self._has_ended = True
+        return self.feed("")
+
+    # Each generator below waits for more text where it yields, until the answer has ended.
+
+    def _read(self) -> Iterator[None]:
+        while True:
+            while not self._found_block():
+                if self._has_ended:
+                    self._add_text("" if self._follows_call else self._pending)
+                    self._pending = ""
+                yield
+            if (notation := (yield from self._chosen())) is None:
+                self._reject("no call follows its opening")
+            else:
+                yield from self._hold(notation)
+
+    def _found_block(self) -> bool:
+        """Free text up to an opening marker."""
+        text, start = self._pending, 0
+        for found in self._whole.finditer(text):
+            before, marker = text[start : found.start()], found.group()
+            plain = before.rstrip(WHITESPACE)
+            space = before[len(plain) :]
+            if marker in self._format.closings:
+                if self._follows_call and not plain:
+                    start, self._needs_closing = found.end(), False
+            elif self._format.opens(
+                marker, is_first=not (self._has_text or plain), begins_line="\n" in space
+            ):
+                self._write(plain)
+                is_bare = marker in self._format.bare
+                self._pending = text[found.start() if is_bare else found.end() :]
+                self._lead = space if is_bare else space + marker
+                self._needs_closing = self._needs_closing or marker in self._format.closed
+                return True
+        text = text[start:]
+        begun = self._begun.search(text)
+        assert begun is not None
+        plain = text[: begun.start()].rstrip(WHITESPACE)
+        self._write(plain)
+        self._pending = text[len(plain) :]
+        return False
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._add_text(text.lstrip(WHITESPACE) if self._follows_call else text)
+            self._follows_call = self._needs_closing = False
+            self._has_text = True
+
+    def _add_text(self, text: str) -> None:
+        if text:
+            self._parts.append(TextPart(text))
+
+    def _chosen(self) -> Generator[None, None, Notation | None]:
+        """The notation of the block's calls; ``None`` where none has begun."""
+        marker = self._lead.lstrip(WHITESPACE)
+        is_held = self.streams_arguments
+        notations = self._format.notations(marker, self._tools, is_held=is_held)
+        while True:
+            begun = [one.begins(self._pending) for one in notations]
+            if True in begun:
+                return notations[begun.index(True)]
+            if self._has_ended or None not in begun:
+                return None
+            yield
+
+    def _hold(self, notation: Notation) -> Iterator[None]:
+        ends = notation.ends(self._pending, self._end_markers)
+        head = notation.head if self.streams_arguments else None
+        while head is None or head(self._pending, 0) is None:
+            end = ends.find(self._pending)
+            if end is not None or self._has_ended:
+                yield from self._decide(notation, len(self._pending) if end is None else end)
+                return
+            is_short = len(self._pending) < MAX_FOREIGN_LENGTH
+            if is_short and notation.foreign and notation.foreign.match(self._pending):
+                yield from self._refuse("its call cannot be read")
+            yield
+        yield from self._stream(head)
+
+    def _stream(self, head: Head) -> Iterator[None]:
+        position, end = 0, None
+        while end is None:
+            if (found := head(self._pending, position)) is not None:
+                name, position = found
+                self._parts.append(CallStarted(name))
+                copy = JsonCopy()
+                while copy.is_running and not self._has_ended:
+                    copied, position = copy.feed(self._pending, position)
+                    self._parts += [CallArguments(copied)] if copied else []
+                    if copy.is_running:
+                        yield
+                continue
+            behind = _BEHIND_STREAMED.match(self._pending, position)
+            if behind is not None and behind["other"]:
+                end = behind.start("other")
+            elif self._has_ended:
+                end = len(self._pending)
+            else:
+                yield
+        self._accept(Parsed((), end), end, has_streamed=True)
+        self._pending = self._pending[end:]
+
+    # What becomes of a block.
+
+    def _decide(self, notation: Notation, end: int) -> Iterator[None]:
+        text = self._pending
+        parsed = notation.parse(text[:end])
+        if parsed is None:
+            yield from self._refuse("its call cannot be read")
+            return
+        rest = text[parsed.end : end]
+        if parsed.is_broken:
+            self._accept(parsed, end, refusal="its last call cannot be read")
+            self._pending = text[parsed.end :]
+            yield from self._read_rest()
+        elif (tail := self._tail(rest)) is not None:
+            self._accept(parsed, end)
+            self._add_text(tail)
+            self._pending = text[end:]
+        elif refusal := self._refusal(rest):
+            yield from self._refuse(refusal, end=end)
         else:
-            self._needs_closing = self._needs_closing or marker in self._closed
-            self._lead = [self._text.space, marker]
-            self._read = self._read_first
-        return position
+            self._accept(parsed, end)
+            self._pending = text[parsed.end :]
 
-    def _close(self) -> None:
-        """A closing marker is text where it closes nothing."""
-        closes = self._follows_call and not self._text.has_text
-        if not closes:
-            self._text.reject()
-            self._parts.add_text(self._text.take())
-        self._resume_text(follows_call=closes)
+    def _tail(self, rest: str) -> str | None:
+        """Separators behind the calls, which are text; ``None`` where other text is there."""
+        for marker in self._format.inner:
+            rest = rest.replace(marker, "")
+        if self._has_ended and (begun := self._begun.search(rest)) is not None:
+            rest = rest if rest[: begun.start()].strip() else ""
+        if rest.strip(_SEPARATORS):
+            return None
+        return rest if rest.strip(WHITESPACE) else ""
 
-    def _read_first(self, text: str, position: int) -> int:
-        if text[position] in WHITESPACE:
-            self._lead.append(text[position])
-            return position + 1
-        at = Opening(self._lead[1], text[position], self._tools, self._stream)
-        self._begin_calls(self._format.reader(at), "".join(self._lead))
-        return position
+    def _refusal(self, rest: str) -> str:
+        """Why text behind calls may be a part of them; empty for a line of prose apart."""
+        if not rest[0].isspace():
+            return "text joins its calls"
+        if self._needs_closing:
+            return "text stands where it has to be closed"
+        line = rest.strip(WHITESPACE).partition("\n")[0]
+        is_prose = line[0] not in _SEPARATORS and not _CALL_CHARACTERS.intersection(line)
+        return "" if is_prose else "what follows its calls may be a part of them"
+
+    def _accept(
+        self, parsed: Parsed, end: int, *, refusal: str = "", has_streamed: bool = False
+    ) -> None:
+        """``refusal``: why the rest of the block is text."""
+        self._report(tuple(parsed.calls), refusal, end, has_streamed)
+        for call in parsed.calls:
+            self._parts += (CallStarted(call.name), CallArguments(call.arguments))
+        self._follows_call, self._has_text = True, False
+
+    def _reject(self, refusal: str, end: int | None = None) -> None:
+        self._report((), refusal, len(self._pending) if end is None else end)
+        self._add_text(self._lead)
+        self._follows_call, self._has_text, self._needs_closing = False, True, False
+
+    def _refuse(self, refusal: str, end: int | None = None) -> Iterator[None]:
+        self._reject(refusal, end)
+        yield from self._read_rest()
+
+    def _read_rest(self) -> Iterator[None]:
+        while True:
+            self._add_text(self._pending)
+            self._pending = ""
+            yield
+
+    def _report(
+        self, calls: tuple[ReadCall, ...], refusal: str, end: int, has_streamed: bool = False
+    ) -> None:
+        if self.on_decision is not None:
+            text, closings = self._pending, self._format.closings
+            closing = next((one for one in closings if text.startswith(one, end)), "")
+            block = self._lead + text[:end] + closing
+            self.on_decision(Decision(block, calls, refusal, has_streamed))
+
+
+MAX_FOREIGN_LENGTH = 1_000
+"""A longer block is not searched for what makes it none; it is parsed when it is whole."""
+
+
+@lru_cache(maxsize=64)
+def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A marker, and what may become one at the text's end. The first character of a marker occurs
+    nowhere else in it, so that a match that fails never hides the beginning of another. Where
+    markers begin alike, none may be the beginning of another."""
+    assert all(marker.count(marker[0]) == 1 for marker in markers)
+    begun = "|".join(map(_beginning, markers)) or "(?!)"
+    whole = "|".join(map(re.escape, markers)) or "(?!)"
+    return re.compile(whole), re.compile(rf"(?:{begun})?\Z")
+
+
+def _beginning(marker: str) -> str:
+    """``a(?:b)?`` for ``abc``."""
+    pattern = ""
+    for character in reversed(marker[:-1]):
+        pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")
+    return pattern or "(?!)"

@@ -12,40 +12,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from inference.text.tool_calls.argument_values import (
-    allowed_types,
-    alternatives,
-    is_text,
-    listed_values,
-)
-from inference.text.tool_calls.call_parser import MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import CallReader, KnownTools
-from inference.text.tool_calls.grammar_rules import (
-    WantedCalls,
-    any_of,
-    arguments_schema,
-    head_rules,
-    literal,
-)
-from inference.text.tool_calls.headed_formats import HeadedCall, plain_name
-from inference.text.tool_calls.json_text import (
-    CLOSERS,
     LITERALS,
     MAX_DEPTH,
     MAX_SCALAR_LENGTH,
     NUMBER,
     WHITESPACE,
-    ReadState,
+    KnownTools,
+    allowed_types,
+    alternatives,
     compact_json,
-    repaired_string,
+    is_text,
+    listed_values,
+    read_json,
 )
+from inference.text.tool_calls.call_parser import CallFormat, Notation
+from inference.text.tool_calls.grammar_rules import (
+    WantedCalls,
+    any_of,
+    arguments_schema,
+    head_rules,
+    in_order,
+    literal,
+)
+from inference.text.tool_calls.json_calls import CLOSERS, WrittenObject, repaired_string
+from inference.text.tool_calls.json_formats import NAME, headed_notation
 
 CALL = "call:"
 REFUSED_KEYWORDS = (
@@ -66,36 +62,15 @@ _FREE_RULES = (
     r"INTEGER: /-?(0|[1-9][0-9]*)/",
 )
 _KEY = re.compile(r"[^\s:,{}\[\]<>\"']+")
-_SCALARS = {"integer": "INTEGER", "number": "NUMBER", "boolean": '("true" | "false")'}
-_RULES = {**_SCALARS, "null": '"null"', "string": "text"}
+_RULES = {"integer": "INTEGER", "number": "NUMBER", "null": '"null"', "string": "text"} | {
+    "boolean": '("true" | "false")'
+}
 
 
-@dataclass(frozen=True, slots=True)
-class GemmaMarkers:
+class GemmaMarkers(NamedTuple):
     opens: str
     closes: str
     quote: str
-
-
-def gemma_rules(wanted: WantedCalls, markers: GemmaMarkers) -> list[str]:
-    quote = wanted.marker(markers.quote)
-    rules = [
-        *wanted.answer_rules(markers.opens),
-        f"rest: call_body {wanted.marker(markers.closes)}",
-        f"call_body: {any_of('call', len(wanted.tools))}",
-        f"text: {quote} text_end",
-        *head_rules("text_end", markers.quote, wanted.tokenizer),
-        *_FREE_RULES,
-    ]
-    for index, tool in enumerate(wanted.tools):
-        head, arguments = literal(f"{CALL}{tool.name}"), "any_object"
-        if tool.strict or wanted.are_forced:
-            schema = arguments_schema(tool, wanted.choice)
-            values = _Values(tool, schema, f"value_{index}", quote)
-            arguments = values.of_object(schema, ())
-            rules += values.rules
-        rules.append(f"call_{index}: {head} {arguments}")
-    return rules
 
 
 class _Values:
@@ -126,12 +101,14 @@ class _Values:
         members = []
         for key, value in known.items():
             path = (*steps, "properties", key)
-            if self._tool.strict and not _fits_key(key):
+            if self._tool.strict and not _KEY.fullmatch(key):
                 raise UnsupportedSchemaError(self._tool, path, _message(key))
-            if value is not False and _fits_key(key):
+            if value is not False and _KEY.fullmatch(key):
                 rule = f"{literal(f'{key}:')} {self._of(value, path)}"
                 members.append((rule, key in required))
-        return f'"{{" {_in_order(members)} "}}"' if members else '"{}"'
+        rule = f"{self._prefix}_object_{len(self.rules)}"
+        self.rules += in_order(rule, members, '","')
+        return f'"{{" {rule}_first_0 "}}"'
 
     def _of(self, schema: object, steps: tuple[str, ...]) -> str:
         """The name of its rule."""
@@ -177,24 +154,6 @@ def _message(what: str) -> str:
     return f"this model's calls cannot be held to {what!r}"
 
 
-def _fits_key(key: str) -> bool:
-    return _KEY.fullmatch(key) is not None
-
-
-def _in_order(members: Sequence[tuple[str, bool]]) -> str:
-    """Commas stand between those that are there: which member comes first decides."""
-    first: list[str] = []
-    for index, (member, is_required) in enumerate(members):
-        rest = "".join(
-            f' "," {later}' if needed else f' ("," {later})?'
-            for later, needed in members[index + 1 :]
-        )
-        first.append(f"{member}{rest}")
-        if is_required:
-            return f"({' | '.join(first)})"
-    return f"({' | '.join(first)})?"
-
-
 BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
 """Text that may have been a number before a character was lost or added."""
 FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
@@ -203,117 +162,59 @@ GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 _BARE_TEXT = re.compile(r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=]*""")
 _BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
 _COLON = re.compile(f"[{WHITESPACE}]*:")
-_IN_JSON_STRING = re.compile(r'["\\]')
 
 
-class GemmaFormat(MarkedFormat):
+class GemmaFormat(CallFormat):
     name = "gemma"
 
     def __init__(self, markers: GemmaMarkers) -> None:
-        self.openings = (markers.opens,)
+        self.openings = self.closed = (markers.opens,)
         self.closings = (markers.closes,)
         self.markers = (markers.opens, markers.closes, markers.quote)
         self._gemma = markers
 
-    def reader(self, at: Opening) -> CallReader:
-        def arguments(name: str) -> GemmaArguments:
-            return GemmaArguments(self._gemma.quote, partial(_takes_bare_text, at.tools, name))
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        quote = self._gemma.quote
 
-        return HeadedCall(
-            name_of=lambda head: plain_name(head.strip(WHITESPACE)),
-            tools=at.tools,
-            arguments=arguments,
-            opening=CALL,
-            tail="",
-        )
+        def read(text: str, start: int, name: str) -> WrittenObject:
+            end = text.rindex("}") + 1
+            written = arguments_as_json(text[start:end], quote, name, tools)
+            return WrittenObject(written, end, read_json(written))
+
+        head = rf"{CALL}[ \t]*{NAME}"
+        headed = headed_notation(head, tools, quotes=(quote, '"'), read=read, spare="")
+        return (headed._replace(head=None),)  # what is no JSON is not streamed
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        return gemma_rules(wanted, self._gemma)
+        markers = self._gemma
+        quote = wanted.marker(markers.quote)
+        rules = [
+            *wanted.answer_rules(markers.opens),
+            f"rest: call_body {wanted.marker(markers.closes)}",
+            f"call_body: {any_of('call', len(wanted.tools))}",
+            f"text: {quote} text_end",
+            *head_rules("text_end", markers.quote, wanted),
+            *_FREE_RULES,
+        ]
+        for index, tool in enumerate(wanted.tools):
+            arguments = "any_object"
+            if tool.strict or wanted.are_forced:
+                schema = arguments_schema(tool, wanted.choice)
+                values = _Values(tool, schema, f"value_{index}", quote)
+                arguments = values.of_object(schema, ())
+                rules += values.rules
+            rules.append(f"call_{index}: {literal(f'{CALL}{tool.name}')} {arguments}")
+        return rules
 
 
-def _takes_bare_text(tools: KnownTools, name: str, key: str | None, bare: str) -> bool:
-    """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
-    ``key``: the argument's; ``None`` inside of one. Without a schema, what may be a broken number
-    has two readings."""
-    if name not in tools:
-        return BROKEN_NUMBER.fullmatch(bare) is None
-    properties = tools.properties(name)
-    return key is not None and key in properties and is_text(properties[key], tools.schema(name))
-
-
-class GemmaArguments:
-    """Holds the arguments back and finds their end: counts brackets outside of texts, which stand
-    between quote markers, or in JSON's own quotes."""
-
-    def __init__(self, quote: str, takes_bare_text: Callable[[str | None, str], bool]) -> None:
-        self.state = ReadState.RUNNING
-        self._text = ""
-        self._quote = quote
-        self._takes_bare_text = takes_bare_text
-        self._counted = 0
-        self._open: list[str] = []
-        # A JSON quote is none inside of a marker that is not whole yet.
-        inside, _, _ = quote.rpartition('"')
-        json_quote = f'(?<!{re.escape(inside)})"' if inside else '"'
-        self._outside = re.compile(rf"{re.escape(quote)}|{json_quote}|[{{}}\[\],]")
-        self._next = self._outside
-
-    def feed(self, text: str, start: int) -> int:
-        """The first character ever fed is the opening brace. Returns where it stopped."""
-        num_before = len(self._text)
-        self._text += text[start:]
-        # A marker may have begun in the text before.
-        position = max(self._counted, num_before - len(self._quote))
-        while self.state is ReadState.RUNNING:
-            found = self._next.search(self._text, position)
-            if found is None:
-                is_bare = self._next is self._outside
-                if is_bare and len(self._text) - self._counted > MAX_SCALAR_LENGTH:
-                    self.state = ReadState.BROKEN
-                return len(text)
-            self._counted = found.end()
-            self._read(found.group())
-            position = self._counted
-        self._text = self._text[: self._counted]
-        return start + self._counted - num_before
-
-    def take(self) -> str:
-        return ""
-
-    def as_json(self) -> tuple[str, bool]:
-        return arguments_as_json(self._text, self._quote, self._takes_bare_text), False
-
-    def _read(self, mark: str) -> None:
-        if self._next is not self._outside:
-            if mark == "\\":
-                self._counted += 1
-            else:
-                self._next = self._outside
-        elif mark == self._quote:
-            self._next = re.compile(re.escape(mark))
-        elif mark == '"':
-            self._next = _IN_JSON_STRING
-        elif mark in CLOSERS:
-            self._open.append(CLOSERS[mark])
-            self.state = ReadState.BROKEN if len(self._open) > MAX_DEPTH else self.state
-        elif mark != ",":
-            is_matching = self._open.pop() == mark
-            if not is_matching or not self._open:
-                self.state = ReadState.COMPLETE if is_matching else ReadState.BROKEN
-
-
-def arguments_as_json(
-    written: str, quote: str, takes_bare_text: Callable[[str | None, str], bool]
-) -> str:
-    """A whole block of arguments as a JSON object.
+def arguments_as_json(written: str, quote: str, name: str, tools: KnownTools) -> str:
+    """A whole block of a tool's arguments as a JSON object.
 
         {city:<escape>Paris<escape>,days:3,near:[{lat:1.5}]}  ─▶  {"city":"Paris","days":3,…}
 
     Keys are bare, texts stand between quote markers and know no escapes. Texts and keys in JSON's
-    own quotes are read as well. A bare value that is no number, true, false or null is a text where
-    ``takes_bare_text`` says so, given the argument's key, or ``None`` inside of an argument, and
-    where none of its characters may be a rest of the call. Raises ``ValueError`` for other text;
-    what is returned may still be no JSON.
+    own quotes are read as well. Raises ``ValueError`` for other text; what is returned may still be
+    no JSON.
     """
     marked = re.escape(quote)
     token = re.compile(
@@ -326,7 +227,7 @@ def arguments_as_json(
     depth, position = 0, 0
     while position < len(written):
         found = token.match(written, position)
-        if found is None:
+        if found is None or depth > MAX_DEPTH:
             raise ValueError("no value")
         position = found.end()
         is_key = _COLON.match(written, position) is not None
@@ -341,25 +242,32 @@ def arguments_as_json(
             case "json":
                 piece = repaired_string(piece)
             case "bare" if is_key:
-                piece = _key(piece.strip(WHITESPACE))
+                piece = piece.strip(WHITESPACE)
+                if not _BARE_KEY.fullmatch(piece):
+                    raise ValueError("no key")
+                piece = compact_json(piece)
             case _:
                 argument = key if depth == 1 else None
-                piece = _bare_value(piece.strip(WHITESPACE), partial(takes_bare_text, argument))
+                piece = _bare_value(piece.strip(WHITESPACE), argument, name, tools)
         if is_key and found.lastgroup != "mark":
             key = json.loads(piece)
         read.append(piece)
     return "".join(read)
 
 
-def _key(bare: str) -> str:
-    if not _BARE_KEY.fullmatch(bare):
-        raise ValueError("no key")
-    return compact_json(bare)
-
-
-def _bare_value(bare: str, takes_text: Callable[[str], bool]) -> str:
+def _bare_value(bare: str, key: str | None, name: str, tools: KnownTools) -> str:
+    """What is no number, true, false or null is a text that lacks its quotes where the schema of
+    the argument, ``key``, says so, and none of its characters may be a rest of the call. Without a
+    schema, what may be a broken number has two readings. ``key`` is ``None`` inside of one."""
     if bare in LITERALS or NUMBER.fullmatch(bare):
         return LITERALS.get(bare, bare)
-    if len(bare) > MAX_SCALAR_LENGTH or not _BARE_TEXT.fullmatch(bare) or not takes_text(bare):
+    properties = tools.properties(name)
+    if name in tools:
+        is_meant = (
+            key is not None and key in properties and is_text(properties[key], tools.schema(name))
+        )
+    else:
+        is_meant = BROKEN_NUMBER.fullmatch(bare) is None
+    if len(bare) > MAX_SCALAR_LENGTH or not _BARE_TEXT.fullmatch(bare) or not is_meant:
         raise ValueError("neither a value nor a text")
     return compact_json(bare)

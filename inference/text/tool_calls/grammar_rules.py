@@ -4,9 +4,7 @@
     auto        start: call* TEXT              call: head rest        once: start: TEXT | call
 
 ``head`` is free text that ends in the marker, as one token or spelled out. ``rest`` is the
-format's. Formats that write arguments as tags have them in the order of the schema's properties,
-the optional ones or not; text values are free up to their closing tag, all others are JSON after
-their own schema. Syntax: llguidance's docs/syntax.md.
+format's. Syntax: llguidance's docs/syntax.md.
 """
 
 from __future__ import annotations
@@ -15,29 +13,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
 from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS, rerooted
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import (
-    allowed_types,
-    alternatives,
-    is_text,
-    listed_values,
-)
-from inference.text.tool_calls.json_text import WHITESPACE, compact_json
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
-MAX_TAG_LENGTH = 300
-"""Most characters of a name or key in a tag; a longer one is text."""
-TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
-
-
-def fits_tag(name: str) -> bool:
-    """Whether a name or key comes through its tag as it is."""
-    return re.fullmatch(TAG_TEXT, name) is not None and name == name.strip(WHITESPACE)
 
 
 def callable_tools(
@@ -58,11 +41,6 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def marker(tokenizer: Tokenizer, text: str) -> str:
-    token_id = marker_token_id(tokenizer, text)
-    return literal(text) if token_id is None else f"<[{token_id}]>"
-
-
 @dataclass(frozen=True, slots=True)
 class WantedCalls:
     """The calls that a grammar holds an answer to."""
@@ -71,13 +49,37 @@ class WantedCalls:
     choice: ToolChoice
     parallel: bool
     tokenizer: Tokenizer
+    markers: Sequence[str]
+    """The format's texts that may be tokens."""
 
     @property
     def are_forced(self) -> bool:
         return self.choice.mode == "required"
 
     def marker(self, text: str) -> str:
-        return marker(self.tokenizer, text)
+        """``text`` with the markers in it, as the tokenizer has them."""
+        pieces = re.split(f"({'|'.join(map(re.escape, self.markers))})", text)
+        return " ".join(self._spelled(pieces))
+
+    def _spelled(self, pieces: Sequence[str]) -> list[str]:
+        """Neighbours that are no tokens make one literal."""
+        spelled: list[str] = [""]
+        for piece in pieces:
+            token_id = marker_token_id(self.tokenizer, piece) if piece in self.markers else None
+            if token_id is None:
+                spelled[-1] += piece
+            else:
+                spelled += [f"<[{token_id}]>", ""]
+        return [literal(one) if index % 2 == 0 else one for index, one in enumerate(spelled) if one]
+
+    def around_token(self, text: str) -> tuple[str, str, str]:
+        """The text before its token, the token, and a rule of what is behind it."""
+        for marker in self.markers:
+            before, found, after = text.partition(marker)
+            token_id = marker_token_id(self.tokenizer, marker) if found else None
+            if token_id is not None:
+                return before, f"<[{token_id}]>", literal(after) if after else ""
+        return text, "", ""
 
     def more(self, rule: str, between: str) -> str:
         repeated = f"{literal(between)} {rule}" if between else rule
@@ -103,23 +105,45 @@ class WantedCalls:
         return [
             "start: call* TEXT" if self.parallel else "start: TEXT | call",
             f"call: head rest{f' | {also}' if also else ''}",
-            *head_rules("head", opening, self.tokenizer),
+            *head_rules("head", opening, self),
             TEXT_TERMINAL,
         ]
 
 
-def head_rules(name: str, opening: str, tokenizer: Tokenizer) -> list[str]:
-    """Free text up to the first marker. A lazy terminal ends the text that could continue."""
-    token_id = marker_token_id(tokenizer, opening)
+def head_rules(name: str, opening: str, wanted: WantedCalls) -> list[str]:
+    """Free text up to the first marker. A lazy terminal ends text that could continue, but contains
+    no special token."""
     spelled = f"{name}_spelled[lazy]: TEXT {literal(opening)}"
-    if token_id is None:
+    before, token, after = wanted.around_token(opening)
+    if not token:
         return [f"{name}: {name}_spelled", spelled]
-    return [f"{name}: TEXT <[{token_id}]> | {name}_spelled", spelled]
+    if not before:
+        return [f"{name}: TEXT {token} {after} | {name}_spelled", spelled]
+    ended = before.replace("/", "\\/")
+    return [
+        f"{name}: {name.upper()}_TEXT {token} {after} | {name}_spelled",
+        f"{name.upper()}_TEXT: /(.|\\n)*{ended}/",
+        spelled,
+    ]
 
 
 def any_of(rule: str, count: int) -> str:
     """Any of the rules ``rule_0``, ``rule_1``, …, of which there are ``count``."""
     return " | ".join(f"{rule}_{index}" for index in range(count))
+
+
+def in_order(rule: str, members: Sequence[tuple[str, bool]], comma: str) -> list[str]:
+    """``rule_first_0``: members in order, those that are not required or not.
+
+    first: member more | the next first       more: comma member more | the next more
+    """
+    rules = []
+    for number, (member, is_required) in enumerate(members):
+        first, more = f"{rule}_first_{number + 1}", f"{rule}_more_{number + 1}"
+        or_first, or_more = ("", "") if is_required else (f" | {first}", f" | {more}")
+        rules.append(f"{rule}_first_{number}: {member} {more}{or_first}")
+        rules.append(f"{rule}_more_{number}: {comma} {member} {more}{or_more}")
+    return [*rules, f'{rule}_first_{len(members)}: ""', f'{rule}_more_{len(members)}: ""']
 
 
 def json_rule(name: str, schema: dict[str, Any]) -> str:
@@ -137,8 +161,7 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
     return {**schema, "type": "object", OUR_OPTIONS: OPTIONS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallKeys:
+class CallKeys(NamedTuple):
     """How a format names the members of a call that is a JSON object."""
 
     name: str = "name"
@@ -175,8 +198,6 @@ def special_marker_ids(tokenizer: Tokenizer, markers: Iterable[str]) -> frozense
     return frozenset(token_id for token_id in token_ids if token_id in tokenizer.special_token_ids)
 
 
-TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
-"""Constraints on strings: a value written as plain text cannot be held to them."""
 ROOT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
@@ -184,51 +205,7 @@ ROOT_KEYWORDS = {
 """Keywords that are supported at the top of a tool's schema."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TagStyle:
-    begin: Callable[[str], str]
-    end: str
-    key: Callable[[str], str]
-    """The text before a value, given the argument's name."""
-    any_key: str
-    value_end: str
-    """Behind a value that is not free text."""
-    text_value: Sequence[str]
-    """Rules of ``text_value``: free text with what ends it."""
-    before_text: str = ""
-    before_json: str = ""
-    """The mark between key and value, in formats that mark text and JSON."""
-    fits: Callable[[str], bool] = fits_tag
-    """Whether a name or key comes through its tag as it is."""
-
-
-def function_rules(rule: str, wanted: WantedCalls, style: TagStyle) -> list[str]:
-    """``rule_0``, ``rule_1``, … are calls of the tools, each from its name on. Raises
-    ``UnsupportedSchemaError`` for what tags cannot express."""
-    rules = [*style.text_value, f"any_argument: {style.any_key} text_value"]
-    for index, tool in enumerate(wanted.tools):
-        rules += _function_rules(f"{rule}_{index}", tool, wanted.choice, style)
-    return rules
-
-
-def _function_rules(
-    rule: str, tool: ToolDefinition, choice: ToolChoice, style: TagStyle
-) -> list[str]:
-    begin, end = style.begin(tool.name), style.end
-    declared = declared_arguments(tool, choice, style.fits)
-    if declared is None:
-        return [f"{rule}: {begin} any_argument* {end}"]
-    arguments, values = [], []
-    for number, (key, schema) in enumerate(declared.properties.items()):
-        argument = f"{style.key(key)} {rule}_{number}"
-        arguments.append(argument if key in declared.required else f"({argument})?")
-        _check_text(tool, key, alternatives(schema, declared.root))
-        values.append(_value_rule(f"{rule}_{number}", schema, declared.root, style))
-    return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredArguments:
+class DeclaredArguments(NamedTuple):
     root: Mapping[str, Any]
     properties: Mapping[str, Any]
     required: Sequence[str]
@@ -243,39 +220,16 @@ def declared_arguments(
         return None
     root = arguments_schema(tool, choice)
     if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
-        raise _unsupported(tool, (unknown[0],))
+        raise unsupported(tool, (unknown[0],))
     required, declared = root.get("required", []), root.get("properties", {})
     is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
     if not is_list or not isinstance(declared, dict):
         raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
     properties = dict.fromkeys(required, True) | declared
     if tool.strict and (unfit := [key for key in properties if not fits(key)]):
-        raise _unsupported(tool, ("properties", unfit[0]))
+        raise unsupported(tool, ("properties", unfit[0]))
     kept = {key: one for key, one in properties.items() if one is not False and fits(key)}
     return DeclaredArguments(root, kept, required)
-
-
-def _check_text(tool: ToolDefinition, key: str, options: Sequence[Mapping[str, Any]]) -> None:
-    texts = [option for option in options if "string" in allowed_types(option)]
-    for keyword in TEXT_KEYWORDS:
-        if any(keyword in option and not listed_values(option) for option in texts):
-            raise _unsupported(tool, ("properties", key, keyword))
-
-
-def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle) -> str:
-    options = alternatives(schema, root)
-    if all(listed_values(option) for option in options):
-        listed = [value for option in options for value in listed_values(option)]
-        return f"{rule}: ({_listed_rule(listed, style)}) {style.value_end}"
-    may_be_text = any("string" in allowed_types(option) for option in options)
-    as_text = f"{style.before_text} text_value".strip()
-    # Without a mark or a schema that makes a value text, digits may be a number.
-    if may_be_text and (is_text(schema, root) or not style.before_json):
-        return f"{rule}: {as_text}"
-    value = value_schema(schema, root)
-    as_value = f"{style.before_json} {rule}_json {style.value_end}".strip()
-    either = f"{as_text} | {as_value}" if may_be_text else as_value
-    return f"{rule}: {either}\n{json_rule(f'{rule}_json', value)}"
 
 
 def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,13 +242,6 @@ def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _listed_rule(listed: Sequence[Any], style: TagStyle) -> str:
-    texts = [literal(value) for value in listed if isinstance(value, str)]
-    others = [literal(compact_json(value)) for value in listed if not isinstance(value, str)]
-    groups = ((style.before_text, texts), (style.before_json, others))
-    return " | ".join(f"{before} ({' | '.join(some)})".strip() for before, some in groups if some)
-
-
-def _unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:
+def unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:
     message = f"this model writes arguments as plain text, which cannot be held to {steps[-1]!r}"
     return UnsupportedSchemaError(tool, steps, message)

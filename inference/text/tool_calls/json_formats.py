@@ -1,10 +1,10 @@
-"""Formats whose calls are JSON: objects in markers, in a list behind a marker, or bare.
+"""Formats whose calls are JSON: objects in markers, in a list behind a marker, or bare; or a head
+with the name, and the arguments as an object.
 
 text <tool_call>                                                      Hermes, Qwen2.5, Qwen3, SmolLM
 {"name": "f", "arguments": {"a": 1}}
 </tool_call>
-<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                   Granite 3
-<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>     Phi-4-mini
+<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                   Granite 3, Phi-4-mini
 <function_call> {"name": "f", "arguments": {"a": 1}}                  Granite 20B
 <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>       Hunyuan
 <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>           Nemotron
@@ -12,143 +12,369 @@ text <tool_call>                                                      Hermes, Qw
     {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}
 ]<|END_ACTION|>
 functools[{"name": "f", "arguments": {"a": 1}}]                       Firefunction
+[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]                    Mistral
+[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]abc123def[ARGS]{}    … its newer
+<|channel|>commentary to=f <|constrain|>json<|message|>{"a": 1}       gpt-oss
 
-Objects with and without a list are read everywhere, and closing markers may be missing. The model's
-own ids are left out: the API gives its own. Whitespace around the calls is left out.
-"""
+<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}
+<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>
+<|tool_calls_section_end|>                                            Kimi K2
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f            DeepSeek V3 and R1
+```json
+{"a": 1}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>…    V3.1
+
+All forms of a family are read, and outer markers may be missing; grammars ask for the model's own.
+The model's ids are left out: the API gives its own.
+"""  # noqa: RUF002 - DeepSeek's own characters
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from inference.protocol.generation import ToolDefinition
-from inference.text.answers.parts import ToolCallParser
-from inference.text.tool_calls.call_parser import CallFormat, CallParser, MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import KnownTools
-from inference.text.tool_calls.grammar_rules import CallKeys, WantedCalls, json_call_rules, literal
-from inference.text.tool_calls.json_calls import JsonCalls
+from inference.text.answers.reasoning import (
+    CALL_HEAD,
+    CALL_HEAD_END,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    NAMESPACE,
+    ROLE,
+    START,
+)
+from inference.text.tool_calls.argument_values import WHITESPACE, KnownTools, compact_json, fitted
+from inference.text.tool_calls.block_ends import BracketEnds
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
+from inference.text.tool_calls.grammar_rules import (
+    TEXT_TERMINAL,
+    CallKeys,
+    WantedCalls,
+    any_of,
+    json_call_rules,
+    literal,
+    marker_token_id,
+)
+from inference.text.tool_calls.json_calls import (
+    MAX_EXTRA_BRACES,
+    NO_SYNONYMS,
+    JsonStyle,
+    WrittenObject,
+    json_notation,
+    read_object,
+)
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
-NEWLINE = "\n"
 
-
-class HermesFormat(MarkedFormat):
+class HermesFormat(CallFormat):
     """Several calls follow one another, each in markers of its own or in one pair."""
 
     name = "hermes"
-    openings = (OPEN,)
-    closings = (CLOSE,)
-    markers = (OPEN, CLOSE)
+    openings = ("<tool_call>",)
+    closings = ("</tool_call>",)
+    closed = openings
+    markers = (*openings, *closings)
 
-    def reader(self, at: Opening) -> JsonCalls:
-        return JsonCalls(at.tools, stream=at.stream)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (json_notation(tools),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        line = literal(NEWLINE)
+        line, (opens, closes) = literal("\n"), self.markers
         return [
-            *wanted.answer_rules(OPEN, between=NEWLINE),
-            f"rest: {line} object {line} {wanted.marker(CLOSE)}",
+            *wanted.answer_rules(opens, between="\n"),
+            f"rest: {line} object {line} {wanted.marker(closes)}",
             *json_call_rules(wanted, CallKeys()),
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListMarkers:
+class ListMarkers(NamedTuple):
     name: str
-    opens: str
-    closes: str = ""
-    """The grammar's end of the list; empty where the model ends its answer there."""
-    also_read: tuple[str, ...] = ()
-    """Other opening markers, of relatives."""
-    also_closes: tuple[str, ...] = ()
-    keys: CallKeys = field(default_factory=CallKeys)
-    synonyms: Mapping[str, str] = field(default_factory=dict)
+    openings: tuple[str, ...]
+    """The first is the model's own, others are relatives'."""
+    closings: tuple[str, ...] = ()
+    ends_list: bool = True
+    """Whether the model writes the closing marker."""
+    keys: CallKeys = CallKeys()
+    synonyms: Mapping[str, str] = NO_SYNONYMS
     """The model's keys, and those of a call that they stand for."""
     margins: tuple[str, str, str] = ("", ", ", "")
     """The grammar's texts before, between and behind the list's objects."""
 
 
 GRANITE = ListMarkers(
-    name="granite",
-    opens="<|tool_call|>",
-    also_read=("<function_call>",),
-    also_closes=("<|/tool_call|>",),
+    "granite", ("<|tool_call|>", "<function_call>"), ("<|/tool_call|>",), ends_list=False
 )
-HUNYUAN = ListMarkers(name="hunyuan", opens="<tool_calls>", closes="</tool_calls>")
-NEMOTRON = ListMarkers(name="nemotron", opens="<TOOLCALL>", closes="</TOOLCALL>")
+HUNYUAN = ListMarkers("hunyuan", ("<tool_calls>",), ("</tool_calls>",))
+NEMOTRON = ListMarkers("nemotron", ("<TOOLCALL>",), ("</TOOLCALL>",))
 COMMAND_R = ListMarkers(
-    name="command_r",
-    opens="<|START_ACTION|>",
-    closes="<|END_ACTION|>",
+    "command_r",
+    ("<|START_ACTION|>",),
+    ("<|END_ACTION|>",),
     keys=CallKeys(id="tool_call_id", name="tool_name", arguments="parameters"),
     synonyms={"tool_call_id": "id", "tool_name": "name"},
     margins=("\n    ", ",\n    ", "\n"),
 )
-FUNCTOOLS = ListMarkers(name="functools", opens="functools")
-ALL = (GRANITE, HUNYUAN, NEMOTRON, COMMAND_R, FUNCTOOLS)
+FUNCTOOLS = ListMarkers("functools", ("functools",), ends_list=False)
 
 
-def markers_of(template: str) -> ListMarkers | None:
-    """The markers that the template names; ``None``: none of these."""
-    written = {one.opens: one for one in ALL if one is not FUNCTOOLS} | {"functools[": FUNCTOOLS}
-    return next((one for text, one in written.items() if text in template), None)
-
-
-class JsonListFormat(MarkedFormat):
-    closed = ()
-
+class JsonListFormat(CallFormat):
     def __init__(self, markers: ListMarkers) -> None:
         self.name = markers.name
-        self.openings = (markers.opens, *markers.also_read)
-        self.closings = (*((markers.closes,) if markers.closes else ()), *markers.also_closes)
+        self.openings = markers.openings
+        self.closings = markers.closings
         self.markers = (*self.openings, *self.closings)
         self._list = markers
 
-    def reader(self, at: Opening) -> JsonCalls:
-        return JsonCalls(at.tools, stream=at.stream, synonyms=self._list.synonyms)
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (json_notation(tools, JsonStyle(synonyms=self._list.synonyms)),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         before, between, behind = self._list.margins
-        ends = f" {wanted.marker(self._list.closes)}" if self._list.closes else ""
+        ends = f" {wanted.marker(self.closings[0])}" if self._list.ends_list else ""
         opened, closed = literal(f"[{before}"), literal(f"{behind}]")
         return [
-            *wanted.answer_rules(self._list.opens, is_section=True),
+            *wanted.answer_rules(self.openings[0], is_section=True),
             f"rest: {opened} object{wanted.more('object', between)} {closed}{ends}",
             *json_call_rules(wanted, self._list.keys),
         ]
 
 
 class PlainFormat(CallFormat):
-    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line."""
+    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line. The
+    answer begins with them."""
 
     name = "plain"
+    openings = ("{", "[")
+    bare = openings
 
-    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        return PlainParser(tools)
+    def opens(self, marker: str, *, is_first: bool, begins_line: bool) -> bool:
+        return is_first
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (json_notation(tools, JsonStyle(is_marked=False)),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         if not wanted.are_forced:
             return []
         return [
-            f"start: object{wanted.more('object', NEWLINE)}",
+            f"start: object{wanted.more('object', chr(10))}",
             *json_call_rules(wanted, CallKeys()),
         ]
 
 
-class PlainParser(CallParser):
-    """The whole answer is calls; anything behind them is text."""
+Read = Callable[[str, int, str], WrittenObject]
+"""Reads a tool's arguments: the text, where they begin, and the tool's name."""
+MAX_HEAD_LENGTH = 300
+"""Most characters of name, id and markers together; a longer head is text."""
+NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
 
-    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
-        super().__init__(())
-        self._tools = KnownTools(tools)
-        self._read = self._read_first
 
-    def _read_first(self, text: str, position: int) -> int:
-        calls = JsonCalls(self._tools, is_marked=False, stream=self._stream)
-        self._begin_calls(calls, "")
-        return position
+def headed_notation(
+    head: str,
+    tools: KnownTools,
+    *,
+    has_lines: bool = False,
+    quotes: Sequence[str] = ('"',),
+    read: Read = lambda text, start, _name: read_object(text, start),
+    spare: str = "}",
+) -> Notation:
+    """A head, whose pattern has the group ``name``, and the arguments as an object. Where it has
+    the group ``mark`` too, only tools that are offered are named without it. ``spare``: characters
+    that are left out where they are too many behind the arguments."""
+    space, in_heads = (r"\s*", "[^{}]") if has_lines else (r"[ \t]*", r"[^{}\r\n]")
+    whole = re.compile(rf"{head}{space}(?=\{{)")
+    begun = re.compile(rf"[{WHITESPACE}]*{in_heads}{{0,{MAX_HEAD_LENGTH}}}\Z")
+    ignored = re.compile(f"[{spare}]{{0,{MAX_EXTRA_BRACES * len(spare)}}}" if spare else "")
 
-    def _found(self, position: int) -> int:
-        raise AssertionError("there is no marker to find")
+    def head_of(text: str, position: int = 0) -> tuple[str, int] | None:
+        start = len(text) - len(text.lstrip(WHITESPACE))
+        found = whole.match(text, start, start + MAX_HEAD_LENGTH + 1)
+        if found is None or position > 0:
+            return None
+        name = found["name"]
+        is_named = found.groupdict().get("mark", "") is not None or name in tools
+        return (name, found.end()) if is_named else None
+
+    def begins(text: str) -> bool | None:
+        return True if head_of(text) is not None else None if begun.match(text) else False
+
+    def ends(text: str, markers: Sequence[str]) -> BracketEnds:
+        return BracketEnds(markers, start=text.index("{"), quotes=quotes)
+
+    def parse(text: str) -> Parsed | None:
+        headed = head_of(text)
+        assert headed is not None
+        name, start = headed
+        try:
+            written = read(text, start, name)
+            arguments = fitted(written.value, tools.schema(name))
+            is_whole = not written.has_trailing_comma or tools.may_be_all(name, arguments)
+            if written.lacks_brace or not is_whole:
+                return None
+            is_kept = arguments is written.value
+            call = ReadCall(name, written.text if is_kept else compact_json(arguments))
+        except (ValueError, RecursionError):
+            return None
+        found = ignored.match(text, written.end)
+        assert found is not None
+        return Parsed((call,), found.end())
+
+    return Notation(begins, ends, parse, head_of)
+
+
+class Section(NamedTuple):
+    name: str
+    openings: tuple[str, str]
+    closings: tuple[str, str]
+    """Markers of the section and the call."""
+    separator: str
+    head: str
+    """The pattern of a head."""
+    written: Callable[[str], tuple[str, str]]
+    """The grammar's head of a tool's name, around the call's number."""
+    is_counted: bool = False
+    has_lines: bool = False
+    """Whether heads may have several lines."""
+    between: str = ""
+    """What the model writes between two calls."""
+    tail: str = ""
+    """What it writes behind a call's arguments."""
+
+
+class SectionFormat(CallFormat):
+    """<section> <call> head {arguments} tail </call> <call> … </call> </section>"""
+
+    def __init__(self, section: Section) -> None:
+        self.name = section.name
+        self.openings = self.closed = section.openings
+        self.closings = section.closings[::-1]
+        self.inner = section.closings[1:]
+        self.markers = (*section.openings, *section.closings, section.separator)
+        self._section = section
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        section, call = self.openings
+        head = f"{re.escape(call) if marker == section else ''}{self._section.head}"
+        has_lines = self._section.has_lines
+        spare = "}`\n" if has_lines else "}"
+        return (headed_notation(head, tools, has_lines=has_lines, spare=spare),)
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        section, (opening, call) = self._section, self.openings
+        call_end, section_end = map(wanted.marker, self.closings)
+        rules = [
+            *wanted.answer_rules(opening, is_section=True),
+            f"rest: one{wanted.more('one', section.between)} {section_end}",
+            f"one: {wanted.marker(call)} ({any_of('one', len(wanted.tools))}) {call_end}",
+        ]
+        tail = literal(section.tail) if section.tail else ""
+        for index, tool in enumerate(wanted.tools):
+            before, after = map(wanted.marker, section.written(tool.name))
+            number = "/[0-9]{1,3}/" if section.is_counted else ""
+            rules.append(f"one_{index}: {before} {number} {after} arguments_{index} {tail}")
+            rules.append(wanted.arguments_rule(index))
+        return rules
+
+
+_KIMI_SEPARATOR = "<|tool_call_argument_begin|>"
+KIMI = Section(
+    "kimi",
+    ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    ("<|tool_calls_section_end|>", "<|tool_call_end|>"),
+    _KIMI_SEPARATOR,
+    rf"[ \t]*(?:functions\.)?{NAME}(?::\d+)?[ \t]*(?:{re.escape(_KIMI_SEPARATOR)})?",
+    lambda name: (f"functions.{name}:", _KIMI_SEPARATOR),
+    is_counted=True,
+)
+CALLS_BEGIN = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
+CALLS_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
+CALL_BEGIN = "<｜tool▁call▁begin｜>"  # noqa: RUF001
+CALL_END = "<｜tool▁call▁end｜>"  # noqa: RUF001
+SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
+FENCE = "```json"
+DEEPSEEK_V31 = Section(
+    "deepseek",
+    (CALLS_BEGIN, CALL_BEGIN),
+    (CALLS_END, CALL_END),
+    SEPARATOR,
+    rf"\s*(?P<type>function\s*{SEPARATOR}\s*)?{NAME}\s*(?(type)|{SEPARATOR})\s*"
+    r"(?:`+(?:json)?)?",
+    lambda name: (name, SEPARATOR),
+    has_lines=True,
+)
+DEEPSEEK = DEEPSEEK_V31._replace(
+    written=lambda name: (f"function{SEPARATOR}{name}\n{FENCE}\n", ""),
+    between="\n",
+    tail="\n```",
+)
+"""The older form, with a type and the arguments in a code block."""
+
+
+MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+class MistralFormat(CallFormat):
+    """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
+    arguments begin, and only a tool's is one."""
+
+    name = "mistral"
+    openings = (MISTRAL_CALLS,)
+    markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
+
+    def __init__(self, *, writes_lists: bool) -> None:
+        """``writes_lists``: the older form."""
+        self._writes_lists = writes_lists
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        head = rf"{NAME}[ \t]*(?:\[CALL_ID\][^{{}}\[\]\n]*)?(?P<mark>\[ARGS\])?"
+        return json_notation(tools), headed_notation(head, tools)
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        start = wanted.answer_rules(MISTRAL_CALLS, is_section=self._writes_lists)
+        if self._writes_lists:
+            rest = f'rest: "[" object{wanted.more("object", ", ")} "]"'
+            return [*start, rest, *json_call_rules(wanted, CallKeys())]
+        rules = [*start, f"rest: {any_of('rest', len(wanted.tools))}"]
+        call_id = ""
+        if marker_token_id(wanted.tokenizer, MISTRAL_CALL_ID) is not None:
+            call_id = f"({wanted.marker(MISTRAL_CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
+        for index, tool in enumerate(wanted.tools):
+            head = f"{literal(tool.name)} {call_id}{wanted.marker(MISTRAL_ARGUMENTS)}"
+            rules += [f"rest_{index}: {head} arguments_{index}", wanted.arguments_rule(index)]
+        return rules
+
+
+class HarmonyFormat(CallFormat):
+    """A message to a function, whose head ``inference.text.answers.reasoning`` has put in one form.
+    The model ends with each call, so an answer has one at most. Grammars are of the whole answer
+    behind its thinking: its channel too."""
+
+    name = "harmony"
+    openings = (CALL_HEAD,)
+
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        return (headed_notation(f"{NAME}{re.escape(CALL_HEAD_END)}", tools),)
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
+        markers = (CHANNEL, MESSAGE, CONSTRAIN, END, START)
+        channel, message, constrain, end, start = map(
+            replace(wanted, markers=markers).marker, markers
+        )
+        rules = [f"call: {channel} ({any_of('call', len(wanted.tools))})", TEXT_TERMINAL]
+        for index, tool in enumerate(wanted.tools):
+            head = literal(f"commentary to={NAMESPACE}{tool.name} ")
+            json_head = f'{constrain} "json" {message}'
+            rules.append(f"call_{index}: {head} {json_head} arguments_{index}")
+            rules.append(wanted.arguments_rule(index))
+        if wanted.are_forced:
+            return ["start: call", *rules]
+        spoken = f'{channel} "commentary" {message} TEXT {end} {start} {literal(ROLE)}'
+        return [
+            "start: final | preamble? call",
+            f'final: {channel} "final" {message} TEXT',
+            f"preamble: {spoken}",
+            *rules,
+        ]

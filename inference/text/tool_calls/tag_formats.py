@@ -1,171 +1,193 @@
-"""GLM, Qwen-Coder and Seed-OSS: calls as tags, with each argument's value as plain text.
+"""Calls as tags, with each argument's value as plain text.
 
-    <tool_call>f                 <tool_call>             <seed:tool_call>
-    <arg_key>a</arg_key>         <function=f>            <function=f>
-    <arg_value>1</arg_value>     <parameter=a>           <parameter=a>1</parameter>
-    </tool_call>                 1                       </function>
-                                 </parameter>            </seed:tool_call>
-                                 </function>
-                                 </tool_call>
+    <tool_call>f                 <tool_call>           <minimax:tool_call>
+    <arg_key>a</arg_key>         <function=f>          <invoke name="f">
+    <arg_value>1</arg_value>     <parameter=a>         <parameter name="a">1</parameter>
+    </tool_call>                 1                     </invoke>
+                                 </parameter>          <invoke name="g">
+                                 </function>           </invoke>
+    GLM                          </tool_call>          </minimax:tool_call>
+                                 Qwen-Coder, Seed-OSS  MiniMax M2, and DeepSeek V3.2
 
-A value ends at the closing tag behind which the call continues or ends. Calls in JSON, as relatives
-write them, are read between the outer tags. Whitespace around the calls is left out.
-"""
+DeepSeek's tags have a word between bars, and mark each argument as text or JSON:
+``<｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>``. In tokenizers the word is one
+token or spelled out, the tags around it never are one.
+
+A value is the exact text up to the closing tag behind which the call continues or ends, or JSON
+where its tag is so marked or the tool's schema has another type. The outer tags may be missing.
+"""  # noqa: RUF002 - DeepSeek's own characters
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_values import allowed_types, alternatives, as_json
-from inference.text.tool_calls.argument_values import is_text as is_schema_of_text
-from inference.text.tool_calls.call_parser import MarkedFormat, Opening
-from inference.text.tool_calls.call_reader import CallReader, Expected, KnownTools, ReadCall
+from inference.protocol.generation import ToolDefinition
+from inference.text.tool_calls.argument_values import (
+    WHITESPACE,
+    KnownTools,
+    allowed_types,
+    alternatives,
+    as_json,
+    compact_json,
+    is_text,
+    listed_values,
+    read_json,
+)
+from inference.text.tool_calls.block_ends import TagEnds
+from inference.text.tool_calls.call_parser import CallFormat, Notation, Parsed, ReadCall
 from inference.text.tool_calls.grammar_rules import (
-    MAX_TAG_LENGTH,
-    TAG_TEXT,
-    TagStyle,
     WantedCalls,
     any_of,
-    function_rules,
+    declared_arguments,
     head_rules,
+    json_rule,
     literal,
-    marker,
+    unsupported,
+    value_schema,
 )
-from inference.text.tool_calls.json_calls import JsonCalls
-from inference.text.tool_calls.json_text import WHITESPACE, ReadState, compact_json, read_json
+from inference.text.tool_calls.json_calls import json_notation
 
-FUNCTION = "<function="
-PARAMETER = "<parameter="
-PARAMETER_END = "</parameter>"
 SPACE = f"[{WHITESPACE}]*"
-IS_TEXT = ' string="true"'
-"""The mark of a text in formats that mark values; JSON has another."""
+MAX_TAG_LENGTH = 300
+"""Most characters of a name or key in a tag; a longer one is text."""
+TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
+QUOTED = rf'[^<>"\n]{{1,{MAX_TAG_LENGTH}}}'
+_MARK, _MARKED = '" string="', '">'
+"""What stands around the mark of a text or of JSON, in formats that mark values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tags:
-    """How a format writes one call."""
+class Tags(NamedTuple):
+    """How a format writes its calls. What is called a pattern is a regular expression."""
 
-    function: str = FUNCTION
+    format_name: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    """The outer tags; the first are the model's own."""
+    function: str
     """The text before the name; empty where the name comes at once."""
     name: str
-    """Regular expression of the name, a group, with what ends it."""
-    name_begun: str
-    """Regular expression of a name that is not whole yet."""
-    keeps_name_end: bool = False
-    """Whether the character that ends the name begins what follows."""
-    needs_known_name: bool = False
-    """Whether a name without tags around the call must be a tool's."""
-    argument: str = PARAMETER
+    """The pattern of the name, a group, with what ends it."""
+    name_end: str
+    """What the model writes between the name and the first argument."""
+    call_end: str
+    """Empty where the outer tag ends the call."""
+    argument: str
     key: str
-    """Regular expression of the rest of its tag: the group ``key``, and ``mark`` where values are
+    """The pattern of the rest of its tag: the group ``key``, and ``mark`` where values are
     marked."""
-    value_end: str = PARAMETER_END
-    ends: tuple[str, ...]
-    closing: str = ""
-    """The one of ``ends`` that closes the block, so that anything may follow."""
+    key_end: str
+    value_end: str
     doubts: str
-    """Regular expression of text in a value that may be the format's: the next argument, or a
-    closing tag in its place."""
-    has_own_lines: bool = False
+    """The pattern of text in a value that may be the format's: the next argument, or a closing tag
+    in its place."""
+    special: tuple[str, ...]
+    """The texts that may be tokens."""
+    line: str = "\n"
+    """What the model writes behind an argument."""
+    margin: str = ""
+    """What stands around a value and is none of it."""
+    needs_known_name: bool = False
+    """Whether a name without outer tags must be a tool's."""
+    holds_several: bool = False
+    """Whether the outer tags hold several calls."""
+    has_json: bool = False
+    """Whether calls in JSON, as relatives write them, are read between the outer tags."""
+    is_quoted: bool = False
+    marks_values: bool = False
 
-    @property
-    def any_argument(self) -> str:
-        """A value ends at the tag behind which the call continues or ends."""
-        follows = rf"(?={SPACE}(?:{re.escape(self.argument)}|\Z))"
-        head = f"{SPACE}{re.escape(self.argument)}{self.key}"
-        return f"{head}(?P<value>(?s:.*?)){re.escape(self.value_end)}{follows}"
 
-
-class TaggedCall(CallReader):
-    """One call whose arguments stand between tags. It is a call once its end was read."""
-
-    def __init__(
-        self, tools: KnownTools, tags: Tags, *, is_wrapped: bool, follows_grammar: bool = False
-    ) -> None:
-        """``is_wrapped``: the call stands in tags of its own or a section's, else behind
-        ``tags.function``. ``follows_grammar``: a value that names the format's tags is whole all
-        the same."""
-        super().__init__()
-        self._tools = tools
+class TagFormat(CallFormat):
+    def __init__(self, tags: Tags) -> None:
+        self.name = tags.format_name
+        self.openings = (*tags.opens, *((tags.function,) if tags.function else ()))
+        self.closings = tags.closes
+        self.closed = tags.opens
+        self.markers = tags.special
         self._tags = tags
-        self._is_wrapped = is_wrapped
-        self._follows_grammar = follows_grammar
-        self._name = ""
-        self._block = ""
-        """The call from its first argument on."""
-        self._any_end = re.compile("|".join(map(re.escape, tags.ends)))
-        self._longest_end = max(map(len, tags.ends))
-        self._expected = Expected((tags.function,))
-        is_named = is_wrapped and bool(tags.function)
-        self._read = self._read_expected if is_named else self._read_name
+        self._ends = [tags.call_end] if tags.call_end else []
+        if not tags.holds_several:
+            self._ends += tags.closes
 
-    def close(self) -> None:
-        self._break()
+    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
+        tags, is_wrapped = self._tags, marker in self._tags.opens
+        function = tags.function if is_wrapped else ""
 
-    def _read_expected(self, text: str, position: int) -> int:
-        position = self._expected.feed(text, position)
-        if self._expected.state is ReadState.BROKEN:
-            return self._break(position)
-        if self._expected.state is ReadState.RUNNING:
-            return position
-        tag = self._expected.found
-        if tag in self._tags.ends:
-            return self._end_call(tag, position)
-        if tag == self._tags.function:
-            self._read = self._read_name
-        else:
-            self._block, self._read = tag, self._read_block
-        return position
+        head = re.compile(rf"{SPACE}{re.escape(function)}{tags.name}")
 
-    def _read_name(self, text: str, position: int) -> int:
-        name = self._name + text[position]
-        if (found := re.fullmatch(self._tags.name, name)) is None:
-            self._name = name
-            is_begun = re.fullmatch(self._tags.name_begun, name)
-            return position + 1 if is_begun else self._break(position)
-        self._name = found.group(1).strip(WHITESPACE)
-        is_known = self._name in self._tools or not self._tags.needs_known_name
-        if not self._name or not (is_known or self._is_wrapped):
-            return self._break(position)
-        self.has_begun = True
-        self._expected = Expected((self._tags.argument, *self._tags.ends))
-        self._read = self._read_expected
-        return position if self._tags.keeps_name_end else position + 1
+        def begins(text: str) -> bool | None:
+            if (found := head.match(text)) is not None:
+                name = found.group(1).strip(WHITESPACE)
+                return bool(name) and (is_wrapped or not tags.needs_known_name or name in tools)
+            text = text.lstrip(WHITESPACE)
+            begun = rf'{QUOTED}"?' if tags.is_quoted else TAG_TEXT
+            written = text.removeprefix(function) if text.startswith(function) else None
+            may_begin = function.startswith(text) or (written and re.fullmatch(begun, written))
+            return None if may_begin else False
 
-    def _read_block(self, text: str, position: int) -> int:
-        """Waits for an end behind a value."""
-        num_before = len(self._block)
-        self._block += text[position:]
-        # A tag may have begun in the text before.
-        start = max(0, num_before - self._longest_end)
-        for end in self._any_end.finditer(self._block, start):
-            if self._block[: end.start()].rstrip(WHITESPACE).endswith(self._tags.value_end):
-                self._block = self._block[: end.start()]
-                return self._end_call(end.group(), position + end.end() - num_before)
-        return len(text)
+        def name_in(text: str) -> tuple[str, int]:
+            found = head.match(text)
+            assert found is not None
+            return found.group(1).strip(WHITESPACE), found.end()
 
-    def _end_call(self, tag: str, position: int) -> int:
-        arguments = self._parse(self._block)
-        if arguments is None:
-            return self._break(position)
-        self.is_closed = tag == self._tags.closing
-        self.calls.append(ReadCall(self._name, arguments))
-        return self._end(position)
+        def ends(text: str, markers: Sequence[str]) -> TagEnds:
+            _, begin = name_in(text)
+            return TagEnds(
+                markers,
+                lambda text, start: self._find_end(text, begin, start),
+                closing="" if tags.holds_several else tags.closes[0],
+                longest=max(map(len, self._ends)),
+            )
 
-    def _parse(self, block: str) -> str | None:
-        """The arguments as a JSON object; ``None`` where they have another reading."""
+        def parse(text: str) -> Parsed | None:
+            name, begin = name_in(text)
+            if (end := self._find_end(text, begin, begin)) is None:
+                return None
+            block = text[begin : end.start()]
+            arguments = self._arguments(name, block, tools, follows_grammar=is_held)
+            return None if arguments is None else Parsed((ReadCall(name, arguments),), end.end())
+
+        tagged = Notation(begins, ends, parse)
+        return (json_notation(tools), tagged) if tags.has_json and is_wrapped else (tagged,)
+
+    @cached_property
+    def _any_end(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._ends)))
+
+    @cached_property
+    def _any_argument(self) -> re.Pattern[str]:
+        """A value ends at the tag behind which the call continues or ends."""
+        argument = re.escape(self._tags.argument)
+        value = rf"(?P<value>(?s:.*?)){re.escape(self._tags.value_end)}"
+        return re.compile(rf"{SPACE}{argument}{self._tags.key}{value}(?={SPACE}(?:{argument}|\Z))")
+
+    def _find_end(self, text: str, begin: int, start: int) -> re.Match[str] | None:
+        """An end stands behind a value, or behind the name."""
+        for end in self._any_end.finditer(text, max(begin, start)):
+            before = text[begin : end.start()].rstrip(WHITESPACE)
+            if not before or before.endswith(self._tags.value_end):
+                return end
+        return None
+
+    def _arguments(
+        self, name: str, block: str, tools: KnownTools, *, follows_grammar: bool
+    ) -> str | None:
+        """The arguments as a JSON object; ``None`` where they have another reading.
+        ``follows_grammar``: a value that names the format's tags is whole all the same."""
         members: dict[str, str] = {}
         position = 0
-        argument = re.compile(self._tags.any_argument)
-        while (found := argument.match(block, position)) is not None:
-            key = found["key"].strip(WHITESPACE)
-            value = self._value_as_json(key, found["value"], found.groupdict().get("mark"))
+        while (found := self._any_argument.match(block, position)) is not None:
+            key, written = found["key"].strip(WHITESPACE), found["value"]
+            text = written.removeprefix(self._tags.margin)
+            text = text.removesuffix(self._tags.margin)
+            mark = found.groupdict().get("mark")
+            value = _as_json(text, tools.properties(name).get(key), tools.schema(name), mark)
             if not key or key in members or value is None:
+                return None
+            if not follows_grammar and self._is_doubtful(written):
                 return None
             members[key] = value
             position = found.end()
@@ -173,190 +195,201 @@ class TaggedCall(CallReader):
             return None
         return f"{{{','.join(f'{compact_json(key)}:{one}' for key, one in members.items())}}}"
 
-    def _value_as_json(self, key: str, written: str, mark: str | None) -> str | None:
-        """``None`` where it is ambiguous whether a tag inside of the value is text or the format's:
-        behind a broken tag."""
+    def _is_doubtful(self, written: str) -> bool:
+        """Whether a tag inside of a value may be the format's, behind a broken tag."""
+        margin = self._tags.margin
+        inside = written.removeprefix(margin).rstrip(WHITESPACE)
+        lacks_line = not written.startswith(margin)
+        return (lacks_line and self._tags.value_end in inside) or (
+            re.search(self._tags.doubts, f"\n{inside}\n") is not None
+        )
+
+    def _rules(self, wanted: WantedCalls) -> list[str]:
         tags = self._tags
-        has_line = tags.has_own_lines and written.startswith("\n")
-        text = written.removeprefix("\n") if tags.has_own_lines else written
-        inside = text.rstrip(WHITESPACE)
-        if tags.has_own_lines:
-            text = text.removesuffix("\n")
-        root = self._tools.schema(self._name)
-        schema = self._tools.properties(self._name).get(key)
-        value = _as_json(text, schema, root, mark)
-        if tags.has_own_lines and not has_line and tags.value_end in inside:
-            return None
-        if "<" in inside and value.startswith('"') and not _may_be_text(schema, root):
-            return None
-        is_doubtful = not self._follows_grammar and re.search(tags.doubts, f"\n{inside}\n")
-        return None if is_doubtful else value
+        line = literal("\n") if tags.function else ""
+        has_bare = tags.needs_known_name and wanted.choice.mode == "auto"
+        several = wanted.more("one", "\n") if tags.holds_several else ""
+        key = r'/[^<>"\n]+/' if tags.is_quoted else r"/[^<>\n]+/"
+        any_mark = f'{literal(_MARK)} ("true" | "false") {literal(_MARKED)}'
+        key_end = any_mark if tags.marks_values else wanted.marker(tags.key_end)
+        rules = [
+            *wanted.answer_rules(
+                tags.opens[0],
+                between="\n",
+                also="bare any_one" if has_bare else "",
+                is_section=tags.holds_several,
+            ),
+            *(head_rules("bare", tags.function, wanted) if has_bare else ()),
+            # Each newline by itself: the lexer does not go back behind one.
+            f"rest: {line} one{several} {line} {wanted.marker(tags.closes[0])}",
+            f"one: {wanted.marker(tags.function)} any_one",
+            f"any_one: {any_of('one', len(wanted.tools))}",
+            f"any_argument: {wanted.marker(tags.argument)} {key} {key_end} text_value",
+            *head_rules("text_body", tags.value_end, wanted),
+            f"text_value: text_body {wanted.marker(tags.line)}",
+        ]
+        for index, tool in enumerate(wanted.tools):
+            rules += self._call_rules(f"one_{index}", tool, wanted)
+        return rules
+
+    def _call_rules(self, rule: str, tool: ToolDefinition, wanted: WantedCalls) -> list[str]:
+        """A call from its name on, with its arguments in the schema's order, the optional ones or
+        not. Raises ``UnsupportedSchemaError`` for what tags cannot express."""
+        tags = self._tags
+        begin, end = literal(tool.name + tags.name_end), wanted.marker(tags.call_end)
+        end = f"{literal(tags.line)}? {end}" if tags.marks_values else end
+        declared = declared_arguments(tool, wanted.choice, self._fits)
+        if declared is None:
+            return [f"{rule}: {begin} any_argument* {end}"]
+        arguments, values = [], []
+        for number, (key, schema) in enumerate(declared.properties.items()):
+            head = wanted.marker(tags.argument + key + ("" if tags.marks_values else tags.key_end))
+            argument = f"{head} {rule}_{number}"
+            arguments.append(argument if key in declared.required else f"({argument})?")
+            path = ("properties", key)
+            _check_text(tool, path, alternatives(schema, declared.root))
+            values.append(self._value_rule(f"{rule}_{number}", schema, declared.root, wanted))
+        return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
+
+    def _value_rule(
+        self, rule: str, schema: object, root: Mapping[str, Any], wanted: WantedCalls
+    ) -> str:
+        """Free text up to its closing tag, or JSON after its own schema."""
+        tags = self._tags
+        options = alternatives(schema, root)
+        may_be_text = any("string" in allowed_types(option) for option in options)
+        mark = _MARK if tags.marks_values else ""
+        as_text, as_value = (
+            wanted.marker(mark and f"{mark}{one}{_MARKED}") for one in ("true", "false")
+        )
+        value_end = f"{wanted.marker(tags.margin + tags.value_end)} {wanted.marker(tags.line)}"
+        if all(listed_values(option) for option in options):
+            listed = [value for option in options for value in listed_values(option)]
+            strings = [literal(one) for one in listed if isinstance(one, str)]
+            others = [literal(compact_json(one)) for one in listed if not isinstance(one, str)]
+            groups = ((as_text, strings), (as_value, others))
+            written = " | ".join(
+                f"{before} ({' | '.join(some)})" for before, some in groups if some
+            )
+            return f"{rule}: ({written}) {value_end}"
+        # Without a mark or a schema that makes a value text, digits may be a number.
+        if may_be_text and (is_text(schema, root) or not mark):
+            return f"{rule}: {as_text} text_value"
+        either = f"{as_text} text_value | " if may_be_text else ""
+        value = json_rule(f"{rule}_json", value_schema(schema, root))
+        return f"{rule}: {either}{as_value} {rule}_json {value_end}\n{value}"
+
+    def _fits(self, name: str) -> bool:
+        """Whether a name or key comes through its tag as it is."""
+        pattern = QUOTED if self._tags.is_quoted else TAG_TEXT
+        return re.fullmatch(pattern, name) is not None and name == name.strip(WHITESPACE)
 
 
-def _may_be_text(schema: object, root: Mapping[str, Any]) -> bool:
-    return any("string" in allowed_types(one) for one in alternatives(schema, root))
+def _check_text(
+    tool: ToolDefinition, path: tuple[str, ...], options: Sequence[Mapping[str, Any]]
+) -> None:
+    """A value written as plain text cannot be held to constraints on strings."""
+    texts = [option for option in options if "string" in allowed_types(option)]
+    for keyword in ("pattern", "format", "minLength", "maxLength"):
+        if any(keyword in option and not listed_values(option) for option in texts):
+            raise unsupported(tool, (*path, keyword))
 
 
-def _as_json(text: str, schema: object, root: Mapping[str, Any], mark: str | None) -> str:
-    """Without a mark, the tool's schema decides between text and JSON."""
-    if mark == IS_TEXT or (mark is None and is_schema_of_text(schema, root)):
-        return compact_json(text)
-    if mark is not None:
-        try:
-            return compact_json(read_json(text))
-        except (ValueError, RecursionError):
-            pass
-    return as_json(text, schema, root)
+def _as_json(text: str, schema: object, root: Mapping[str, Any], mark: str | None) -> str | None:
+    """Without a mark, the tool's schema decides between text and JSON. ``None`` for what may be a
+    value and a tag behind it."""
+    if mark == ' string="true"' or (mark is None and is_text(schema, root)):
+        value = compact_json(text)
+    else:
+        value = as_json(text, schema, root)
+        if mark is not None:
+            with suppress(ValueError, RecursionError):
+                value = compact_json(read_json(text))
+    may_be_text = any("string" in allowed_types(one) for one in alternatives(schema, root))
+    return None if "<" in text and value.startswith('"') and not may_be_text else value
 
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
-SEED_OPEN = "<seed:tool_call>"
-SEED_CLOSE = "</seed:tool_call>"
-FUNCTION_END = "</function>"
-KEY = "<arg_key>"
-KEY_END = "</arg_key>"
-VALUE = "<arg_value>"
-VALUE_END = "</arg_value>"
-
-
-GLM_TAGS = Tags(
+KEY, KEY_END = "<arg_key>", "</arg_key>"
+VALUE, VALUE_END = "<arg_value>", "</arg_value>"
+GLM = Tags(
+    format_name="glm",
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
     function="",
-    name=rf"[ \t\r]*([^{WHITESPACE}\[\]<>\"']{{1,{MAX_TAG_LENGTH}}})[ \t\r]*[<\n]",
-    name_begun=TAG_TEXT,
-    keeps_name_end=True,
+    name=rf"[ \t\r]*([^{WHITESPACE}\[\]<>\"']{{1,{MAX_TAG_LENGTH}}})[ \t\r]*(?=[<\n])",
+    name_end="\n",
+    call_end="",
     argument=KEY,
     key=f"(?P<key>{TAG_TEXT}){KEY_END}{SPACE}{VALUE}",
+    key_end=f"{KEY_END}\n{VALUE}",
     value_end=VALUE_END,
-    ends=(CLOSE,),
-    closing=CLOSE,
     doubts=rf"{KEY}|{KEY_END}|{VALUE}|{VALUE_END}(?! )|</arg(?!_key>|_value>)",
+    special=("<tool_call>", "</tool_call>", KEY, KEY_END, VALUE, VALUE_END),
+    has_json=True,
+)
+"""GLM 4.5 and later."""
+GLM_WITHOUT_LINES = GLM._replace(name_end="", key_end=f"{KEY_END}{VALUE}", line="")
+"""GLM 4.7. Both forms are read; grammars ask for the model's own."""
+
+FUNCTION, PARAMETER, PARAMETER_END = "<function=", "<parameter=", "</parameter>"
+QWEN_CODER = Tags(
+    format_name="qwen_coder",
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
+    function=FUNCTION,
+    name=f"({TAG_TEXT})>",
+    name_end=">\n",
+    call_end="</function>",
+    argument=PARAMETER,
+    key=f"(?P<key>{TAG_TEXT})>",
+    key_end=">\n",
+    value_end=PARAMETER_END,
+    doubts=rf"{PARAMETER}[^<>\n]+>|{PARAMETER_END}(?! )|\n{PARAMETER_END}",
+    special=("<tool_call>", "</tool_call>"),
+    margin="\n",
+    needs_known_name=True,
+    has_json=True,
+)
+SEED = QWEN_CODER._replace(
+    format_name="seed",
+    opens=("<seed:tool_call>",),
+    closes=("</seed:tool_call>",),
+    key_end=">",
+    doubts=rf"{PARAMETER}[^<>\n]+>|{PARAMETER_END}(?! )",
+    special=("<seed:tool_call>", "</seed:tool_call>"),
+    margin="",
 )
 
-
-class GlmFormat(MarkedFormat):
-    """GLM 4.5 and later; 4.7 leaves the newlines out."""
-
-    name = "glm"
-    openings = (OPEN,)
-    closings = (CLOSE,)
-    markers = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
-
-    def __init__(self, *, has_lines: bool = True) -> None:
-        """``has_lines``: newlines between the tags. Both forms are read; grammars ask for the
-        model's own."""
-        self._newline = "\n" if has_lines else ""
-
-    def reader(self, at: Opening) -> CallReader:
-        if at.character in "[{":
-            return JsonCalls(at.tools)
-        is_held = at.stream is not None
-        return TaggedCall(at.tools, GLM_TAGS, is_wrapped=True, follows_grammar=is_held)
-
-    def _rules(self, wanted: WantedCalls) -> list[str]:
-        return [
-            *wanted.answer_rules(OPEN, between="\n"),
-            f"rest: function {wanted.marker(CLOSE)}",
-            f"function: {any_of('function', len(wanted.tools))}",
-            *function_rules("function", wanted, self._style(wanted.tokenizer)),
-        ]
-
-    def _style(self, tokenizer: Tokenizer) -> TagStyle:
-        line = f" {literal(self._newline)}" if self._newline else ""
-        key, key_end, value, value_end = (
-            marker(tokenizer, text) for text in (KEY, KEY_END, VALUE, VALUE_END)
-        )
-        return TagStyle(
-            begin=lambda name: literal(name + self._newline),
-            end="",
-            key=lambda name: f"{key} {literal(name)} {key_end}{line} {value}",
-            any_key=f"{key} /[^<>\\n]+/ {key_end}{line} {value}",
-            value_end=f"{value_end}{line}",
-            text_value=(
-                *head_rules("text_body", VALUE_END, tokenizer),
-                f"text_value: text_body{line}",
-            ),
-        )
-
-
-_NEWLINE = literal("\n")
-_FUNCTION_LINE = literal(f"\n{FUNCTION}")
-
-
-@dataclass(frozen=True, slots=True)
-class CallTags:
-    """The texts around one call, and around its values."""
-
-    opens: str
-    closes: str
-    has_own_lines: bool
-
-    @property
-    def call(self) -> Tags:
-        broken_end = rf"|\n{PARAMETER_END}" if self.has_own_lines else ""
-        return Tags(
-            name=f"({TAG_TEXT})>",
-            name_begun=TAG_TEXT,
-            needs_known_name=True,
-            key=f"(?P<key>{TAG_TEXT})>",
-            ends=(FUNCTION_END, self.closes),
-            closing=self.closes,
-            doubts=rf"{PARAMETER}[^<>\n]+>|{PARAMETER_END}(?! ){broken_end}",
-            has_own_lines=self.has_own_lines,
-        )
-
-    @property
-    def style(self) -> TagStyle:
-        line = f" {_NEWLINE}" if self.has_own_lines else ""
-        before_end = "\n" if self.has_own_lines else ""
-        return TagStyle(
-            begin=lambda name: literal(f"{name}>\n"),
-            end=literal(FUNCTION_END),
-            key=lambda key: f"{literal(f'{PARAMETER}{key}>')}{line}",
-            any_key=f'{literal(PARAMETER)} /[^<>\\n]+/ ">"{line}',
-            value_end=literal(f"{before_end}{PARAMETER_END}\n"),
-            text_value=(
-                f"text_body[lazy]: TEXT {literal(PARAMETER_END)}",
-                f"text_value: text_body {_NEWLINE}",
-            ),
-        )
-
-
-QWEN_TAGS = CallTags(OPEN, CLOSE, has_own_lines=True)
-SEED_TAGS = CallTags(SEED_OPEN, SEED_CLOSE, has_own_lines=False)
-
-
-class QwenCoderFormat(MarkedFormat):
-    """The outer tags may be missing, as they are in the field, when the tool is one that was
-    offered. One newline at either end of a value is the format's."""
-
-    name = "qwen_coder"
-    tags: CallTags = QWEN_TAGS
-
-    def __init__(self) -> None:
-        self.openings = (self.tags.opens, FUNCTION)
-        self.closings = (self.tags.closes,)
-        self.closed = (self.tags.opens,)
-        self.markers = (self.tags.opens, self.tags.closes)
-
-    def reader(self, at: Opening) -> CallReader:
-        is_wrapped = at.marker == self.tags.opens
-        if is_wrapped and at.character in "[{":
-            return JsonCalls(at.tools)
-        return TaggedCall(at.tools, self.tags.call, is_wrapped=is_wrapped)
-
-    def _rules(self, wanted: WantedCalls) -> list[str]:
-        is_free = wanted.choice.mode == "auto"
-        also = "bare function" if is_free else ""
-        return [
-            *wanted.answer_rules(self.tags.opens, between="\n", also=also),
-            *(head_rules("bare", FUNCTION, wanted.tokenizer) if is_free else ()),
-            f"rest: {_FUNCTION_LINE} function {_NEWLINE} {wanted.marker(self.tags.closes)}",
-            f"function: {any_of('function', len(wanted.tools))}",
-            *function_rules("function", wanted, self.tags.style),
-        ]
-
-
-class SeedFormat(QwenCoderFormat):
-    name = "seed"
-    tags = SEED_TAGS
+DSML = "｜DSML｜"  # noqa: RUF001
+_DSML_END = f"</{DSML}parameter>"
+DSML_V32 = Tags(
+    format_name="dsml",
+    opens=(f"<{DSML}function_calls>", f"<{DSML}tool_calls>"),
+    closes=(f"</{DSML}function_calls>", f"</{DSML}tool_calls>"),
+    function=f'<{DSML}invoke name="',
+    name=f'({QUOTED})">',
+    name_end='">\n',
+    call_end=f"</{DSML}invoke>",
+    argument=f'<{DSML}parameter name="',
+    key=f'(?P<key>{QUOTED})"(?P<mark> string="(?:true|false)")?>',
+    key_end='">',
+    value_end=_DSML_END,
+    doubts=f'(?<!</){DSML}|{DSML}(?!parameter>)| string="|{_DSML_END}(?! )',
+    special=(DSML,),
+    holds_several=True,
+    is_quoted=True,
+    marks_values=True,
+)
+DSML_V4 = DSML_V32._replace(opens=DSML_V32.opens[::-1], closes=DSML_V32.closes[::-1])
+MINIMAX = DSML_V32._replace(
+    format_name="minimax",
+    opens=("<minimax:tool_call>",),
+    closes=("</minimax:tool_call>",),
+    function='<invoke name="',
+    call_end="</invoke>",
+    argument='<parameter name="',
+    value_end=PARAMETER_END,
+    doubts=f'\n<parameter name=|<parameter name="[^<>"\n]+">|{PARAMETER_END}(?! )',
+    special=("<minimax:tool_call>", "</minimax:tool_call>"),
+    marks_values=False,
+)

@@ -25,15 +25,14 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import SamplingOptions
-from inference.text.tool_calls.headed_formats import MistralFormat
-from inference.text.tool_calls.json_formats import HermesFormat
+from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
-from inference.text.tool_calls.tag_formats import QwenCoderFormat
+from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from inference.wire.common.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
-FORMATS = [HermesFormat(), QwenCoderFormat(), Llama3Format(), MistralFormat(writes_lists=True)]
+FORMATS = [HermesFormat(), TagFormat(QWEN_CODER), Llama3Format(), MistralFormat(writes_lists=True)]
 NAMES = st.sampled_from(["f", "g", "get weather", '"'])
 WORDS = st.text('ab<>{}\n"🙂', max_size=6) | st.sampled_from(["<think>", "</think>", "<|im_end|>"])
 SCHEMAS = st.recursive(

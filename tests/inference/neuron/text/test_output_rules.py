@@ -26,7 +26,7 @@ from inference.protocol.generation import (
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.python_formats import Llama3Format
-from inference.text.tool_calls.tag_formats import QwenCoderFormat
+from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.sandbox.jobs import PANICS
@@ -153,7 +153,7 @@ def test_a_strict_tools_schema_is_checked_whole(text: ModelText) -> None:
 def test_what_a_models_own_format_cannot_express_is_named(text: ModelText) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a"}}}
     tool = msgspec.structs.replace(TOOL, parameters=schema, strict=True)
-    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    tags = dataclasses.replace(text, tool_format=TagFormat(QWEN_CODER))
     failure = _refusal(_request(tools=[tool]), tags)
     assert failure.code == "invalid_schema"
     assert failure.param == "tools[0].function.parameters.properties.x.pattern"
@@ -271,7 +271,7 @@ def test_what_a_models_own_format_cannot_express_is_left_out(
         "minProperties": 1,
         "required": ["x", "y"],
     }
-    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    tags = dataclasses.replace(text, tool_format=TagFormat(QWEN_CODER))
     tool = _tool(schema)
     rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
     assert rules.grammar is not None

@@ -17,7 +17,7 @@ from inference.text.answers.reasoning import ReasoningMarkers, find_markers, ope
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.parts import calls_part, json_part
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.headed_formats import HarmonyFormat
+from inference.text.tool_calls.json_formats import HarmonyFormat
 from tests.cases import each_case
 
 TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"

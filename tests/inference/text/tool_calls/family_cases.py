@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-from inference.text.tool_calls import headed_formats as ds
-from inference.text.tool_calls.dsml import DsmlFormat, MiniMaxFormat
+from inference.text.tool_calls import json_formats as ds
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
-from inference.text.tool_calls.headed_formats import HarmonyFormat, KimiFormat
 from inference.text.tool_calls.json_formats import (
     COMMAND_R,
+    DEEPSEEK,
+    DEEPSEEK_V31,
     FUNCTOOLS,
     GRANITE,
     HUNYUAN,
+    KIMI,
     NEMOTRON,
+    HarmonyFormat,
     JsonListFormat,
     PlainFormat,
+    SectionFormat,
 )
 from inference.text.tool_calls.python_formats import Lfm2Format
-from inference.text.tool_calls.tag_formats import GlmFormat, SeedFormat
+from inference.text.tool_calls.tag_formats import (
+    DSML_V4,
+    DSML_V32,
+    GLM,
+    GLM_WITHOUT_LINES,
+    MINIMAX,
+    SEED,
+    TagFormat,
+)
 from tests.inference.text.tool_calls.calls import Merged
 
 FAMILIES = {
-    "deepseek": ds.DeepSeekFormat(writes_fences=True),
-    "deepseek_v31": ds.DeepSeekFormat(writes_fences=False),
-    "dsml": DsmlFormat(),
-    "dsml_v4": DsmlFormat(section="tool_calls"),
+    "deepseek": SectionFormat(DEEPSEEK),
+    "deepseek_v31": SectionFormat(DEEPSEEK_V31),
+    "dsml": TagFormat(DSML_V32),
+    "dsml_v4": TagFormat(DSML_V4),
     "function_gemma": GemmaFormat(FUNCTION_GEMMA),
     "gemma_4": GemmaFormat(GEMMA_4),
-    "glm": GlmFormat(),
-    "glm_47": GlmFormat(has_lines=False),
+    "glm": TagFormat(GLM),
+    "glm_47": TagFormat(GLM_WITHOUT_LINES),
     "granite": JsonListFormat(GRANITE),
     "hunyuan": JsonListFormat(HUNYUAN),
     "nemotron": JsonListFormat(NEMOTRON),
     "command_r": JsonListFormat(COMMAND_R),
     "functools": JsonListFormat(FUNCTOOLS),
     "harmony": HarmonyFormat(),
-    "kimi": KimiFormat(),
+    "kimi": SectionFormat(KIMI),
     "lfm2": Lfm2Format(),
-    "minimax": MiniMaxFormat(),
+    "minimax": TagFormat(MINIMAX),
     "plain": PlainFormat(),
-    "seed": SeedFormat(),
+    "seed": TagFormat(SEED),
 }
 
 LS = ("bash", '{"command":"ls"}')

@@ -11,8 +11,8 @@ import pytest
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
-from inference.text.tool_calls import headed_formats as ds
-from inference.text.tool_calls.dsml import DSML
+from inference.text.tool_calls import json_formats as ds
+from inference.text.tool_calls.tag_formats import DSML
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
 from tests.inference.text.tool_calls.conftest import Vocabulary, make_vocabulary

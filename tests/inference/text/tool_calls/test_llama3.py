@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
+from tests.inference.text.tool_calls.calls import FORMATS, TOOLS, Merged, merged, read
 
 WEATHER = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 PARIS = ("get_weather", '{"city":"Paris"}')
@@ -62,7 +62,9 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
     "Python that is not literal": ("[f(a=g())]", ["[f(a=g())]"]),
     "Python without names": ("[f(1)] b", ["[f(1)] b"]),
     "Python that JSON cannot express": ("[f(a={1, 2})]", ["[f(a={1, 2})]"]),
-    "Python with an infinite number": ("[f(a=1e999)]", ["[f(a=1e999)]"]),
+    "Python with a number that is too large for it": ("[f(a=1e999)]", [("f", '{"a":1e999}')]),
+    "Python in parentheses, which may be a tuple or not": ("[f(a=(1))]", ["[f(a=(1))]"]),
+    "Python with an argument that Python calls otherwise": ("[f(class=1)]", [("f", '{"class":1}')]),
     "Python's stars": ("[f(**{'a': 1})]", ["[f(**{'a': 1})]"]),
     "Python, the second broken": ("[now(), g(x)] b", [("now", "{}"), ", g(x)] b"]),
     "Python without the closing bracket": ("[now()", [("now", "{}")]),
@@ -81,3 +83,10 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
 def test_example(name: str) -> None:
     text, expected = EXAMPLES[name]
     assert read(FORMATS["llama3"], text) == expected
+
+
+@each_case("begun", ['{"a', '{"name": "Alice", "age', '{"type": "object", "properties": {"'])
+def test_an_answer_in_json_is_not_held_back(begun: str) -> None:
+    parser = FORMATS["llama3"].parser(TOOLS)
+    text = begun + '": ["'
+    assert merged(part for character in text for part in parser.feed(character)) == [text]

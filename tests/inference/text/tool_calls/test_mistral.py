@@ -32,6 +32,10 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
         f"[TOOL_CALLS][{WEATHER}, {{1}}]",
         [PARIS, ", {1}]"],
     ),
+    "lines of text behind it": (
+        f"[TOOL_CALLS][{WEATHER}]\nDone.\nMore <b>\n",
+        [PARIS, "Done.\nMore <b>\n"],
+    ),
     "an empty list": ("[TOOL_CALLS][]", ["[TOOL_CALLS][]"]),
     "named": (NAMED, [PARIS]),
     "several named": (NAMED + NAMED, [PARIS, PARIS]),

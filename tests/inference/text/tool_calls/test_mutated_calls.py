@@ -127,7 +127,8 @@ def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Mer
     calls = [(one[0], json.loads(one[1])) for one in answer if not isinstance(one, str)]
     if not calls:
         return None if "".join(map(str, answer)) == written else "the text is not whole"
-    if name in ("llama3_python", "lfm2") and any(keyword.iskeyword(one[0]) for one in calls):
+    names = [named for one in calls for named in (one[0], *one[1])]
+    if name in ("llama3_python", "lfm2") and any(map(keyword.iskeyword, names)):
         return None  # Python, which is the second reader, has another meaning for it
     if all((one[0] == call[0] or one[0] not in NAMES) and same(one[1], call[1]) for one in calls):
         return None

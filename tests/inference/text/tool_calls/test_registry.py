@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.tool_calls.headed_formats import MistralFormat
+from inference.text.tool_calls import find_tool_format
+from inference.text.tool_calls.json_formats import MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
-from inference.text.tool_calls.registry import find_tool_format
 from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
 

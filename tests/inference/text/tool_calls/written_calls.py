@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inference.text.tool_calls import headed_formats as ds
+from inference.text.tool_calls import json_formats as ds
 from tests.inference.text.tool_calls.calls import tool
 
 TOOLS = [
