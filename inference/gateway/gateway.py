@@ -272,7 +272,7 @@ class Gateway:
             return
         await self.dispatcher.close(FLUSH_S)
         await self._await_final_usage()
-        await self.upstreams.close()
+        self.upstreams.close()
         await self._loops.stop()
         await self.readers.close()
         await self._limiter.flush()

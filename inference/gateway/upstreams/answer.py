@@ -107,7 +107,7 @@ class UpstreamAnswer:
         exchange: Exchange,
         answer: AnswerEvents,
         *,
-        timeout_s: float,
+        until_s: float,
         max_output_tokens: int,
         headers: Mapping[str, str],
     ) -> None:
@@ -117,7 +117,8 @@ class UpstreamAnswer:
         self._headers = headers
         self._reader = exchange.reader_of(answer)
         self._frames = exchange.frames()
-        self._left_s = min(timeout_s, link.entry.first_token_timeout_s)
+        now_s = asyncio.get_running_loop().time()
+        self._left_s = min(max(0.0, until_s - now_s), link.entry.first_token_timeout_s)
         self._left_bytes = min(
             MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * max_output_tokens
         )
@@ -132,8 +133,9 @@ class UpstreamAnswer:
             if self._response is not None:
                 return await self._streamed(self._response)
             response = self._response = await self._sent()
+            content_type = response.headers.get("content-type", "")
             is_streamed = self._exchange.content_type != JSON
-            if is_streamed and self._exchange.content_type in response.content_type:
+            if is_streamed and self._exchange.content_type in content_type.lower():
                 return await self._streamed(response)
             async with asyncio.timeout(self._left_s):
                 body = await read_whole(response, MAX_BODY_BYTES)

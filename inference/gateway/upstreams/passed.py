@@ -1,7 +1,7 @@
 """One request that is passed through (audio, images, moderation): permitted, reserved, sent to one
 of its model's upstreams, and metered by its parameters or the upstream's report.
 
-    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ PassedAnswer ─▶ bytes ─▶ settle the units used
+    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ _PassedAnswer ─▶ bytes ─▶ settle
                                             ▲            │
                                             └── leave ───┘ before the first byte
 
@@ -30,7 +30,7 @@ import orjson
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
-from fleet.catalogue.targets import UPSTREAM_PREFIX, Target
+from fleet.catalogue.targets import Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import check_task
@@ -39,8 +39,8 @@ from inference.gateway.request.identify import cleaned
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
 from inference.gateway.server.bodies import parse_aside, spooled_file
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
-from inference.gateway.upstreams.forwarded import attempt_headers, permitted_upstream
-from inference.gateway.upstreams.links import UpstreamLink, UpstreamPlace
+from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
+from inference.gateway.upstreams.links import UpstreamLink
 from inference.protocol.events import Failure, Usage
 from inference.wire.errors import (
     ModelNotAllowedError,
@@ -72,6 +72,16 @@ if TYPE_CHECKING:
     from inference.gateway.upstreams.transport import UpstreamResponse
 
 logger = logging.getLogger(__name__)
+
+
+HELD_BYTES = 64 * 1024
+TYPES = re.compile(
+    r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
+    r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
+)
+"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
+as one of this server's."""
+BINARY = "application/octet-stream"
 
 
 async def pass_through(reply: PassThroughConsumer, request: PassedRequest) -> None:
@@ -138,30 +148,27 @@ class _PassedThrough:
     async def _attempt(self, target: Target) -> None:
         served = target.upstream_model
         assert served is not None, "a task that no engine has"
-        call, loop = self._call, asyncio.get_running_loop()
-        upstream = permitted_upstream(self._gateway.pseudonym, call, self._entry, served)
+        gateway, call = self._gateway, self._call
+        upstream = permitted_upstream(gateway.pseudonym, call, self._entry, served)
         if upstream.dialect != "openai":
             raise UnsupportedParameterError(
                 "model", f"the upstream {upstream.name} speaks no dialect that has this endpoint"
             )
-        link = await self._gateway.upstreams.link(upstream)
-        since_s = loop.time()
+        link = await gateway.upstreams.link(upstream)
         place_s = min(self._deadline_s, self._failover.place_deadline_s or self._deadline_s)
-        with await link.take_place(timeout_s=max(0.0, place_s - since_s)) as place:
-            self._failover.is_sent = True
-            call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
-            counter = UsageCounter()
-            self._gateway.accounting.submitted(call, counter)
-            answer = PassedAnswer(link, self._request, self._reply, place)
-            headers = attempt_headers(self._gateway.pseudonym, call, upstream, served, since_s)
-            content, content_headers = self._content(served.model)
-            try:
-                await answer.pass_on(
-                    content, {**headers, **content_headers}, deadline_s=self._deadline_s
-                )
-            finally:
-                self._settle(answer, target, counter)
-                counter.settle_as_counted()
+        counter, headers = await begin_attempt(gateway, call, link, served, until_s=place_s)
+        self._failover.is_sent = True
+        answer = _PassedAnswer(link, self._request, self._reply, counter)
+        content, content_headers = self._content(served.model)
+        failure: BaseException | None = None
+        try:
+            await answer.pass_on(content, headers | content_headers, deadline_s=self._deadline_s)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._settle(answer, target, counter)
+            link.leave_place(failure)
 
     def _content(self, model: str) -> tuple[bytes | AsyncIterator[bytes], dict[str, str]]:
         form = self._request.form
@@ -176,16 +183,20 @@ class _PassedThrough:
         }
         return _chunks(rewritten), headers
 
-    def _settle(self, answer: PassedAnswer, target: Target, counter: UsageCounter) -> None:
-        if not answer.has_begun:
-            return
-        request, (reported, reported_tokens) = self._request, answer.reported
-        units = request.likely_units
+    def _settle(self, answer: _PassedAnswer, target: Target, counter: UsageCounter) -> None:
+        if answer.has_begun:
+            units = self._units_used(answer)
+            self._call.metered = self._metered(target, units)
+            if self._entry.charges_tokens_at(target):
+                counter.settle(self._tokens_used(answer, units))
+        counter.settle_as_counted()
+
+    def _units_used(self, answer: _PassedAnswer) -> int:
+        request, reported = self._request, answer.reported[0]
         if reported is not None and reported <= request.most_units:
-            units = reported
-        else:
-            self._call.is_usage_estimated = not (request.is_exact and answer.is_whole)
-        if reported is not None and reported > request.most_units:
+            return reported
+        self._call.is_usage_estimated = not (request.is_exact and answer.is_whole)
+        if reported is not None:
             logger.warning(
                 "request %s: its upstream reports %d %ss, and %d are the most; they are estimated",
                 self._call.request_id,
@@ -193,79 +204,31 @@ class _PassedThrough:
                 self._unit,
                 request.most_units,
             )
-        self._call.metered = self._metered(target, units)
-        if self._entry.charges_tokens_at(target):
-            used = believed(reported_tokens, self._most)
-            if used is None:
-                self._call.is_usage_estimated = True
-                used = estimate(self._most, request, units=units, num_bytes=answer.num_bytes)
-            counter.settle(used)
+        return request.likely_units
+
+    def _tokens_used(self, answer: _PassedAnswer, units: int) -> Usage:
+        reported, most = answer.reported[1], self._most
+        most_used = Usage(
+            prompt_tokens=most.prompt_tokens, completion_tokens=most.output_tokens or 0
+        )
+        if reported is not None and is_within(reported, most_used):
+            return reported
+        self._call.is_usage_estimated = True
+        return estimate(most_used, self._request, units=units, num_bytes=answer.num_bytes)
 
 
-async def _chunks(rewritten: Rewritten) -> AsyncIterator[bytes]:
-    chunks = rewritten.chunks()
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        yield chunk
-
-
-NO_TOKENS = TokenBounds(prompt_tokens=0, output_tokens=0, default_output_tokens=0, num_choices=1)
-TOKENS_A_SECOND = 10
-"""Tokens of audio, as OpenAI's models count a user's: one for each 100 ms."""
-
-
-def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
-    if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
-        return NO_TOKENS
-    num_answers = request.most_units if request.endpoint.task == "images" else 1
-    return TokenBounds(
-        prompt_tokens=entry.max_context_tokens or 0,
-        output_tokens=(entry.max_output_tokens or 0) * num_answers,
-        default_output_tokens=0,
-        num_choices=1,
-    )
-
-
-def believed(reported: Usage | None, most: TokenBounds) -> Usage | None:
-    """``None``: nothing is reported, or more than possible."""
-    if reported is None:
-        return None
-    is_within = reported.completion_tokens <= (most.output_tokens or 0)
-    return reported if is_within and reported.prompt_tokens <= most.prompt_tokens else None
-
-
-def estimate(most: TokenBounds, request: PassedRequest, *, units: int, num_bytes: int) -> Usage:
-    prompt_tokens, output_tokens = most.prompt_tokens, most.output_tokens or 0
-    if request.endpoint.task == "transcription":
-        prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
-        output_tokens = min(output_tokens, -(-num_bytes // BYTES_A_TOKEN))
-    else:
-        output_tokens = output_tokens * units // max(1, request.most_units)
-    return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
-
-
-HELD_BYTES = 64 * 1024
-TYPES = re.compile(
-    r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
-    r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
-)
-"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
-as one of this server's."""
-BINARY = "application/octet-stream"
-
-
-class PassedAnswer:
+class _PassedAnswer:
     def __init__(
         self,
         link: UpstreamLink,
         request: PassedRequest,
         reply: PassThroughConsumer,
-        place: UpstreamPlace,
+        counter: UsageCounter,
     ) -> None:
         self._link = link
-        self._call = reply.call
         self._request = request
         self._reply = reply
-        self._place = place
+        self._counter = counter
         self._guard = SecretGuard(link.secret)
         self._units: UnitsReader | None = None
         self.has_begun = False
@@ -342,12 +305,10 @@ class PassedAnswer:
 
     def _begin(self) -> None:
         """The request is charged from now on, and no other target answers it."""
-        counter = self._call.usage_counter
-        assert counter is not None, "an attempt that nothing counts"
         self.has_begun = True
-        self._call.may_move = False
-        counter.begun_s = counter.first_token_s = time.monotonic()
-        self._place.answered()
+        self._reply.call.may_move = False
+        self._counter.begun_s = self._counter.first_token_s = time.monotonic()
+        self._link.has_answered()
 
     def _checked(self, part: bytes) -> bytes:
         assert self._units is not None, "an answer without a type"
@@ -361,6 +322,39 @@ class PassedAnswer:
     async def _send(self, part: bytes) -> None:
         if part:
             await self._reply.send_body(part)
+
+
+async def _chunks(rewritten: Rewritten) -> AsyncIterator[bytes]:
+    chunks = rewritten.chunks()
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        yield chunk
+
+
+NO_TOKENS = TokenBounds(prompt_tokens=0, output_tokens=0, default_output_tokens=0, num_choices=1)
+TOKENS_A_SECOND = 10
+"""Tokens of audio, as OpenAI's models count a user's: one for each 100 ms."""
+
+
+def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
+    if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
+        return NO_TOKENS
+    num_answers = request.most_units if request.endpoint.task == "images" else 1
+    return TokenBounds(
+        prompt_tokens=entry.max_context_tokens or 0,
+        output_tokens=(entry.max_output_tokens or 0) * num_answers,
+        default_output_tokens=0,
+        num_choices=1,
+    )
+
+
+def estimate(most: Usage, request: PassedRequest, *, units: int, num_bytes: int) -> Usage:
+    prompt_tokens, output_tokens = most.prompt_tokens, most.completion_tokens
+    if request.endpoint.task == "transcription":
+        prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
+        output_tokens = min(output_tokens, -(-num_bytes // BYTES_A_TOKEN))
+    else:
+        output_tokens = output_tokens * units // max(1, request.most_units)
+    return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
 
 def _type_of(response: UpstreamResponse) -> str:

@@ -37,6 +37,7 @@ class UpstreamTransport:
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._draining: set[asyncio.Task[None]] = set()
+        self._is_retired = False
 
     async def send(
         self,
@@ -69,7 +70,7 @@ class UpstreamTransport:
         if connection not in self._open:
             return
         self._open.discard(connection)
-        if not connection.finish():
+        if self._is_retired or not connection.is_reusable:
             connection.abort()
             return
         connection.idle_since_s = asyncio.get_running_loop().time()
@@ -83,7 +84,14 @@ class UpstreamTransport:
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
 
-    async def aclose(self) -> None:
+    def retire(self) -> None:
+        """No connection is kept any more."""
+        self._is_retired = True
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def close(self) -> None:
         for task in self._draining:
             task.cancel()
         for connection in (*self._idle, *self._open):
@@ -172,18 +180,7 @@ class UpstreamResponse:
         self._transport = transport
         self._connection = connection
         self.status_code = status
-        self.raw_headers = headers
-
-    @property
-    def headers(self) -> httpx2.Headers:
-        return httpx2.Headers(self.raw_headers)
-
-    @property
-    def content_type(self) -> str:
-        for name, value in self.raw_headers:
-            if name == b"content-type":
-                return value.decode("latin-1").lower()
-        return ""
+        self.headers = {name.decode(): value.decode("latin-1") for name, value in headers}
 
     async def next_part(self, until_s: float | None) -> bytes | None:
         """Raises ``httpx2.TransportError``, ``TimeoutError``."""
