@@ -26,7 +26,7 @@ from django.conf import settings
 from helexa_site.config import Config
 from inference.garbage import freeze_heap, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop
-from inference.gateway.database import Catalogue
+from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
 from inference.gateway.redis.event_reader import EventReaders
@@ -36,17 +36,16 @@ from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.event_stream import STANDSTILL_INTERVAL_S, RequestStreams
-from inference.gateway.request.identify import Directory, Identifier, pseudonym_of
+from inference.gateway.request.identify import Identifier, pseudonym_of
 from inference.gateway.request.outcome import (
     PROBES,
     Call,
     Outcomes,
-    RequestRecords,
     end_spans,
     recorded_by,
 )
 from inference.gateway.request.place import Placer
-from inference.gateway.request.reserve import Accounting, Ledger
+from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
@@ -60,6 +59,9 @@ from metering.principal import Scope
 if TYPE_CHECKING:
     from inference.gateway.metrics.endpoint import MetricsEndpoint
     from inference.gateway.tracing.spans import Tracing
+    from metering.keys.directory import KeyDirectory
+    from metering.ledger.writer import LedgerWriter
+    from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +83,11 @@ class Gateway:
     def __init__(
         self,
         config: Config,
-        catalogue: Catalogue,
+        catalogue: DatabaseCatalogue,
         *,
-        directory: Directory,
-        make_ledger: Callable[[str], Ledger],
-        records: RequestRecords | None = None,
+        directory: KeyDirectory,
+        make_ledger: Callable[[str], LedgerWriter],
+        records: RequestRecordWriter | None = None,
     ) -> None:
         self.config = config
         self.catalogue = catalogue

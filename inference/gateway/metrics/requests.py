@@ -29,8 +29,8 @@ from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from metering.ledger.entries import ERRORS
 
 if TYPE_CHECKING:
-    from inference.gateway.request.outcome import RequestRecords
-    from inference.gateway.request.reserve import Ledger
+    from metering.ledger.writer import LedgerWriter
+    from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -201,7 +201,7 @@ class Metrics(Collector):
         self._totals.append((name, documentation, read))
 
 
-def watch_ledger(metrics: Metrics, ledger: Ledger) -> None:
+def watch_ledger(metrics: Metrics, ledger: LedgerWriter) -> None:
     metrics.watch(
         "helexa_ledger_queue_operations",
         "What this gateway has yet to write into the ledger.",
@@ -219,7 +219,7 @@ def watch_ledger(metrics: Metrics, ledger: Ledger) -> None:
     )
 
 
-def watch_records(metrics: Metrics, records: RequestRecords) -> None:
+def watch_records(metrics: Metrics, records: RequestRecordWriter) -> None:
     metrics.watch(
         "helexa_request_records_queued",
         "Requests that this gateway has yet to record.",

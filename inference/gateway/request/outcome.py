@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from inference.gateway.request.identify import end_user_of_headers, via_of
 from inference.gateway.request.tokens import NOTHING, TokenBounds, UsageCounter
@@ -37,6 +37,7 @@ from metering.principal import Principal
 
 if TYPE_CHECKING:
     from inference.gateway.tracing.spans import RequestSpans
+    from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger("helexa.requests")
 
@@ -308,21 +309,6 @@ def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-class RequestRecords(Protocol):
-    """``metering.request_records.writer`` in front of the database."""
-
-    def start(self) -> None: ...
-    def stop(self, timeout_s: float) -> None: ...
-
-    def add(self, ended: RequestOutcome) -> None: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def num_dropped(self) -> int: ...
-
-
 Listener = Callable[[RequestOutcome], None]
 
 
@@ -340,7 +326,7 @@ class Outcomes:
                 logger.exception("the end of request %s is not recorded", outcome.settle.request_id)
 
 
-def recorded_by(records: RequestRecords) -> Listener:
+def recorded_by(records: RequestRecordWriter) -> Listener:
     def record(outcome: RequestOutcome) -> None:
         if outcome.settle.endpoint not in PROBES:
             records.add(outcome)

@@ -34,7 +34,7 @@ from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, pl
 from fleet.placement.expected import with_load, with_status
 from fleet.placement.targets import TargetState, own_state
 from inference.gateway.background_loops import SharedWork
-from inference.gateway.database import Catalogue
+from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
@@ -78,7 +78,7 @@ class Place:
 class Placer:
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: DatabaseCatalogue,
         read_snapshot: Callable[[], Awaitable[FleetSnapshot]],
         streams: RequestStreams,
         *,
