@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
@@ -23,10 +24,14 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
+from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.identify import LOGIN, Login, cleaned, ensure_scope
 from inference.gateway.request.outcome import Call
+from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
 from inference.gateway.server.paths import UNKNOWN_ENDPOINT, unknown_url, with_model
+from inference.protocol.events import Event
+from inference.protocol.generation import Request
 from inference.request_ids import new_request_id
 from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.dialect import (
@@ -142,6 +147,15 @@ class ApiConsumer(AbortableConsumer):
     async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         """Raises ``ApiError``."""
         return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
+
+    def running(self, request: Request) -> AbstractAsyncContextManager[RunningRequest]:
+        return run_request(self.gateway, self.call, request, abort=self.abort)
+
+    async def last_event(self, request: Request) -> Event:
+        """Of a request that is answered at once. Raises ``ApiError``."""
+        async with self.running(request) as stream:
+            *_, last = await stream.next_events()
+        return last
 
     def stop_working(self) -> None:
         if self._handler is not None and not self._handler.done():

@@ -13,16 +13,17 @@ Vectors are encoded and sent as they come.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import ClassVar
 
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import RunningRequest
-from inference.gateway.request.run import run_request
-from inference.gateway.responses.background import FrameWatch
+from inference.gateway.responses.background import EventsGoneError, FrameLog
 from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
     Accepted,
@@ -58,42 +59,56 @@ class StreamingConsumer(ApiConsumer):
         self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
     ) -> None:
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
-        self._quiet: QuietTimer | None = None
         self._has_begun = False
+        self._sent_s = -math.inf
         self._sending = asyncio.Lock()
+        self._watched: FrameLog | None = None
+        self._next_frame = 0
 
-    def _keep_alive_from(self, first_s: float) -> None:
-        self._quiet = QuietTimer(self._keep_alive, first_s=first_s, then_s=KEEP_ALIVE_S)
+    @asynccontextmanager
+    async def _kept_alive(self, first_s: float) -> AsyncIterator[None]:
+        """While the stream is quiet for ``first_s``, and then for every ``KEEP_ALIVE_S``, a frame
+        keeps it alive."""
+        beating = asyncio.create_task(self._keep_alive_from(first_s))
+        try:
+            yield
+        finally:
+            beating.cancel()
 
-    def _stop_keep_alive(self) -> None:
-        quiet, self._quiet = self._quiet, None  # breaks a cycle: the timer calls this consumer
-        if quiet is not None:
-            quiet.stop()
+    async def _keep_alive_from(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = self._sent_s + KEEP_ALIVE_S - loop.time()
+            if wait_s <= 0:
+                await self._keep_alive()
+                wait_s = KEEP_ALIVE_S
 
     async def _send_frames(self, frames: bytes, *, last: bool) -> None:
         """One at a time: a keep-alive may start the response while the first answer arrives."""
         async with self._sending:
             if self._response_ended:
                 return
-            if self._quiet is not None:
-                self._quiet.touch()
+            self._sent_s = asyncio.get_running_loop().time()
             if not self._response_started:
                 await self.start_response(200, self.stream_headers)
             await self.send_body(with_escaped_line_ends(frames), last=last)
 
-    async def _watch(self, watched: FrameWatch) -> None:
-        self._keep_alive_from(KEEP_ALIVE_S)
-        try:
-            await self._forward_watched(watched)
-        finally:
-            if self._client_left:
-                watched.leave()
-            self._stop_keep_alive()
+    async def _watch(self, log: FrameLog, number: int = 0) -> None:
+        """Sends the frames of a response in the background from ``number`` on."""
+        self._watched, self._next_frame = log, number
+        async with self._kept_alive(KEEP_ALIVE_S):
+            await self._forward_watched(log)
 
-    async def _forward_watched(self, watched: FrameWatch) -> None:
+    async def _forward_watched(self, log: FrameLog) -> None:
         is_last = False
         while not is_last:
-            frames, is_last = await watched.take()
+            try:
+                frames, is_last = await log.take(self._next_frame)
+            except EventsGoneError:
+                self.abort()
+                return
+            self._next_frame = max(self._next_frame, log.end)
             await self._send_frames(frames, last=is_last)
 
     async def _keep_alive(self) -> None:
@@ -103,47 +118,6 @@ class StreamingConsumer(ApiConsumer):
     def _waiting_comment(self) -> bytes:
         wait = self.gateway.placer.wait_of(self.call.placed_model)
         return WAITING_COMMENT if wait is None else waiting_comment(wait.words)
-
-
-class QuietTimer:
-    """Detects that a stream has been quiet for too long. Must not know the frames.
-
-    Calls ``on_quiet`` when nothing was touched for ``first_s``, and from then on every ``then_s``.
-    A touch only reads the clock; the timer checks it when it fires.
-    """
-
-    def __init__(
-        self, on_quiet: Callable[[], Awaitable[None]], *, first_s: float, then_s: float
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_quiet = on_quiet
-        self._interval_s = first_s
-        self._then_s = then_s
-        self._touched_s = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(first_s, self._look)
-        self._call: asyncio.Task[None] | None = None
-
-    def touch(self) -> None:
-        self._interval_s = self._then_s
-        self._touched_s = self._loop.time()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._call is not None:
-            self._call.cancel()
-
-    def _look(self) -> None:
-        due_s = self._touched_s + self._interval_s
-        if self._loop.time() >= due_s:
-            self.touch()
-            self._call = self._loop.create_task(self._run())
-            due_s = self._touched_s + self._interval_s
-        self._timer = self._loop.call_at(due_s, self._look)
-
-    async def _run(self) -> None:
-        await self._on_quiet()
 
 
 class GenerationConsumer(StreamingConsumer):
@@ -167,17 +141,11 @@ class GenerationConsumer(StreamingConsumer):
         await self._generate(await reading)
 
     async def _generate(self, request: ParsedRequest) -> None:
-        if request.stream:
-            self._keep_alive_from(STREAM_GRACE_S)
-        try:
-            async with run_request(
-                self.gateway, self.call, request.generation, abort=self.abort
-            ) as stream:
+        async with self._kept_alive(STREAM_GRACE_S) if request.stream else nullcontext():
+            async with self.running(request.generation) as stream:
                 encoder = self._encoder(request)
                 while not self._has_finished:
                     await self._forward(await stream.next_events(), encoder, request)
-        finally:
-            self._stop_keep_alive()
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         make = request.stream_encoder if request.stream else request.body_encoder
@@ -237,9 +205,7 @@ class EmbeddingsConsumer(ApiConsumer):
     async def answer(self, body: bytes) -> None:
         request = await self.parsed(openai_embeddings.parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        async with run_request(
-            self.gateway, self.call, request.embedding, abort=self.abort
-        ) as stream:
+        async with self.running(request.embedding) as stream:
             await write_body(stream, encoder, self)
 
 
@@ -290,7 +256,7 @@ class ScoreConsumer(ApiConsumer):
     async def answer_with_scores(
         self, request: rerank.ScoringRequest | rerank.RerankRequest
     ) -> None:
-        async with run_request(self.gateway, self.call, request.score, abort=self.abort) as stream:
+        async with self.running(request.score) as stream:
             embedded = await all_vectors(stream)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         await self.respond(200, encoder.encode(embedded))

@@ -20,7 +20,6 @@ from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, He
 from inference.gateway.consumers.generate import GenerationConsumer, write_body
 from inference.gateway.consumers.models import model_card
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.run import run_request
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
@@ -131,8 +130,7 @@ class OllamaConsumer(GenerationConsumer):
         return encoder
 
     async def _load(self, request: OllamaRequest) -> None:
-        async with run_request(self.gateway, self.call, request.load, abort=self.abort) as stream:
-            await stream.next_events()
+        await self.last_event(request.load)
         await self.respond(200, request.shape.loaded_body(time.time()))
 
     async def _keep_alive(self) -> None:
@@ -153,9 +151,7 @@ class OllamaEmbedConsumer(ApiConsumer):
         request = await self.parsed(parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
-        async with run_request(
-            self.gateway, self.call, request.embedding, abort=self.abort
-        ) as stream:
+        async with self.running(request.embedding) as stream:
             await write_body(stream, encoder, self)
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Tokenized, TokensCounted
 from inference.protocol.generation import TokenCountRequest, TokenizeRequest
@@ -45,9 +44,8 @@ class TokenizeConsumer(ApiConsumer):
         if request.model == vllm_tokenize.ANY_MODEL:
             model = await only_model(self.gateway, self.call.who)
             request = msgspec.structs.replace(request, model=model)
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            *_, last = await stream.next_events()
-            assert isinstance(last, Tokenized), "tokens were answered with something else"
+        last = await self.last_event(request)
+        assert isinstance(last, Tokenized), "tokens were answered with something else"
         await self.respond(200, self._write(last))
 
 
@@ -57,10 +55,8 @@ class TokenizerInfoConsumer(ApiConsumer):
     async def answer(self, body: bytes) -> None:
         query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
         model = query.get("model") or await only_model(self.gateway, self.call.who)
-        request = vllm_tokenize.settings_request(model)
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            *_, last = await stream.next_events()
-            assert isinstance(last, Tokenized), "settings were answered with something else"
+        last = await self.last_event(vllm_tokenize.settings_request(model))
+        assert isinstance(last, Tokenized), "settings were answered with something else"
         await self.respond(200, vllm_tokenize.settings_body(last))
 
 
@@ -89,10 +85,8 @@ class TokenCountConsumer(ApiConsumer):
     method = "POST"
 
     async def answer(self, body: bytes) -> None:
-        request = await self.asked(body)
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            *_, last = await stream.next_events()
-            assert isinstance(last, TokensCounted), "a count was answered with something else"
+        last = await self.last_event(await self.asked(body))
+        assert isinstance(last, TokensCounted), "a count was answered with something else"
         await self.respond(200, self.count_body(last.prompt_tokens))
 
     async def asked(self, body: bytes) -> TokenCountRequest:

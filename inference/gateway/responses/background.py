@@ -6,10 +6,9 @@
 A gateway that stops fails its runs with a message; one that dies leaves leases that expire.
 
 A ``FrameLog`` keeps the newest events of a run, up to ``MAX_KEPT_BYTES``. A run never waits for
-watchers: one whose next event is gone is disconnected.
+those who watch it: one whose next event is gone is disconnected.
 
-    put ─▶ | 17 | 18 | 19 | 20 |
-                  └── FrameWatch(next: 18) ── take ─▶ 18, 19, 20
+    put ─▶ | 17 | 18 | 19 | 20 | ─▶ take(18) ─▶ 18, 19, 20
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from typing import Any
@@ -237,10 +236,10 @@ class EventsGoneError(Exception):
 class FrameLog:
     def __init__(self) -> None:
         self.is_closed = False
-        self._frames: deque[bytes] = deque()
         self.first = 0
+        self._frames: deque[bytes] = deque()
         self._kept_bytes = 0
-        self._watches: set[FrameWatch] = set()
+        self._changed = asyncio.Event()
 
     @property
     def end(self) -> int:
@@ -253,50 +252,25 @@ class FrameLog:
         while self._kept_bytes > MAX_KEPT_BYTES and len(self._frames) > 1:
             self._kept_bytes -= len(self._frames.popleft())
             self.first += 1
-        for watch in tuple(self._watches):
-            watch.wake()
+        self._wake()
 
     def close(self) -> None:
         self.is_closed = True
-        for watch in tuple(self._watches):
-            watch.wake()
+        self._wake()
 
-    def watch(self, abort: Callable[[], None], *, after: int = -1) -> FrameWatch:
-        """Raises ``EventsGoneError``."""
-        if after + 1 < self.first:
+    def check(self, number: int) -> None:
+        """Raises ``EventsGoneError`` where that frame is no longer kept."""
+        if number < self.first:
             raise EventsGoneError(self.first)
-        watch = FrameWatch(self, abort, after + 1)
-        self._watches.add(watch)
-        return watch
 
-    def since(self, number: int) -> bytes:
-        return b"".join(islice(self._frames, number - self.first, None))
+    async def take(self, number: int) -> tuple[bytes, bool]:
+        """The frames from ``number`` on, once there are any, and whether none follows. Raises
+        ``EventsGoneError``."""
+        while number >= self.end and not self.is_closed:
+            await self._changed.wait()
+        self.check(number)
+        return b"".join(islice(self._frames, number - self.first, None)), self.is_closed
 
-    def forget(self, watch: FrameWatch) -> None:
-        self._watches.discard(watch)
-
-
-class FrameWatch:
-    def __init__(self, log: FrameLog, abort: Callable[[], None], next_number: int) -> None:
-        self._log = log
-        self._abort = abort
-        self._next_number = next_number
-        self._awake = asyncio.Event()
-        self.wake()
-
-    def wake(self) -> None:
-        if self._next_number < self._log.first:
-            self.leave()
-            self._abort()
-        elif self._log.is_closed or self._log.end > self._next_number:
-            self._awake.set()
-
-    def leave(self) -> None:
-        self._log.forget(self)
-
-    async def take(self) -> tuple[bytes, bool]:
-        await self._awake.wait()
-        self._awake.clear()
-        frames = self._log.since(self._next_number)
-        self._next_number = max(self._next_number, self._log.end)
-        return frames, self._log.is_closed
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

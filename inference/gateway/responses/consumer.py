@@ -24,12 +24,10 @@ from inference.gateway.consumers.generate import (
     unix_time_s,
 )
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.run import run_request
 from inference.gateway.responses.background import (
-    BackgroundRun,
     BackgroundRuns,
     EventsGoneError,
-    FrameWatch,
+    FrameLog,
 )
 from inference.gateway.responses.store import ResponseStore, record_of
 from inference.protocol.events import (
@@ -72,7 +70,6 @@ class ResponsesConsumer(GenerationConsumer):
         self._runs = runs
         self._asked: ResponsesRequest | None = None
         self._stream_encoder: ResponseStreamEncoder | None = None
-        self._watched: FrameWatch | None = None
 
     async def _generate(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
@@ -128,8 +125,7 @@ class ResponsesConsumer(GenerationConsumer):
         if not request.stream:
             await self.respond(200, orjson.dumps(queued))
             return
-        self._watched = run.log.watch(self.abort)
-        await self._watch(self._watched)
+        await self._watch(run.log)
 
 
 class CompactionConsumer(ApiConsumer):
@@ -163,7 +159,7 @@ class CompactionConsumer(ApiConsumer):
         texts: list[str] = []
         reason: FinishReason = "stop"
         usage = None
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
+        async with self.running(request) as stream:
             while usage is None:
                 for event in await stream.next_events():
                     match event:
@@ -211,33 +207,34 @@ class ResponseConsumer(StoredResponseConsumer):
         repeats the events of one that has ended."""
         run = self._runs.find(record.id)
         if run is not None:
-            await self._watch(self._watch_of(run, starting_after))
+            number = 0 if starting_after is None else starting_after + 1
+            _check_kept(run.log, number)
+            await self._watch(run.log, number)
             return
-        self._keep_alive_from(STREAM_GRACE_S)
-        try:
+        async with self._kept_alive(STREAM_GRACE_S):
             while record.status in ACTIVE:
                 await asyncio.sleep(LOOK_INTERVAL_S)
                 record = await self._store.find(record.id, self.call.who)
             frames = replay(record.response, starting_after, last_number=record.last_event_number)
             await self._send_frames(frames, last=True)
-        finally:
-            self._stop_keep_alive()
-
-    def _watch_of(self, run: BackgroundRun, starting_after: int | None) -> FrameWatch:
-        try:
-            return run.log.watch(self.abort, after=-1 if starting_after is None else starting_after)
-        except EventsGoneError as gone:
-            raise InvalidRequestError(
-                f"The events before number {gone.first} are no longer kept: ask for "
-                f"'starting_after' {gone.first - 1} or later, or read the response when it has "
-                "ended.",
-                param="starting_after",
-            ) from gone
 
     async def _delete(self) -> None:
         await self._store.delete(self.response_id, self.call.who)
         self._runs.cancel(self.response_id)
         await self.respond(200, deleted_body(self.response_id))
+
+
+def _check_kept(log: FrameLog, number: int) -> None:
+    """Raises ``InvalidRequestError``."""
+    try:
+        log.check(number)
+    except EventsGoneError as gone:
+        raise InvalidRequestError(
+            f"The events before number {gone.first} are no longer kept: ask for "
+            f"'starting_after' {gone.first - 1} or later, or read the response when it has "
+            "ended.",
+            param="starting_after",
+        ) from gone
 
 
 class InputItemsConsumer(StoredResponseConsumer):
