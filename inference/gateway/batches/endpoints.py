@@ -21,29 +21,20 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
     UnsupportedParameterError,
 )
 from inference.wire.openai import batches as openai_batches
-from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.passed.form import Rewritten, read_form
 
 BINARY = b"application/octet-stream"
 
 
 class BatchApiConsumer(ApiConsumer):
-    def __init__(
-        self,
-        *,
-        gateway: Gateway,
-        store: BatchStore,
-        worker: BatchWorker,
-        errors: ErrorDialect = openai_errors,
-    ) -> None:
-        super().__init__(gateway=gateway, errors=errors)
+    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
+        super().__init__(gateway=gateway)
         self._store = store
         self._worker = worker
 
@@ -215,8 +206,7 @@ INPUT_PURPOSE = "message_batch"
 
 
 class MessageBatchApiConsumer(BatchApiConsumer):
-    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
-        super().__init__(gateway=gateway, store=store, worker=worker, errors=anthropic_errors)
+    errors = anthropic_errors
 
     async def found(self) -> BatchRecord:
         return await self._store.find_batch(self.named, self.account, "anthropic")

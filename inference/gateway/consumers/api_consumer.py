@@ -103,17 +103,18 @@ class ApiConsumer(AbortableConsumer):
     error_outcome: ClassVar[str] = FINISHED
     """The outcome of an answer with an error's status that is no refusal."""
     endpoint: ClassVar[str] = ""
+    errors: ErrorDialect = openai_errors
 
     scope: dict[str, Any]
 
     call: Call
 
     def __init__(
-        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+        self, *, gateway: Gateway, errors: ErrorDialect | None = None, endpoint: str = ""
     ) -> None:
         super().__init__()
         self.gateway = gateway
-        self.errors = errors
+        self.errors = errors or self.errors
         self.request_id = new_request_id()
         self._endpoint = endpoint or self.endpoint
         self._body = bytearray()

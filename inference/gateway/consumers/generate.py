@@ -44,7 +44,6 @@ from inference.wire.dialect import (
     with_escaped_line_ends,
 )
 from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai import errors as openai_errors
 from inference.wire.vllm import rerank
 
 STREAM_GRACE_S = 2.0
@@ -56,7 +55,7 @@ class StreamingConsumer(ApiConsumer):
     stream_headers: ClassVar[Headers] = STREAM_HEADERS
 
     def __init__(
-        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+        self, *, gateway: Gateway, errors: ErrorDialect | None = None, endpoint: str = ""
     ) -> None:
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._has_begun = False
@@ -129,7 +128,7 @@ class GenerationConsumer(StreamingConsumer):
         gateway: Gateway,
         parse: Parse,
         endpoint: str,
-        errors: ErrorDialect = openai_errors,
+        errors: ErrorDialect | None = None,
     ) -> None:
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._parse = parse

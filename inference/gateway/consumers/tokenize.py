@@ -23,6 +23,7 @@ from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import MissingParameterError
+from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import tokenize as vllm_tokenize
 from metering.principal import Principal
@@ -81,45 +82,31 @@ async def only_model(gateway: Gateway, who: Principal) -> str:
     raise MissingParameterError("model")
 
 
-class TokenCountConsumer(ApiConsumer):
+class MessageTokenCountConsumer(ApiConsumer):
     method = "POST"
+    endpoint = "/v1/messages/count_tokens"
+    errors = anthropic_errors
 
     async def answer(self, body: bytes) -> None:
-        last = await self.last_event(await self.asked(body))
+        counted = await self.counted(await self.read(anthropic_messages.parse_count, body))
+        await self.respond(200, anthropic_messages.count_body(counted))
+
+    async def counted(self, request: TokenCountRequest) -> int:
+        last = await self.last_event(request)
         assert isinstance(last, TokensCounted), "a count was answered with something else"
-        await self.respond(200, self.count_body(last.prompt_tokens))
-
-    async def asked(self, body: bytes) -> TokenCountRequest:
-        """Raises ``ApiError``."""
-        raise NotImplementedError
-
-    def count_body(self, num_tokens: int) -> bytes:
-        raise NotImplementedError
+        return last.prompt_tokens
 
 
-class MessageTokenCountConsumer(TokenCountConsumer):
-    endpoint = "/v1/messages/count_tokens"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway, errors=anthropic_errors)
-
-    async def asked(self, body: bytes) -> TokenCountRequest:
-        return await self.read(anthropic_messages.parse_count, body)
-
-    def count_body(self, num_tokens: int) -> bytes:
-        return anthropic_messages.count_body(num_tokens)
-
-
-class ResponseTokenCountConsumer(TokenCountConsumer):
+class ResponseTokenCountConsumer(MessageTokenCountConsumer):
+    errors = openai_errors
     endpoint = "/v1/responses/input_tokens"
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
         super().__init__(gateway=gateway)
         self._store = store
 
-    async def asked(self, body: bytes) -> TokenCountRequest:
+    async def answer(self, body: bytes) -> None:
         asked = await self.read(openai_responses.parse_count, body)
-        return openai_responses.count_of(await self._store.continued(asked, self.call.who))
-
-    def count_body(self, num_tokens: int) -> bytes:
-        return openai_responses.count_body(num_tokens)
+        whole = await self._store.continued(asked, self.call.who)
+        counted = await self.counted(openai_responses.count_of(whole))
+        await self.respond(200, openai_responses.count_body(counted))

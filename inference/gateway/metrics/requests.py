@@ -12,6 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import (
@@ -233,7 +234,6 @@ def watch_records(metrics: Metrics, records: RequestRecordWriter) -> None:
 
 
 OTHER_CLIENT = "other"
-MAX_REMEMBERED = 256
 MAX_AGENT_CHARS = 512
 
 _FAMILIES = (
@@ -261,17 +261,11 @@ _FAMILIES = (
     ("browser", r"\bmozilla/"),
 )
 _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
-_remembered: dict[str, str] = {}
 
 
+@lru_cache(maxsize=256)
 def client_family(user_agent: str) -> str:
     if not user_agent:
         return ""
     agent = user_agent[:MAX_AGENT_CHARS]
-    family = _remembered.get(agent)
-    if family is None:
-        family = next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER_CLIENT)
-        if len(_remembered) >= MAX_REMEMBERED:
-            _remembered.clear()
-        _remembered[agent] = family
-    return family
+    return next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER_CLIENT)

@@ -131,9 +131,10 @@ class ResponsesConsumer(GenerationConsumer):
 class CompactionConsumer(ApiConsumer):
     method = "POST"
     endpoint = "/v1/responses/compact"
+    errors = openai_responses_errors
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
-        super().__init__(gateway=gateway, errors=openai_responses_errors)
+        super().__init__(gateway=gateway)
         self._store = store
 
     async def answer(self, body: bytes) -> None:
@@ -176,8 +177,10 @@ LOOK_INTERVAL_S = 1.0
 
 
 class StoredResponseConsumer(StreamingConsumer):
+    errors = openai_responses_errors
+
     def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
-        super().__init__(gateway=gateway, errors=openai_responses_errors)
+        super().__init__(gateway=gateway)
         self._store = store
         self._runs = runs
 
