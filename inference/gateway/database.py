@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import DatabaseError, InterfaceError
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 NUM_THREADS = 2
 QUERY_TIMEOUT_S = 30.0
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
@@ -48,13 +49,15 @@ class DatabaseThreads:
     def __init__(self, name: str) -> None:
         self._threads = SupervisedPool(NUM_THREADS, thread_name_prefix=name)
 
-    async def query(self, query: Callable[[], Result]) -> Result:
+    async def query(
+        self, query: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
+    ) -> Result:
         """Raises ``ServiceUnavailableError`` (database_unavailable)."""
         call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
         try:
             # wait_for, before Python 3.12, loses a cancellation that comes with the result.
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                result: Result = await call()
+                result: Result = await call(*args, **named)
         except (DatabaseError, InterfaceError, TimeoutError) as error:
             logger.warning("the database does not answer: %s", error)
             raise unavailable() from error
@@ -142,7 +145,7 @@ class DatabaseCatalogue:
     async def start_load(self, load: Load) -> None:
         """Idempotent: one active job for each model that is asked for."""
         try:
-            await self._database.query(lambda: services.placed_load_start(actor=GATEWAY, load=load))
+            await self._database.query(services.placed_load_start, actor=GATEWAY, load=load)
         except UnknownNeuronError:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
@@ -151,22 +154,22 @@ class DatabaseCatalogue:
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
         try:
             await self._database.query(
-                lambda: services.neuron_cut_off(actor=GATEWAY, neuron_name=neuron, reason=reason)
+                services.neuron_cut_off, actor=GATEWAY, neuron_name=neuron, reason=reason
             )
         except ServiceUnavailableError as error:
             logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
-        return await self._database.query(lambda: pull_start(request, actor))
+        return await self._database.query(pull_start, request, actor)
 
     async def pull_state(self, before: PullState) -> PullState:
-        return await self._database.query(lambda: pull_look(before))
+        return await self._database.query(pull_look, before)
 
     async def cancel_pull(self, state: PullState, actor: Actor) -> None:
-        await self._database.query(lambda: pull_cancel(state, actor))
+        await self._database.query(pull_cancel, state, actor)
 
     async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
-        await self._database.query(lambda: pull_offer(request, state, actor))
+        await self._database.query(pull_offer, request, state, actor)
 
 
 def _refusal(error: FleetError) -> ApiError:

@@ -50,6 +50,11 @@ class BatchApiConsumer(ApiConsumer):
     def query(self) -> dict[str, str]:
         return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
 
+    async def batches(self, dialect: str, limit: int, after: str | None) -> list[BatchRecord]:
+        return await self._store.query(
+            selectors.batch_list, account=self.account, dialect=dialect, limit=limit, after=after
+        )
+
     async def respond_with_files(self, paths: Sequence[Path], type_: bytes) -> None:
         size_bytes = sum(path.stat().st_size for path in paths)
         await self.begin_body(200, type_=type_, num_bytes=size_bytes)
@@ -76,10 +81,12 @@ class FilesConsumer(BatchApiConsumer):
             await self._add()
             return
         page = openai_batches.parse_page(self.query, openai_batches.MAX_FILES_LIMIT)
-        found = await self._store.database.query(
-            lambda: selectors.file_list(
-                account=self.account, limit=page.limit, after=page.after, purpose=page.purpose
-            )
+        found = await self._store.query(
+            selectors.file_list,
+            account=self.account,
+            limit=page.limit,
+            after=page.after,
+            purpose=page.purpose,
         )
         objects = list(map(openai_batches.file_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
@@ -136,11 +143,7 @@ class BatchesConsumer(BatchApiConsumer):
             await self._create(await self.parsed(_parse, body))
             return
         page = openai_batches.parse_page(self.query)
-        found = await self._store.database.query(
-            lambda: selectors.batch_list(
-                account=self.account, dialect="openai", limit=page.limit, after=page.after
-            )
-        )
+        found = await self.batches("openai", page.limit, page.after)
         objects = list(map(openai_batches.batch_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
 
@@ -226,11 +229,7 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
             await self._create(body)
             return
         page = anthropic_batches.parse_batch_page(self.query)
-        found = await self._store.database.query(
-            lambda: selectors.batch_list(
-                account=self.account, dialect="anthropic", limit=page.limit, after=page.after_id
-            )
-        )
+        found = await self.batches("anthropic", page.limit, page.after_id)
         objects = list(map(self.shown, found))
         await self.respond(200, anthropic_batches.list_body(objects, page.limit))
 

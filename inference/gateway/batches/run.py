@@ -74,6 +74,7 @@ class BatchRun:
         self._writing = asyncio.Lock()
         self._suspect_runs = asyncio.Lock()
         """Held by a row whose engine has died."""
+        self._held = {"batch_id": batch.id, "holder": gateway.gateway_id}
         self._results = ResultFiles(store.files, batch, gateway.gateway_id)
 
     async def work(self) -> None:
@@ -214,13 +215,8 @@ class BatchRun:
 
     async def _status(self) -> str | None:
         """Renews the lease. ``None``: it is lost."""
-        return await self._store.database.query(
-            partial(
-                services.batch_progress,
-                batch_id=self._batch.id,
-                holder=self._gateway.gateway_id,
-                counts=dict(self._counts),
-            )
+        return await self._store.query(
+            services.batch_progress, **self._held, counts=dict(self._counts)
         )
 
     async def _end(self, status: str, failure: str = "") -> None:
@@ -228,25 +224,13 @@ class BatchRun:
             return  # another gateway has the lease and the files
         await asyncio.to_thread(self._results.finish)
         await self._store.keep_results(self._batch)
-        await self._store.database.query(
-            partial(
-                services.batch_end,
-                batch_id=self._batch.id,
-                holder=self._gateway.gateway_id,
-                status=status,
-                counts=dict(self._counts),
-                failure=failure,
-            )
+        counts = dict(self._counts)
+        await self._store.query(
+            services.batch_end, **self._held, status=status, counts=counts, failure=failure
         )
 
     async def _release(self) -> None:
-        await self._store.database.query(
-            partial(
-                services.batch_release,
-                batch_id=self._batch.id,
-                holder=self._gateway.gateway_id,
-            )
-        )
+        await self._store.query(services.batch_release, **self._held)
 
 
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
