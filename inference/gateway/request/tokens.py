@@ -279,13 +279,17 @@ class UsageCounter:
         it; ``None``: it was not accepted."""
         self.trace = ""
         self.stage_times: StageTimes | None = None
-        self.is_settled = False
+        self.settled_s: float | None = None
         self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
         self._on_accepted = on_accepted
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._is_cut = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.settled_s is not None
 
     def cut(self) -> None:
         """The client gets an error: later tokens are not billed."""
@@ -355,7 +359,7 @@ class UsageCounter:
 
     def settle(self, usage: Usage) -> None:
         self.usage = self._until_cut(usage) if self._is_cut else usage
-        self.is_settled = True
+        self.settled_s = time.monotonic()
         if self._when_counted is not None:
             self._when_counted(*(getattr(self.usage, name) for name in TOKENS))
         # These break a cycle: the callbacks' request refers to its counter.

@@ -3,8 +3,7 @@
     opened ─▶ send_request ─▶ head ─▶ next_part ─▶ finish ─┬▶ the next request
                                                           └▶ abort
 
-    RequestWriter: head ─▶ part … ─▶ end
-    AnswerParser:  begin ─▶ feed … ─▶ has_head ─▶ take … ─▶ is_complete      feed_eof: no more comes
+    AnswerParser: begin ─▶ feed … ─▶ has_head ─▶ take … ─▶ is_complete      feed_eof: no more comes
 
 llhttp parses, which is strict: no bare line feeds, no two lengths, no length beside chunks. It
 parses bytes as they come; while more than ``MAX_UNREAD_BYTES`` of a body wait here, nothing is
@@ -33,37 +32,16 @@ TARGET = re.compile(rb"[\x21-\x7e]+")
 Headers = list[tuple[bytes, bytes]]
 
 
-class RequestWriter:
-    def __init__(self, method: bytes, target: bytes, headers: Headers) -> None:
-        if not TARGET.fullmatch(target):
-            raise httpx2.LocalProtocolError("A request's target has an illegal character.")
-        self._left_bytes = 0
-        self._is_chunked = False
-        lines = [b"%s %s HTTP/1.1" % (method, target)]
-        for name, value in headers:
-            if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
-                raise httpx2.LocalProtocolError("A header has an illegal character.")
-            lines.append(b"%s: %s" % (name, value))
-            if name.lower() == CONTENT_LENGTH:
-                self._left_bytes = int(value)
-            elif name.lower() == TRANSFER_ENCODING:
-                self._is_chunked = True
-        self.head = b"\r\n".join((*lines, b"", b""))
-
-    def part(self, data: bytes) -> bytes:
-        if self._is_chunked:
-            return b"%x\r\n%s\r\n" % (len(data), data)
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            raise httpx2.LocalProtocolError("A body is longer than its declared length.")
-        return data
-
-    def end(self) -> bytes:
-        if self._is_chunked:
-            return b"0\r\n\r\n"
-        if self._left_bytes:
-            raise httpx2.LocalProtocolError("A body is shorter than its declared length.")
-        return b""
+def request_head(method: bytes, target: bytes, headers: Headers) -> bytes:
+    """``headers`` have the body's length. Raises ``httpx2.LocalProtocolError``."""
+    if not TARGET.fullmatch(target):
+        raise httpx2.LocalProtocolError("A request's target has an illegal character.")
+    lines = [b"%s %s HTTP/1.1" % (method, target)]
+    for name, value in headers:
+        if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
+            raise httpx2.LocalProtocolError("A header has an illegal character.")
+        lines.append(b"%s: %s" % (name, value))
+    return b"\r\n".join((*lines, b"", b""))
 
 
 class AnswerParser:
@@ -244,19 +222,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._answer.begin()
         if self._has_ended:
             self._answer.feed_eof()
-        writer = RequestWriter(method, target, headers)
+        head = request_head(method, target, headers)
         if isinstance(body, bytes) and len(body) <= WRITE_BYTES:
-            written = writer.part(body) if body else b""
-            self.transport.write(b"%s%s%s" % (writer.head, written, writer.end()))
+            self.transport.write(head + body)
         else:
-            self.transport.write(writer.head)
+            self.transport.write(head)
             async for part in _pieces(body):
-                self.transport.write(writer.part(part))
+                self.transport.write(part)
                 while not (self._may_write or self._is_answered):
                     await self._woken(until_s)
                 if self._is_answered:
                     return
-            self.transport.write(writer.end())
         self._is_sent = True
 
     async def head(
