@@ -17,6 +17,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,13 @@ from inference.gateway.images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
-from inference.gateway.redis.neurons import LOOK_INTERVAL_S, HeldRequestsWatch, Liveness, repeat
+from inference.gateway.redis.neurons import (
+    LOOK_INTERVAL_S,
+    WATCH_INTERVAL_S,
+    HeldRequestsWatch,
+    Liveness,
+    repeat,
+)
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
@@ -49,10 +56,11 @@ from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
-from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
+from inference.protocol.keys import GATEWAY_ALIVE_INTERVAL_S, WAITING_INTERVAL_S, gateway_alive_key
 from inference.redis_connections import redis_client
 from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
+from inference.wire.errors import ServiceUnavailableError
 from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
 
@@ -154,7 +162,12 @@ class Gateway:
             self._redis, self.gateway_id, self.streams, self.readers, stall_limit_s=stall_limit_s
         )
         self.held = HeldRequestsWatch(
-            self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
+            self._redis,
+            self.gateway_id,
+            self.streams,
+            self.dispatcher,
+            self.readers,
+            self.liveness.neuron_names,
         )
         limiter = RateLimiter(self._limits_link)
         self.limits = Limiting(limiter)
@@ -174,16 +187,16 @@ class Gateway:
         )
         self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
-        for name, loop in (
-            ("standstills", partial(repeat, self.streams.check_standstill, STANDSTILL_INTERVAL_S)),
-            ("alive", self.liveness.run_alive),
-            ("watch", self.liveness.run_watch),
-            ("held requests", partial(repeat, self._poll_held, LOOK_INTERVAL_S)),
-            ("leases", limiter.run_renewals),
-            ("waiting", partial(repeat, self._publish_waiting, WAITING_INTERVAL_S)),
-            ("refusals", partial(repeat, self._count_refusals, REFUSALS_INTERVAL_S)),
+        self._loops.begin("leases", limiter.run_renewals)
+        for name, work, interval_s in (
+            ("standstills", self.streams.check_standstill, STANDSTILL_INTERVAL_S),
+            ("alive", self.liveness.announce, GATEWAY_ALIVE_INTERVAL_S),
+            ("watch", self.liveness.watch, WATCH_INTERVAL_S),
+            ("held requests", self.held.look_if_due, LOOK_INTERVAL_S),
+            ("waiting", self._publish_waiting, WAITING_INTERVAL_S),
+            ("refusals", self._count_refusals, REFUSALS_INTERVAL_S),
         ):
-            self._loops.begin(name, loop)
+            self._loops.begin(name, partial(repeat, work, interval_s))
         for begin in self._on_start:
             begin()
 
@@ -283,14 +296,12 @@ class Gateway:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop, SPANS_STOP_S)
         await self._count_refusals()
-        await self._queue_demand.withdraw()
+        with suppress(ServiceUnavailableError):
+            await self._queue_demand.publish({})
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
         await self._limits_link.aclose()
-
-    async def _poll_held(self) -> None:
-        await self.held.look_if_due(self.liveness.neuron_names())
 
     async def _publish_waiting(self) -> None:
         await self._queue_demand.publish(self.placer.waiting())

@@ -213,18 +213,14 @@ class ApiConsumer(AbortableConsumer):
         raise StopConsumer
 
     async def respond(
-        self, status: int, body: bytes, headers: Headers | None = None, *, type_: bytes = b""
-    ) -> None:
-        await self.respond_in_parts(status, [body], headers, type_=type_)
-
-    async def respond_in_parts(
         self,
         status: int,
-        parts: Sequence[bytes],
+        body: bytes | Sequence[bytes],
         headers: Headers | None = None,
         *,
         type_: bytes = b"",
     ) -> None:
+        parts = [body] if isinstance(body, bytes) else body
         length = (b"content-length", str(sum(map(len, parts))).encode())
         await self.start_response(status, [_content_type(type_), length, *(headers or [])])
         await send_in_pieces(parts, self.send_body)

@@ -156,7 +156,7 @@ class GenerationConsumer(StreamingConsumer):
         self._has_finished = isinstance(events[-1], Finished)
         if not request.stream:
             if parts := await _encoded(encoder, events):
-                await self.respond_in_parts(200, parts)
+                await self.respond(200, parts)
         elif frames := await frames_of(encoder, events):
             await self._send_frames(frames, last=self._has_finished)
             self._has_begun = True

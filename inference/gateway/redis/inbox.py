@@ -140,6 +140,9 @@ _NO_ARGUMENTS: tuple[Any, ...] = (
     {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
 )
 _BODY = base64.b64encode(orjson.dumps(_NO_ARGUMENTS)).decode()
+_UNUSED_HEADERS = dict.fromkeys(
+    ("shadow", "eta", "group", "group_index", "parent_id", "stamped_headers")
+)
 _ORIGIN = f"gateway{os.getpid()}@{socket.gethostname()}"
 
 
@@ -171,20 +174,15 @@ def _headers(task_id: str, expires: str) -> dict[str, Any]:
         "lang": "py",
         "task": keys.TASK_DRAIN_INBOX,
         "id": task_id,
-        "shadow": None,
-        "eta": None,
         "expires": expires,
-        "group": None,
-        "group_index": None,
         "retries": 0,
         "timelimit": [None, None],
         "root_id": task_id,
-        "parent_id": None,
         "argsrepr": "()",
         "kwargsrepr": "{}",
         "origin": _ORIGIN,
         "ignore_result": True,
         "replaced_task_nesting": 0,
-        "stamped_headers": None,
         "stamps": {},
+        **_UNUSED_HEADERS,
     }

@@ -82,10 +82,12 @@ class HeldRequestsWatch:
         streams: RequestStreams,
         dispatcher: Dispatcher,
         readers: EventReaders,
+        neuron_names: Callable[[], list[str]],
     ) -> None:
         self._redis = client
         self._gateway_id = gateway_id
         self._streams = streams
+        self._neuron_names = neuron_names
         self._dispatcher = dispatcher
         self._readers = readers
         self._last_seen: dict[str, tuple[str, int]] = {}
@@ -95,14 +97,14 @@ class HeldRequestsWatch:
         self._log = ThrottledLog(logger, logging.WARNING)
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
-    async def look_if_due(self, neurons: Iterable[str]) -> None:
+    async def look_if_due(self) -> None:
         """Looks seldom once no request has been open for a while. Raises as ``look`` does."""
         now_s = asyncio.get_running_loop().time()
         if len(self._streams) or self._num_sightings:
             self._in_use_s = now_s
         is_idle = now_s - self._in_use_s >= IDLE_AFTER_S
         if not is_idle or now_s - self._polled_s[-1] >= IDLE_LOOK_INTERVAL_S:
-            await self.look(neurons)
+            await self.look(self._neuron_names())
 
     async def look(self, neurons: Iterable[str]) -> None:
         """Raises ``ServiceUnavailableError`` when Redis does not answer."""
@@ -217,7 +219,7 @@ class Liveness:
         """Neurons drop requests of a gateway that is not alive, so call this before the first one.
         Raises ``ServiceUnavailableError``."""
         if not self._announced:
-            await self._announcing.join()
+            await self.announce()
 
     async def withdraw(self) -> None:
         await self._announcing.finish()
@@ -261,13 +263,10 @@ class Liveness:
             raise redis_unavailable() from error
         return {} if isinstance(found, NeuronValueError) else decode_marks(found)
 
-    async def run_alive(self) -> None:
-        await repeat(self._announcing.join, keys.GATEWAY_ALIVE_INTERVAL_S)
+    async def announce(self) -> None:
+        await self._announcing.join()
 
-    async def run_watch(self) -> None:
-        await repeat(self._watch, WATCH_INTERVAL_S)
-
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
         if len(self._streams) or age_s > IDLE_WATCH_INTERVAL_S - WATCH_INTERVAL_S / 2:
             await self.snapshot()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target
@@ -26,7 +27,6 @@ from inference.gateway.request.outcome import Call
 from inference.gateway.request.tokens import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
 from inference.protocol.events import Accepted, Event, Failure
-from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 from inference.wire.upstream.refusals import FAILED
 from metering.prices import FREE, DearestPrices, Prices
@@ -196,15 +196,12 @@ class Failover:
 class TargetedRequest:
     """A ``RunningRequest``."""
 
-    def __init__(
-        self, asked: Asked, targets: Sequence[Target], *, files: Sequence[ImageFile] = ()
-    ) -> None:
+    def __init__(self, asked: Asked, targets: Sequence[Target]) -> None:
         self._asked = asked
         self._call = asked.call
         self._failover = Failover(
             asked.gateway, asked.call, asked.entry, targets, deadline_s=asked.deadline_s
         )
-        self._files = files
         self._num_placed = 0
         self._attempt: RunningRequest | None = None
         self._held: list[Event] = []
@@ -236,7 +233,7 @@ class TargetedRequest:
 
     def close(self) -> None:
         attempt, self._attempt = self._attempt, None
-        self._held, self._files = [], ()
+        self._held = []
         if attempt is not None:
             attempt.close()
 
@@ -244,8 +241,8 @@ class TargetedRequest:
         self._held = []
         attempt = self._attempt = self._made(target)
         try:
-            if target.is_own and self._files:
-                await check_sees(self._asked.gateway.liveness, self._asked.entry, self._files)
+            if target.is_own and self._asked.files:
+                await check_sees(self._asked.gateway.liveness, self._asked.entry, self._asked.files)
             await attempt.begin()
         except ApiError:
             self._end(attempt)
@@ -263,24 +260,16 @@ class TargetedRequest:
             self._num_placed = attempt.num_attempts
 
     def _made(self, target: Target) -> RunningRequest:
-        place_deadline_s = self._failover.place_deadline_s
-        floor = self._floor_of_others()
-        if (served := target.upstream_model) is not None:
-            return ForwardedRequest(
-                self._asked,
-                served,
-                files=self._files,
-                place_deadline_s=place_deadline_s,
-                floor=floor,
-            )
-        return PlacedRequest(
+        place_s = self._failover.place_deadline_s
+        asked = replace(
             self._asked,
-            files=self._files,
-            place_deadline_s=place_deadline_s,
-            queue_deadline_s=place_deadline_s if self._failover.gives_way else None,
-            num_attempts=self._num_placed,
-            floor=floor,
+            place_deadline_s=place_s,
+            queue_deadline_s=place_s if self._failover.gives_way else None,
+            floor=self._floor_of_others(),
         )
+        if (served := target.upstream_model) is not None:
+            return ForwardedRequest(asked, served)
+        return PlacedRequest(asked, num_attempts=self._num_placed)
 
     def _floor_of_others(self) -> TokenBounds | None:
         """No target's bounds are above those at an upstream, whose context is not known."""
@@ -294,6 +283,5 @@ class TargetedRequest:
         self._failover.keep()
         if isinstance(self._attempt, PlacedRequest):
             self._attempt.keep()
-        self._files = ()
         events, self._held = self._held, []
         return events

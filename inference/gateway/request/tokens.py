@@ -21,21 +21,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from inference.protocol.events import (
-    ANSWERS,
-    Accepted,
-    Cancelled,
-    Delta,
-    Embedded,
-    EmbeddedPart,
-    Event,
-    Failed,
-    Finished,
-    PromptScored,
-    StageTimes,
-    Traced,
-    Usage,
-)
+from inference.protocol import events
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -262,7 +248,7 @@ def is_billed(request: Request) -> bool:
     return not isinstance(request, TokenCountRequest | TokenizeRequest)
 
 
-NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
+NOTHING = events.Usage(prompt_tokens=0, completion_tokens=0)
 
 
 class UsageCounter:
@@ -272,13 +258,13 @@ class UsageCounter:
     """
 
     def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
-        self.usage: Usage = NOTHING
+        self.usage: events.Usage = NOTHING
         self.first_token_s: float | None = None
         self.begun_s: float | None = None
         """``time.monotonic`` when its engine began, if reported, else when its neuron had prepared
         it; ``None``: it was not accepted."""
         self.trace = ""
-        self.stage_times: StageTimes | None = None
+        self.stage_times: events.StageTimes | None = None
         self.settled_s: float | None = None
         self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
@@ -295,32 +281,32 @@ class UsageCounter:
         """The client gets an error: later tokens are not billed."""
         self._is_cut = True
 
-    def count(self, event: Event) -> None:
+    def count(self, event: events.Event) -> None:
         if self.is_settled:
             return
         match event:
-            case Delta():  # most events are this one
+            case events.Delta():  # most events are this one
                 self._count_tokens(event.num_tokens)
-            case Accepted():
+            case events.Accepted():
                 self.begun_s = time.monotonic()
                 self._prompt_tokens = event.prompt_tokens
                 if self._on_accepted is not None:
                     self._on_accepted(event.prompt_tokens)
-            case PromptScored() | EmbeddedPart():
+            case events.PromptScored() | events.EmbeddedPart():
                 pass
-            case Traced():
+            case events.Traced():
                 self.trace = event.text
-            case StageTimes():
+            case events.StageTimes():
                 self.stage_times = event
-            case Finished():
+            case events.Finished():
                 if event.timing is not None and self.begun_s is not None:
                     self.begun_s += event.timing.queue_ms / 1000
                 self.settle(event.usage)
-            case Embedded():
+            case events.Embedded():
                 self.settle(event.usage)
-            case Failed() | Cancelled():
+            case events.Failed() | events.Cancelled():
                 self.settle(event.usage or NOTHING)
-            case _ if isinstance(event, ANSWERS):
+            case _ if isinstance(event, events.ANSWERS):
                 self.settle(NOTHING)
             case _:
                 self._count_tokens(getattr(event, "num_tokens", 0))
@@ -354,10 +340,12 @@ class UsageCounter:
             self.settle(NOTHING)
         else:
             self.settle(
-                Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
+                events.Usage(
+                    prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens
+                )
             )
 
-    def settle(self, usage: Usage) -> None:
+    def settle(self, usage: events.Usage) -> None:
         self.usage = self._until_cut(usage) if self._is_cut else usage
         self.settled_s = time.monotonic()
         if self._when_counted is not None:
@@ -368,7 +356,7 @@ class UsageCounter:
         for callback in callbacks:
             callback()
 
-    def _until_cut(self, usage: Usage) -> Usage:
+    def _until_cut(self, usage: events.Usage) -> events.Usage:
         if self.first_token_s is None:
             return NOTHING
         return msgspec.structs.replace(

@@ -46,15 +46,31 @@ PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 """Twisted's own list ends before 429."""
 
 
-class StreamRequest(WebRequest):  # type: ignore[misc]
-    """One HTTP request. Twisted calls it as the producer of its own response: paused while the
-    socket's buffer is full."""
+class _Producer:
+    """Twisted calls it as the producer of its own output: paused while the socket's buffer is
+    full."""
 
+    writable: asyncio.Event
+
+    def begin_writing(self) -> None:
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+
+class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The application reads forms, within its limits.
         super().__init__(*args, parsePOSTFormSubmission=False, **kwargs)
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self.begin_writing()
         self._num_body_bytes = 0
         self._refused = False
         self._has_begun = False
@@ -101,17 +117,11 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         upgrades = self.requestHeaders.getRawHeaders(b"Upgrade") or [b""]
         return bool(upgrades[0].lower() == b"websocket")
 
-    def pauseProducing(self) -> None:  # noqa: N802
-        self.writable.clear()
-
     def resumeProducing(self) -> None:  # noqa: N802
         """The channel stops reading while it cannot write; without this it would stay stopped and
         never see the client leave."""
-        self.writable.set()
+        super().resumeProducing()
         self.channel._networkProducer.resumeProducing()
-
-    def stopProducing(self) -> None:  # noqa: N802
-        self.writable.set()
 
     def finish(self) -> None:
         if self.producer is not None:
@@ -294,26 +304,15 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         await super().handle_reply(protocol, message)
 
 
-class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
-    """One WebSocket. Twisted calls it as the producer of its output, in place of the HTTP channel
-    that the connection began with."""
+class StreamSocket(_Producer, WebSocketProtocol):  # type: ignore[misc]
+    """One WebSocket. It produces in place of the HTTP channel that the connection began with."""
 
     def connectionMade(self) -> None:  # noqa: N802
         self.request_id = new_request_id()
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self.begin_writing()
         self.transport.unregisterProducer()
         self.transport.registerProducer(self, True)
         super().connectionMade()
-
-    def pauseProducing(self) -> None:  # noqa: N802
-        self.writable.clear()
-
-    def resumeProducing(self) -> None:  # noqa: N802
-        self.writable.set()
-
-    def stopProducing(self) -> None:  # noqa: N802
-        self.writable.set()
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         super().connectionLost(reason)

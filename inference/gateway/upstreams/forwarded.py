@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -47,7 +46,6 @@ from inference.protocol.generation import (
     Request,
     TokenCountRequest,
 )
-from inference.wire.common.parts import ImageFile
 from inference.wire.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -71,24 +69,14 @@ class ForwardedRequest:
     _made: AnswerEvents
     _counter: UsageCounter
 
-    def __init__(
-        self,
-        asked: Asked,
-        served: UpstreamModel,
-        *,
-        files: Sequence[ImageFile] = (),
-        place_deadline_s: float | None = None,
-        floor: TokenBounds | None = None,
-    ) -> None:
-        """``served``: of the entry's source or one of its targets. ``place_deadline_s``, where it
-        is earlier than the request's, is for a place of the upstream. ``floor``: see
-        ``TokenBudget``."""
+    def __init__(self, asked: Asked, served: UpstreamModel) -> None:
+        """``served``: of the entry's source or one of its targets."""
+        self._asked = asked
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
-        self._request, self._deadline_s = asked.request, asked.deadline_s
+        self._request = asked.request
         self._served = served
-        self._files = files
-        self._place_deadline_s = place_deadline_s or asked.deadline_s
-        self._budget = asked.budget(floor)
+        self._files = asked.files
+        self._budget = asked.budget()
         self.is_sent = False
         self._uncounted: list[Event] = []
         self._answer: UpstreamAnswer | None = None
@@ -178,14 +166,14 @@ class ForwardedRequest:
             self._call,
             self._link,
             self._served,
-            until_s=min(self._deadline_s, self._place_deadline_s),
+            until_s=min(self._asked.deadline_s, self._asked.place_until_s),
         )
         self.is_sent = True
         self._answer = UpstreamAnswer(
             self._link,
             exchange,
             self._made,
-            until_s=self._deadline_s,
+            until_s=self._asked.deadline_s,
             max_output_tokens=most.completion_tokens,
             headers=headers,
         )
