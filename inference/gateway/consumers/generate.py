@@ -27,11 +27,13 @@ from inference.gateway.responses.background import EventsGoneError, FrameLog
 from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
     Accepted,
-    ChoiceFinished,
+    Delta,
     Embedded,
     EmbeddedPart,
     Event,
     Finished,
+    ReasoningDelta,
+    ToolCallDelta,
 )
 from inference.wire.dialect import (
     WAITING_COMMENT,
@@ -154,42 +156,30 @@ class GenerationConsumer(StreamingConsumer):
         if isinstance(events[0], Accepted):
             self._ignored_fields += events[0].not_enforced
         self._has_finished = isinstance(events[-1], Finished)
-        if not request.stream:
-            if parts := await _encoded(encoder, events):
-                await self.respond(200, parts)
-        elif frames := await frames_of(encoder, events):
-            await self._send_frames(frames, last=self._has_finished)
+        parts = await encoded(encoder, events)
+        if parts and request.stream:
+            await self._send_frames(b"".join(parts), last=self._has_finished)
             self._has_begun = True
+        elif parts:
+            await self.respond(200, parts)
 
 
-async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
+TOKENS = (Delta, ReasoningDelta, ToolCallDelta)
+
+
+async def encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
+    """Large parts of an answer are encoded in several turns of the loop."""
+    # ``isinstance`` on a protocol is slow.
+    parts_of: Callable[[Event], Iterator[bytes]] | None = getattr(encoder, "parts", None)
     parts: list[bytes] = []
     for event in events:
-        parts_of = _parts_of(encoder) if isinstance(event, ChoiceFinished) else None
-        if parts_of is None:
+        if parts_of is None or isinstance(event, TOKENS):
             parts.append(encoder.encode(event))
             continue
         for part in parts_of(event):
             parts.append(part)
             await asyncio.sleep(0)
-    return b"".join(parts)
-
-
-async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
-    parts_of = _parts_of(encoder)
-    if parts_of is None:
-        return [body for event in events if (body := encoder.encode(event))]
-    parts: list[bytes] = []
-    for event in events:
-        for part in parts_of(event):
-            parts.append(part)
-            await asyncio.sleep(0)
-    return parts
-
-
-def _parts_of(encoder: Encoder) -> Callable[[Event], Iterator[bytes]] | None:
-    """The ``parts`` of a ``PartsEncoder``; ``isinstance`` on a protocol is slow."""
-    return getattr(encoder, "parts", None)
+    return [part for part in parts if part]
 
 
 def unix_time_s() -> int:

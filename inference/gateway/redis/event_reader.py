@@ -128,7 +128,7 @@ class EventReader:
                 continue
             except (redis.RedisError, OSError) as error:
                 if str(error).startswith("WRONGTYPE"):
-                    self._fault("its events are no stream")
+                    self._on_fault(self.neuron, "its events are no stream")
                 else:
                     self._outage.unanswered(error)
             except Exception:
@@ -184,7 +184,8 @@ class EventReader:
                     await self._grave_fault("an entry of its events is too large")
                 batch = decode_event_batch(data)
             except (KeyError, msgspec.DecodeError) as error:
-                self._fault(f"an entry of its events does not decode: {error!s:.200}")
+                what = f"an entry of its events does not decode: {error!s:.200}"
+                self._on_fault(self.neuron, what)
                 continue
             self.deliver(batch, len(data))
             num_events += 1 + len(batch.events)
@@ -214,13 +215,15 @@ class EventReader:
                 self._count_unknown(bytes_an_event)
                 continue
             if stream.neuron != self.neuron:
-                self._fault("it answered a request that another neuron serves")
+                what = "it answered a request that another neuron serves"
+                self._on_fault(self.neuron, what)
                 continue
             stream.epoch = batch.epoch
             try:
                 stream.put(event, bytes_an_event)
             except AnswerFaultError as error:
-                self._fault(f"its answer to {event.request_id} has {error}")
+                what = f"its answer to {event.request_id} has {error}"
+                self._on_fault(self.neuron, what)
 
     def _count_unknown(self, num_bytes: int) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -240,9 +243,6 @@ class EventReader:
 
     def _fail_its_requests(self) -> None:
         self._streams.fail_where(self._serves, events_lost())
-
-    def _fault(self, what: str) -> None:
-        self._on_fault(self.neuron, what)
 
     async def _grave_fault(self, what: str) -> None:
         self._on_fault(self.neuron, what, is_grave=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
@@ -78,17 +78,12 @@ class Failover:
     def gives_way(self) -> bool:
         return self._chosen.gives_way
 
-    def others(self) -> Iterator[Target]:
-        for index, target in enumerate(self._targets):
-            if index != self._chosen.index and index not in self._left_out:
-                yield target
+    def permitted(self, *without: int) -> list[Target]:
+        left_out = self._left_out.union(without)
+        return [one for index, one in enumerate(self._targets) if index not in left_out]
 
-    def permitted(self) -> Iterator[Target]:
-        return (one for i, one in enumerate(self._targets) if i not in self._left_out)
-
-    @property
-    def has_others(self) -> bool:
-        return next(self.others(), None) is not None
+    def others(self) -> list[Target]:
+        return self.permitted(self._chosen.index)
 
     def begin(self) -> None:
         """Skips targets that the request may not use or whose prices are unknown. Raises
@@ -143,7 +138,7 @@ class Failover:
         has_waited = chosen.gives_way and chosen.wait_s is not None and waited_s >= chosen.wait_s
         may_have_begun = self.is_sent and error.code != QUEUE_TIMEOUT
         if may_have_begun or not has_waited:
-            if not self.has_others:
+            if not self.others():
                 raise self._error
             self._left_out.add(chosen.index)
         if call.spans is not None:
@@ -226,7 +221,7 @@ class TargetedRequest:
                 await self._failover.run(self._begin_at)
                 continue
             has_begun = any(not isinstance(event, Accepted) for event in self._held)
-            if has_begun or not self._failover.has_others:
+            if has_begun or not self._failover.others():
                 return self._begun()
         assert self._attempt is not None, "a request that has been closed"
         return await self._attempt.next_events()
