@@ -29,7 +29,7 @@ from inference.wire.upstream.dialects import JSON, Exchange
 from inference.wire.upstream.refusals import FAILED, UNAVAILABLE, failure_in_stream, failure_of
 
 if TYPE_CHECKING:
-    from inference.gateway.upstreams.transport import UpstreamResponse
+    from inference.gateway.upstreams.connection import UpstreamConnection
 
 
 OK, FIRST_ERROR = 200, 400
@@ -58,8 +58,8 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
         raise _failed(name, "broke off", has_begun()) from None
 
 
-async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
-    status = response.status_code
+async def check_status(link: UpstreamLink, response: UpstreamConnection) -> None:
+    status = response.status
     if status == OK:
         return
     if status < FIRST_ERROR:
@@ -77,7 +77,7 @@ async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
     )
 
 
-async def read_whole(response: UpstreamResponse, max_bytes: int, *, cuts: bool = False) -> bytes:
+async def read_whole(response: UpstreamConnection, max_bytes: int, *, cuts: bool = False) -> bytes:
     content = bytearray()
     async for part in response.parts():
         content += part
@@ -122,7 +122,7 @@ class UpstreamAnswer:
         self._left_bytes = min(
             MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * max_output_tokens
         )
-        self._response: UpstreamResponse | None = None
+        self._response: UpstreamConnection | None = None
         self._fault: Exception | None = None
 
     async def next_events(self) -> list[Event]:
@@ -146,11 +146,11 @@ class UpstreamAnswer:
         if response is None:
             return
         if self._answer.is_ended:
-            response.close_drained()
+            self._link.free_drained(response)
         else:
-            response.close()
+            self._link.free(response)
 
-    async def _sent(self) -> UpstreamResponse:
+    async def _sent(self) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._left_s
         headers = {
@@ -163,13 +163,13 @@ class UpstreamAnswer:
         url = (unversioned(url) if exchange.is_unversioned else url) + exchange.path
         response = await self._link.post(url, exchange.body, headers, until_s=deadline_s)
         self._response = response
-        if response.status_code != OK:
+        if response.status != OK:
             async with asyncio.timeout_at(deadline_s):
                 await check_status(self._link, response)
         self._left_s = deadline_s - loop.time()
         return response
 
-    async def _streamed(self, response: UpstreamResponse) -> list[Event]:
+    async def _streamed(self, response: UpstreamConnection) -> list[Event]:
         """Comments do not count: an upstream that sends only those gives no token. Only waiting for
         the upstream counts, not the client's time."""
         while not self._answer.is_ended:
@@ -180,7 +180,7 @@ class UpstreamAnswer:
             events = self._events_of(part)
             if self._answer.has_begun:
                 self._left_s = self._pause_s
-                response.gather()
+                response.gathers = True
             if events:
                 return events
             if self._fault is not None:
@@ -208,7 +208,7 @@ class UpstreamAnswer:
     def _pause_s(self) -> float:
         return TAIL_TIMEOUT_S if self._answer.has_finished else self._link.entry.token_timeout_s
 
-    async def _next_part(self, response: UpstreamResponse) -> bytes | None:
+    async def _next_part(self, response: UpstreamConnection) -> bytes | None:
         import httpx2
 
         loop = asyncio.get_running_loop()

@@ -145,6 +145,9 @@ class UpstreamConnection(asyncio.Protocol):
     after this time of its clock; ``None``: no limit."""
 
     transport: asyncio.Transport
+    status: int
+    headers: dict[str, str]
+    """Of the present answer, names in lower case."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -235,18 +238,16 @@ class UpstreamConnection(asyncio.Protocol):
                     return
         self._is_sent = True
 
-    async def head(
-        self, until_s: float | None = None, *, with_part: bool = False
-    ) -> tuple[int, Headers]:
-        """The status and headers of the answer, names in lower case. ``with_part``: waits for some
-        of a success's body too, which saves a wake-up. Raises ``httpx2.TransportError``,
-        ``TimeoutError``."""
+    async def read_head(self, until_s: float | None = None, *, with_part: bool = False) -> None:
+        """Reads ``status`` and ``headers``. ``with_part``: waits for some of a success's body too,
+        which saves a wake-up. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         self._awaits_part = with_part
         answer = self._answer
         while not answer.has_head or self._has_head_alone:
             await self._more(until_s)
         self._awaits_part = False
-        return answer.status, answer.headers
+        self.status = answer.status
+        self.headers = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
 
     async def next_part(self, until_s: float | None = None) -> bytes | None:
         """Raises ``httpx2.TransportError``, ``TimeoutError``."""

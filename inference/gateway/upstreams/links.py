@@ -37,7 +37,8 @@ from inference.wire.upstream.refusals import FAILED, UNAVAILABLE
 if TYPE_CHECKING:
     import httpx2
 
-    from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+    from inference.gateway.upstreams.connection import UpstreamConnection
+    from inference.gateway.upstreams.transport import UpstreamTransport
 
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class UpstreamLink:
     ) -> None:
         self.entry = entry
         self._transport = transport
+        self.free, self.free_drained = transport.free, transport.free_drained
         self._headers = [
             (b"host", urlsplit(entry.url).netloc.encode()),
             *((name.encode(), value.encode()) for name, value in headers_of(entry, secret).items()),
@@ -86,9 +88,9 @@ class UpstreamLink:
         headers: Mapping[str, str],
         *,
         until_s: float,
-    ) -> UpstreamResponse:
-        """Returns the answer, for the caller to close, with its head and, if it succeeded, some of
-        its body. ``url`` is of the upstream's origin; ``headers`` have the length of a streamed
+    ) -> UpstreamConnection:
+        """Returns the answer, for the caller to ``free``, with its head and, if it succeeded, some
+        of its body. ``url`` is of the upstream's origin; ``headers`` have the length of a streamed
         body. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         sent = [
             *self._headers,
@@ -175,8 +177,8 @@ class UpstreamLink:
             response = await self._transport.send(b"GET", url, self._headers, b"", until_s)
         except (httpx2.HTTPError, TimeoutError):
             return False
-        response.close()
-        return response.status_code < FIRST_SERVER_ERROR
+        self.free(response)
+        return response.status < FIRST_SERVER_ERROR
 
     async def _acquire(self, timeout_s: float) -> None:
         if not self._places.locked():

@@ -69,7 +69,7 @@ from inference.wire.upstream.refusals import FAILED
 from metering.prices import NOT_METERED, Metered
 
 if TYPE_CHECKING:
-    from inference.gateway.upstreams.transport import UpstreamResponse
+    from inference.gateway.upstreams.connection import UpstreamConnection
 
 logger = logging.getLogger(__name__)
 
@@ -266,12 +266,12 @@ class _PassedAnswer:
                 async with aclosing(self._parts(response, until_s)) as parts:
                     await self._pass_parts(parts, type_)
             finally:
-                response.close()
+                self._link.free(response)
         if self._units is not None and self._units.has_failed:
             message = f"The upstream {entry.name} failed in its answer."
             raise RequestFailedError(Failure(code=FAILED, message=message))
 
-    async def _parts(self, response: UpstreamResponse, until_s: float) -> AsyncGenerator[bytes]:
+    async def _parts(self, response: UpstreamConnection, until_s: float) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
         left_bytes = MAX_ANSWER_BYTES
         while (part := await response.next_part(until_s)) is not None:
@@ -357,7 +357,7 @@ def estimate(most: Usage, request: PassedRequest, *, units: int, num_bytes: int)
     return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
 
-def _type_of(response: UpstreamResponse) -> str:
+def _type_of(response: UpstreamConnection) -> str:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UpstreamFaultError("a compressed body")
