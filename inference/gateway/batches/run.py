@@ -28,9 +28,9 @@ from inference.batches.records import CANCELLING, BatchRecord
 from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import spooled_file
-from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
@@ -297,13 +297,10 @@ class BatchRow:
         try:
             async with run_request(self._gateway, call, _inside(parsed)) as stream:
                 encoder = parsed.body_encoder(request_id=self.request_id, clock=unix_time_s)
-                has_ended = False
-                while not has_ended:
-                    events = await stream.next_events()
+                async for events in until_ended(stream):
                     frames = [with_escaped_line_ends(encoder.encode(event)) for event in events]
                     written.writelines(frames)
                     call.capture_answer(b"".join(frames))
-                    has_ended = isinstance(events[-1], ANSWERS)
             call.outcome = FINISHED
         except ApiError as error:
             failed = self._blamed(error)

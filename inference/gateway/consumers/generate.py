@@ -20,9 +20,11 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import ClassVar
 
+import msgspec
+
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.attempt import RunningRequest
+from inference.gateway.request.attempt import RunningRequest, until_ended
 from inference.gateway.responses.background import EventsGoneError, FrameLog
 from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
@@ -134,7 +136,6 @@ class GenerationConsumer(StreamingConsumer):
     ) -> None:
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._parse = parse
-        self._has_finished = False
 
     async def answer(self, body: bytes) -> None:
         reading = self.read(self._parse, body)
@@ -145,8 +146,8 @@ class GenerationConsumer(StreamingConsumer):
         async with self._kept_alive(STREAM_GRACE_S) if request.stream else nullcontext():
             async with self.running(request.generation) as stream:
                 encoder = self._encoder(request)
-                while not self._has_finished:
-                    await self._forward(await stream.next_events(), encoder, request)
+                async for events in until_ended(stream):
+                    await self._forward(events, encoder, request)
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         make = request.stream_encoder if request.stream else request.body_encoder
@@ -155,10 +156,10 @@ class GenerationConsumer(StreamingConsumer):
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
         if isinstance(events[0], Accepted):
             self._ignored_fields += events[0].not_enforced
-        self._has_finished = isinstance(events[-1], Finished)
+        has_finished = isinstance(events[-1], Finished)
         parts = await encoded(encoder, events)
         if parts and request.stream:
-            await self._send_frames(b"".join(parts), last=self._has_finished)
+            await self._send_frames(b"".join(parts), last=has_finished)
             self._has_begun = True
         elif parts:
             await self.respond(200, parts)
@@ -203,9 +204,9 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: Ap
     is encoded. A slow client delays the encoding of its own answer alone. Raises the ``ApiError``
     that the stream failed with."""
     pending = bytearray()
-    has_begun = has_ended = False
-    while not has_ended:
-        for event in await stream.next_events():
+    has_begun = False
+    async for events in until_ended(stream):
+        for event in events:
             for part in encoder.parts(event):
                 pending += part
                 while len(pending) > PIECE_BYTES:
@@ -215,7 +216,6 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: Ap
                     await consumer.send_body(bytes(memoryview(pending)[:PIECE_BYTES]))
                     del pending[:PIECE_BYTES]
                     await asyncio.sleep(0)
-            has_ended = isinstance(event, Embedded)
     if has_begun:
         await consumer.send_body(bytes(pending), last=True)
     else:
@@ -225,13 +225,12 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: Ap
 async def all_vectors(stream: RunningRequest) -> Embedded:
     """Raises the ``ApiError`` that the stream failed with."""
     vectors: list[bytes] = []
-    while True:
-        for event in await stream.next_events():
+    async for events in until_ended(stream):
+        for event in events:
             if isinstance(event, EmbeddedPart | Embedded):
                 vectors += event.vectors
-            if isinstance(event, Embedded):
-                usage = event.usage
-                return Embedded(request_id=event.request_id, vectors=vectors, usage=usage)
+    assert isinstance(event, Embedded), "vectors were answered with something else"
+    return msgspec.structs.replace(event, vectors=vectors)
 
 
 class ScoreConsumer(ApiConsumer):

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,7 +33,7 @@ from inference.gateway.request.outcome import Call
 from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.tokens import TokenBounds, UsageCounter, num_prompts, token_bounds
-from inference.protocol.events import Event
+from inference.protocol.events import ANSWERS, Event
 from inference.protocol.generation import (
     GenerationRequest,
     Request,
@@ -99,6 +99,15 @@ class RunningRequest(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+async def until_ended(stream: RunningRequest) -> AsyncIterator[list[Event]]:
+    """All events, as many at once as there are. Raises the ``ApiError`` it failed with."""
+    while True:
+        events = await stream.next_events()
+        yield events
+        if isinstance(events[-1], ANSWERS):
+            return
 
 
 class PlacedRequest:

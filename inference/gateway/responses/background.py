@@ -16,17 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from typing import Any
 
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.attempt import RunningRequest
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore
-from inference.protocol.events import Accepted, Event, Failure, Finished
+from inference.protocol.events import Accepted, Failure, Finished
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -96,13 +95,14 @@ class BackgroundRun:
 
     async def _answer(self) -> None:
         async with run_request(self._gateway, self.call, self._request.generation) as stream:
-            async for event in _events(stream):
-                if isinstance(event, Finished) and not await self._keep(event):
-                    self._stop()
-                    return
-                self._put(self._encoder.encode(event))
-                if isinstance(event, Accepted):
-                    await self._save_progress()
+            async for events in until_ended(stream):
+                for event in events:
+                    if isinstance(event, Finished) and not await self._keep(event):
+                        self._stop()
+                        return
+                    self._put(self._encoder.encode(event))
+                    if isinstance(event, Accepted):
+                        await self._save_progress()
 
     def _put(self, frames: bytes) -> None:
         self.call.capture_answer(frames)
@@ -213,14 +213,6 @@ class BackgroundRuns:
             for lost_id in set(watched) - active:
                 self.cancel(lost_id)
             await asyncio.sleep(WATCH_INTERVAL_S)
-
-
-async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
-    while True:
-        for event in await stream.next_events():
-            yield event
-            if isinstance(event, Finished):
-                return
 
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024

@@ -24,6 +24,7 @@ from inference.gateway.consumers.generate import (
     unix_time_s,
 )
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.responses.background import (
     BackgroundRuns,
     EventsGoneError,
@@ -159,18 +160,17 @@ class CompactionConsumer(ApiConsumer):
     async def _written(self, request: GenerationRequest) -> tuple[str, FinishReason, Usage]:
         texts: list[str] = []
         reason: FinishReason = "stop"
-        usage = None
         async with self.running(request) as stream:
-            while usage is None:
-                for event in await stream.next_events():
+            async for events in until_ended(stream):
+                for event in events:
                     match event:
                         case Delta():
                             texts.append(event.text)
                         case ChoiceFinished():
                             reason = event.reason
                         case Finished():
-                            usage = event.usage
-        return "".join(texts), reason, usage
+                            return "".join(texts), reason, event.usage
+        raise AssertionError("an answer without an end")
 
 
 LOOK_INTERVAL_S = 1.0

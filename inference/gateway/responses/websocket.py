@@ -22,6 +22,7 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.api_consumer import AbortableConsumer
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.identify import REQUEST_ID, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
@@ -278,16 +279,13 @@ class ResponseTurn:
             encoder = self._encoder = request.stream_encoder(
                 request_id=call.request_id, clock=unix_time_s
             )
-            has_finished = False
-            while not has_finished:
-                events = await stream.next_events()
+            async for events in until_ended(stream):
                 frames = b""
                 for event in events:
                     if isinstance(event, ChoiceFinished) and not generates:
                         continue
                     if isinstance(event, Finished):
                         await self._store.save_finished(request, encoder, event, call)
-                        has_finished = True
                     frames += encoder.encode(event)
                 if frames:
                     call.capture_answer(frames)
