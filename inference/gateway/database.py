@@ -27,7 +27,6 @@ from inference.gateway.background_loops import SharedWork
 from inference.protocol.events import Failure
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import (
-    ApiError,
     InvalidRequestError,
     ModelNotFoundError,
     RequestFailedError,
@@ -149,7 +148,7 @@ class DatabaseCatalogue:
         except UnknownNeuronError:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
-            raise _refusal(error) from error
+            raise RequestFailedError(Failure(code=error.code, message=str(error))) from error
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
         try:
@@ -170,10 +169,6 @@ class DatabaseCatalogue:
 
     async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
         await self._database.query(pull_offer, request, state, actor)
-
-
-def _refusal(error: FleetError) -> ApiError:
-    return RequestFailedError(Failure(code=error.code, message=str(error)))
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:

@@ -44,13 +44,7 @@ from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, 
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.event_stream import STANDSTILL_INTERVAL_S, RequestStreams
 from inference.gateway.request.identify import Identifier, pseudonym_of
-from inference.gateway.request.outcome import (
-    PROBES,
-    Call,
-    Outcomes,
-    end_spans,
-    recorded_by,
-)
+from inference.gateway.request.outcome import PROBES, Call, Outcomes, end_spans, recorded_by
 from inference.gateway.request.place import Placer
 from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of

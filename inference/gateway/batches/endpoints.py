@@ -21,11 +21,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.errors import (
-    ApiError,
-    InvalidRequestError,
-    UnsupportedParameterError,
-)
+from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai.passed.form import Rewritten, read_form
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import redis
@@ -75,9 +75,8 @@ LOG_INTERVAL_S = 10.0
 Entry = tuple[bytes, dict[bytes, bytes]]
 
 
-class OnFault(Protocol):
-    def __call__(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
-        """``what``: the fault, in words. ``is_grave``: once is enough to shut the neuron out."""
+OnFault = Callable[..., None]
+"""Takes the neuron and the fault, in words; ``is_grave``: once is enough to shut the neuron out."""
 
 
 class EventReader:

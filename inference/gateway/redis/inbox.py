@@ -154,7 +154,22 @@ def ring_message(neuron: str, *, task_id: uuid.UUID, now: datetime.datetime) -> 
             "body": _BODY,
             "content-encoding": "utf-8",
             "content-type": "application/json",
-            "headers": _headers(name, expires.isoformat()),
+            "headers": {
+                "lang": "py",
+                "task": keys.TASK_DRAIN_INBOX,
+                "id": name,
+                "expires": expires.isoformat(),
+                "retries": 0,
+                "timelimit": [None, None],
+                "root_id": name,
+                "argsrepr": "()",
+                "kwargsrepr": "{}",
+                "origin": _ORIGIN,
+                "ignore_result": True,
+                "replaced_task_nesting": 0,
+                "stamps": {},
+                **_UNUSED_HEADERS,
+            },
             "properties": {
                 "correlation_id": name,
                 "reply_to": "",
@@ -167,22 +182,3 @@ def ring_message(neuron: str, *, task_id: uuid.UUID, now: datetime.datetime) -> 
             },
         }
     )
-
-
-def _headers(task_id: str, expires: str) -> dict[str, Any]:
-    return {
-        "lang": "py",
-        "task": keys.TASK_DRAIN_INBOX,
-        "id": task_id,
-        "expires": expires,
-        "retries": 0,
-        "timelimit": [None, None],
-        "root_id": task_id,
-        "argsrepr": "()",
-        "kwargsrepr": "{}",
-        "origin": _ORIGIN,
-        "ignore_result": True,
-        "replaced_task_nesting": 0,
-        "stamps": {},
-        **_UNUSED_HEADERS,
-    }

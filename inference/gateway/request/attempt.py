@@ -34,11 +34,7 @@ from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.tokens import TokenBounds, UsageCounter, num_prompts, token_bounds
 from inference.protocol.events import ANSWERS, Event
-from inference.protocol.generation import (
-    GenerationRequest,
-    Request,
-    Submit,
-)
+from inference.protocol.generation import GenerationRequest, Request, Submit
 from inference.protocol.held import blame, broke_worker
 from inference.protocol.load import AdapterSpec
 from inference.wire.common.parts import ImageFile

@@ -26,9 +26,9 @@ from inference.gateway.request.attempt import Asked, PlacedRequest, RunningReque
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.tokens import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
-from inference.protocol.events import Accepted, Event, Failure
-from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
-from inference.wire.upstream.refusals import FAILED
+from inference.protocol.events import Accepted, Event
+from inference.wire.errors import ApiError, ServiceUnavailableError
+from inference.wire.upstream.refusals import failed
 from metering.prices import FREE, DearestPrices, Prices
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,7 @@ class Failover:
         if upstream is not None:
             check_network(self._entry, upstream, self._call.who)
         if self._entry.lacks_prices_at(target):
-            message = f"The prices of {target.name} are its upstream's, which names none."
-            raise RequestFailedError(Failure(code=FAILED, message=message))
+            raise failed(f"The prices of {target.name} are its upstream's, which names none.")
 
     def _prices_at(self, target: Target) -> Prices:
         if self._entry.lacks_prices_at(target):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -203,19 +204,10 @@ class Call:
         self._refused_sender = (error.account, error.key)
 
     def hand_over(self) -> Call:
+        """The call of a request that continues without its client, before it is submitted."""
+        handed = copy(self)
         self._is_closed = True
-        return Call(
-            request_id=self.request_id,
-            endpoint=self.endpoint,
-            client=self.client,
-            principal=self.principal,
-            record=self.record,
-            spans=self.spans,
-            end_user=self.end_user,
-            via=self.via,
-            capture=self.capture,
-            _started_s=self._started_s,
-        )
+        return handed
 
     def close(self) -> None:
         """The client has been answered, or has left: nothing changes any more. Only the first call

@@ -36,10 +36,7 @@ from inference.wire.errors import (
     RequestFailedError,
     ServiceUnavailableError,
 )
-from metering.errors import (
-    LedgerUnavailableError,
-    QuotaExceededError,
-)
+from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.request_records.rows import record_fields
 

@@ -140,27 +140,22 @@ def token_bounds(
     prompt = exact + text
     if context_tokens is not None:
         prompt = min(prompt, prompts * context_tokens)
-    if not isinstance(request, GenerationRequest):
-        return TokenBounds(
-            prompt_tokens=prompt,
-            output_tokens=0,
-            default_output_tokens=0,
-            num_choices=prompts,
-            exact_tokens=exact,
-            text_bound=text,
-            text_bytes=text_bytes,
-        )
-    choices = prompts * request.n
-    limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
-    most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
-    unnamed = min(most, DEFAULT_OUTPUT_TOKENS, catalogue_context_tokens or DEFAULT_OUTPUT_TOKENS)
-    asked = request.sampling.max_tokens
-    if asked is not None and request.ends_at_context:
-        asked = min(asked, most)
+    choices, unnamed = prompts, 0
+    named: int | None = 0
+    if isinstance(request, GenerationRequest):
+        choices = prompts * request.n
+        limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
+        most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
+        known = catalogue_context_tokens or DEFAULT_OUTPUT_TOKENS
+        unnamed = min(most, DEFAULT_OUTPUT_TOKENS, known) * choices
+        asked = request.sampling.max_tokens
+        if asked is not None and request.ends_at_context:
+            asked = min(asked, most)
+        named = None if asked is None else asked * choices
     return TokenBounds(
         prompt_tokens=prompt,
-        output_tokens=None if asked is None else asked * choices,
-        default_output_tokens=unnamed * choices,
+        output_tokens=named,
+        default_output_tokens=unnamed,
         num_choices=choices,
         exact_tokens=exact,
         text_bound=text,

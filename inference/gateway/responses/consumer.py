@@ -25,20 +25,9 @@ from inference.gateway.consumers.generate import (
 )
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
-from inference.gateway.responses.background import (
-    BackgroundRuns,
-    EventsGoneError,
-    FrameLog,
-)
+from inference.gateway.responses.background import BackgroundRuns, EventsGoneError, FrameLog
 from inference.gateway.responses.store import ResponseStore, record_of
-from inference.protocol.events import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    FinishReason,
-    Usage,
-)
+from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, FinishReason, Usage
 from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotAllowedError

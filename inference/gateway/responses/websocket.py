@@ -102,26 +102,23 @@ class ResponseSocket(AbortableConsumer):
     async def _receive(self, message: dict[str, Any]) -> None:
         text = message.get("text")
         given = message["bytes"] if text is None else text.encode()
-        limit_bytes = self.gateway.config.max_body_bytes
-        if len(given) > limit_bytes:
-            await self._close(RequestTooLargeError(limit_bytes), TOO_BIG)
+        if (refusal := self._refusal_of(len(given))) is not None:
+            await self._close(*refusal)
             return
-        if self._waiting_bytes + len(given) > limit_bytes:
-            await self._close(
-                InvalidRequestError(
-                    f"The messages that wait take over {limit_bytes:,} bytes.", param=None
-                ),
-                TOO_BIG,
-            )
-            return
-        try:
-            self._waiting.put_nowait(given)
-        except asyncio.QueueFull:
-            await self._close(
-                InvalidRequestError(f"More than {MAX_WAITING} messages wait.", param=None), TOO_MANY
-            )
-            return
+        self._waiting.put_nowait(given)
         self._waiting_bytes += len(given)
+
+    def _refusal_of(self, num_bytes: int) -> tuple[ApiError, int] | None:
+        limit_bytes = self.gateway.config.max_body_bytes
+        if num_bytes > limit_bytes:
+            return RequestTooLargeError(limit_bytes), TOO_BIG
+        if self._waiting_bytes + num_bytes > limit_bytes:
+            message = f"The messages that wait take over {limit_bytes:,} bytes."
+            return InvalidRequestError(message, param=None), TOO_BIG
+        if self._waiting.full():
+            message = f"More than {MAX_WAITING} messages wait."
+            return InvalidRequestError(message, param=None), TOO_MANY
+        return None
 
     async def _work(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fleet.upstreams.http import unversioned
 from inference.gateway.upstreams.links import UpstreamLink
-from inference.protocol.events import Event, Failure
+from inference.protocol.events import Event
 from inference.wire.errors import RequestFailedError
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
@@ -26,7 +26,13 @@ from inference.wire.upstream.answer_events import (
     UpstreamFaultError,
 )
 from inference.wire.upstream.dialects import JSON, Exchange
-from inference.wire.upstream.refusals import FAILED, UNAVAILABLE, failure_in_stream, failure_of
+from inference.wire.upstream.refusals import (
+    FAILED,
+    UNAVAILABLE,
+    failed,
+    failure_in_stream,
+    failure_of,
+)
 
 if TYPE_CHECKING:
     from inference.gateway.upstreams.connection import UpstreamConnection
@@ -90,7 +96,7 @@ async def read_whole(response: UpstreamConnection, max_bytes: int, *, cuts: bool
 
 def _failed(name: str, what: str, has_begun: bool) -> RequestFailedError:
     code = FAILED if has_begun else UNAVAILABLE
-    return RequestFailedError(Failure(code=code, message=f"The upstream {name} {what}."))
+    return failed(f"The upstream {name} {what}.", code)
 
 
 MAX_BODY_BYTES = 64 * 1024 * 1024

@@ -30,9 +30,8 @@ from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.http import client_options, headers_of
 from fleet.upstreams.secret import unseal
 from inference.logs.throttled import ThrottledLog
-from inference.protocol.events import Failure
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
-from inference.wire.upstream.refusals import FAILED, UNAVAILABLE
+from inference.wire.upstream.refusals import UNAVAILABLE, failed
 
 if TYPE_CHECKING:
     import httpx2
@@ -251,12 +250,8 @@ class UpstreamLinks:
             options = await asyncio.to_thread(client_options, entry, secret)
         except (UpstreamSecretError, UpstreamUnavailableError) as error:
             logger.error("the upstream %s cannot be used: %s", entry.name, error)
-            raise RequestFailedError(
-                Failure(
-                    code=FAILED,
-                    message=f"The upstream {entry.name} cannot be used; this server's log has the "
-                    "reason.",
-                )
+            raise failed(
+                f"The upstream {entry.name} cannot be used; this server's log has the reason."
             ) from None
         transport = UpstreamTransport(
             options["verify"],

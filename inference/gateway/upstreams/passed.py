@@ -41,12 +41,8 @@ from inference.gateway.server.bodies import parse_aside, spooled_file
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
 from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
 from inference.gateway.upstreams.links import UpstreamLink
-from inference.protocol.events import Failure, Usage
-from inference.wire.errors import (
-    ModelNotAllowedError,
-    RequestFailedError,
-    UnsupportedParameterError,
-)
+from inference.protocol.events import Usage
+from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
 from inference.wire.openai.passed.form import Rewritten, read_form
 from inference.wire.openai.passed.request import (
     END_USER_FIELDS,
@@ -65,7 +61,7 @@ from inference.wire.upstream.answer_events import (
     UpstreamErrorObject,
     UpstreamFaultError,
 )
-from inference.wire.upstream.refusals import FAILED
+from inference.wire.upstream.refusals import failed
 from metering.prices import NOT_METERED, Metered
 
 if TYPE_CHECKING:
@@ -268,8 +264,7 @@ class _PassedAnswer:
             finally:
                 self._link.free(response)
         if self._units is not None and self._units.has_failed:
-            message = f"The upstream {entry.name} failed in its answer."
-            raise RequestFailedError(Failure(code=FAILED, message=message))
+            raise failed(f"The upstream {entry.name} failed in its answer.")
 
     async def _parts(self, response: UpstreamConnection, until_s: float) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
