@@ -134,9 +134,7 @@ def token_bounds(
     named length is also bounded by the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever
     its neuron claims."""
     prompts = num_prompts(request)
-    exact = _exact_tokens(request, vision or UNKNOWN_VISION)
-    text_bytes, text = _text_bounds(request)
-    text += _image_text_bytes(request, vision or UNKNOWN_VISION)
+    exact, text_bytes, text = _prompt_bounds(request, vision or UNKNOWN_VISION)
     prompt = exact + text
     if context_tokens is not None:
         prompt = min(prompt, prompts * context_tokens)
@@ -185,21 +183,29 @@ def num_prompts(request: Request) -> int:
             return 1
 
 
-def _exact_tokens(request: Request, vision: VisionInput) -> int:
-    if isinstance(request.input, TokensInput):
-        return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
-    if not isinstance(request.input, ChatInput):
-        return 0
-    layouts = [_layout(image, vision) for image in request.input.images]
-    tokens = (layout.num_tokens(vision.merge) for layout in layouts if layout is not None)
-    return len(layouts) * IMAGE_MARKERS + sum(tokens)
-
-
-def _image_text_bytes(request: Request, vision: VisionInput) -> int:
-    if not isinstance(request.input, ChatInput):
-        return 0
-    layouts = (_layout(image, vision) for image in request.input.images)
-    return sum(vision.most_text_bytes(layout) for layout in layouts if layout is not None)
+def _prompt_bounds(request: Request, vision: VisionInput) -> tuple[int, int, int]:
+    """The known tokens of a prompt, the bytes of its text as its client sent it, and the sure bound
+    of that text's tokens."""
+    match request.input:
+        case TokensInput(prompts=prompts):
+            return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts), 0, 0
+        case TextInput(texts=texts):
+            given = sum(map(_utf8_bytes, texts))
+            return 0, given, given + SPECIAL_TOKENS * len(texts)
+        case PairsInput(pairs=pairs):
+            given = sum(_utf8_bytes(text) for pair in pairs for text in pair)
+            return 0, given, given + 2 * SPECIAL_TOKENS * len(pairs)
+        case ChatInput() as chat:
+            turns = [_without_parts(message) for message in chat.messages]
+            tools = len(msgspec.json.encode(chat.tools)) if chat.tools else 0
+            given = len(msgspec.json.encode(turns)) + tools
+            given += len(msgspec.json.encode(chat.template_kwargs)) + _utf8_bytes(chat.answer_start)
+            template = TEMPLATE_TOKENS + TURN_TOKENS * len(turns) + (TOOLS_FACTOR - 1) * tools
+            layouts = [_layout(image, vision) for image in chat.images]
+            known = [layout for layout in layouts if layout is not None]
+            exact = len(layouts) * IMAGE_MARKERS
+            exact += sum(layout.num_tokens(vision.merge) for layout in known)
+            return exact, given, given + template + sum(map(vision.most_text_bytes, known))
 
 
 def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout | None:
@@ -209,26 +215,6 @@ def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout | None:
         )
     except ImageRatioError:
         return None
-
-
-def _text_bounds(request: Request) -> tuple[int, int]:
-    """The bytes of a prompt's text as its client sent it, and the sure bound of its tokens."""
-    match request.input:
-        case TokensInput():
-            return 0, 0
-        case TextInput(texts=texts):
-            given = sum(map(_utf8_bytes, texts))
-            return given, given + SPECIAL_TOKENS * len(texts)
-        case PairsInput(pairs=pairs):
-            given = sum(_utf8_bytes(text) for pair in pairs for text in pair)
-            return given, given + 2 * SPECIAL_TOKENS * len(pairs)
-        case ChatInput() as chat:
-            turns = [_without_parts(message) for message in chat.messages]
-            tools = len(msgspec.json.encode(chat.tools)) if chat.tools else 0
-            given = len(msgspec.json.encode(turns)) + tools
-            given += len(msgspec.json.encode(chat.template_kwargs)) + _utf8_bytes(chat.answer_start)
-            template = TEMPLATE_TOKENS + TURN_TOKENS * len(turns) + (TOOLS_FACTOR - 1) * tools
-            return given, given + template
 
 
 def _without_parts(message: ChatMessage) -> ChatMessage:
