@@ -80,71 +80,82 @@ as one of this server's."""
 BINARY = "application/octet-stream"
 
 
-async def pass_through(reply: PassThroughConsumer, request: PassedRequest) -> None:
-    """Raises ``ApiError``."""
-    gateway, call = reply.gateway, reply.call
-    call.model_asked = request.model
-    if call.who.names_end_user:
-        call.end_user = call.end_user or cleaned(request.end_user)
-    entry = await gateway.catalogue.find(request.model)
-    call.model = call.placed_model = entry.name
-    call.is_billed = not call.who.is_self_test
-    if not call.who.may_use(entry):
-        raise ModelNotAllowedError(entry.name)
-    check_task(entry, request.endpoint.task)
-    most = most_tokens(entry, request)
-    is_counted = most is not NO_TOKENS and call.who.tokens_per_minute is not None
-    await gateway.limits.acquire(call, most if is_counted else None, entry.name)
-    await _PassedThrough(reply, request, entry, most).run()
+class PassThroughConsumer(ApiConsumer):
+    method = "POST"
 
+    _request: PassedRequest
+    _entry: CatalogueEntry
+    _most: TokenBounds
+    _failover: Failover
 
-class _PassedThrough:
-    def __init__(
-        self,
-        reply: PassThroughConsumer,
-        request: PassedRequest,
-        entry: CatalogueEntry,
-        most: TokenBounds,
-    ) -> None:
-        gateway = self._gateway = reply.gateway
-        self._call = reply.call
-        self._reply = reply
-        self._request = request
-        self._entry = entry
-        self._most = most
-        self._unit = UNIT_OF_TASK[entry.task]
-        self._deadline_s = asyncio.get_running_loop().time() + gateway.config.request_timeout_s
+    def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:
+        super().__init__(gateway=gateway, endpoint=passed.path)
+        self._passed = passed
+        self._form = spooled_file() if passed.is_form else None
+
+    async def keep_body(self, part: bytes) -> None:
+        if self._form is None:
+            await super().keep_body(part)
+        else:
+            await asyncio.to_thread(self._form.write, part)
+
+    async def answer(self, body: bytes) -> None:
+        if self._form is None:
+            self._request = await parse_aside(partial(read_json, self._passed, body), len(body))
+        else:
+            self._request = await asyncio.to_thread(self._read_form)
+        await self._permit()
+        self._deadline_s = asyncio.get_running_loop().time() + self.gateway.config.request_timeout_s
+        entry = self._entry
         self._failover = Failover(
-            gateway,
-            reply.call,
-            entry,
-            entry.ordered_targets,
-            deadline_s=self._deadline_s,
+            self.gateway, self.call, entry, entry.ordered_targets, deadline_s=self._deadline_s
         )
-
-    async def run(self) -> None:
         self._failover.begin()
         await self._reserve()
         await self._failover.run(self._attempt)
 
+    async def begin_events(self, *, type_: bytes) -> None:
+        """Starts a stream of events. Where it fails later, an error is its last one."""
+        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
+
+    def _read_form(self) -> PassedRequest:
+        assert self._form is not None, "an endpoint of JSON"
+        content_type = self.context().headers.get("content-type", "")
+        return read_upload(self._passed, read_form(content_type, self._form))
+
+    async def _permit(self) -> None:
+        gateway, call, request = self.gateway, self.call, self._request
+        call.model_asked = request.model
+        if call.who.names_end_user:
+            call.end_user = call.end_user or cleaned(request.end_user)
+        entry = self._entry = await gateway.catalogue.find(request.model)
+        call.model = call.placed_model = entry.name
+        call.is_billed = not call.who.is_self_test
+        if not call.who.may_use(entry):
+            raise ModelNotAllowedError(entry.name)
+        check_task(entry, request.endpoint.task)
+        most = self._most = most_tokens(entry, request)
+        is_counted = most is not NO_TOKENS and call.who.tokens_per_minute is not None
+        await gateway.limits.acquire(call, most if is_counted else None, entry.name)
+
     async def _reserve(self) -> None:
-        call, most_units = self._call, self._request.most_units
+        call, most_units = self.call, self._request.most_units
         each = [self._metered(one, most_units) for one in self._failover.permitted()]
         call.metered = max(each, key=lambda metered: metered.micro_usd)
         try:
             if call.is_billed:
-                await self._gateway.accounting.reserve(call, self._most)
+                await self.gateway.accounting.reserve(call, self._most)
         finally:
             call.metered = NOT_METERED
 
     def _metered(self, target: Target, units: int) -> Metered:
-        prices = self._entry.unit_prices_at(target).less(self._call.discount_percent)
-        return prices.metered(self._unit, units)
+        prices = self._entry.unit_prices_at(target).less(self.call.discount_percent)
+        return prices.metered(UNIT_OF_TASK[self._entry.task], units)
 
     async def _attempt(self, target: Target) -> None:
         served = target.upstream_model
         assert served is not None, "a task that no engine has"
-        gateway, call = self._gateway, self._call
+        gateway, call = self.gateway, self.call
         upstream = permitted_upstream(gateway.pseudonym, call, self._entry, served)
         if upstream.dialect != "openai":
             raise UnsupportedParameterError(
@@ -152,19 +163,20 @@ class _PassedThrough:
             )
         link = await gateway.upstreams.link(upstream)
         place_s = min(self._deadline_s, self._failover.place_deadline_s or self._deadline_s)
+        content, content_headers = self._content(served.model)
         counter, headers = await begin_attempt(gateway, call, link, served, until_s=place_s)
         self._failover.is_sent = True
-        answer = _PassedAnswer(link, self._request, self._reply, counter)
-        content, content_headers = self._content(served.model)
-        failure: BaseException | None = None
+        headers |= content_headers
+        answer = _PassedAnswer(link, self._request, self, counter)
         try:
-            await answer.pass_on(content, headers | content_headers, deadline_s=self._deadline_s)
+            try:
+                await answer.pass_on(content, headers, deadline_s=self._deadline_s)
+            finally:
+                self._settle(answer, target, counter)
         except BaseException as error:
-            failure = error
+            link.leave_place(error)
             raise
-        finally:
-            self._settle(answer, target, counter)
-            link.leave_place(failure)
+        link.leave_place(None)
 
     def _content(self, model: str) -> tuple[bytes | AsyncIterator[bytes], dict[str, str]]:
         form = self._request.form
@@ -182,7 +194,7 @@ class _PassedThrough:
     def _settle(self, answer: _PassedAnswer, target: Target, counter: UsageCounter) -> None:
         if answer.has_begun:
             units = self._units_used(answer)
-            self._call.metered = self._metered(target, units)
+            self.call.metered = self._metered(target, units)
             if self._entry.charges_tokens_at(target):
                 counter.settle(self._tokens_used(answer, units))
         counter.settle_as_counted()
@@ -191,13 +203,13 @@ class _PassedThrough:
         request, reported = self._request, answer.reported[0]
         if reported is not None and reported <= request.most_units:
             return reported
-        self._call.is_usage_estimated = not (request.is_exact and answer.is_whole)
+        self.call.is_usage_estimated = not (request.is_exact and answer.is_whole)
         if reported is not None:
             logger.warning(
                 "request %s: its upstream reports %d %ss, and %d are the most; they are estimated",
-                self._call.request_id,
+                self.call.request_id,
                 reported,
-                self._unit,
+                UNIT_OF_TASK[self._entry.task],
                 request.most_units,
             )
         return request.likely_units
@@ -209,7 +221,7 @@ class _PassedThrough:
         )
         if reported is not None and is_within(reported, most_used):
             return reported
-        self._call.is_usage_estimated = True
+        self.call.is_usage_estimated = True
         return estimate(most_used, self._request, units=units, num_bytes=answer.num_bytes)
 
 
@@ -378,34 +390,3 @@ def _check_object(body: bytes) -> None:
         raise UpstreamFaultError("something that is no JSON") from None
     if isinstance(found, dict) and found.get("error"):
         raise UpstreamErrorObject(found["error"])
-
-
-class PassThroughConsumer(ApiConsumer):
-    method = "POST"
-
-    def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:
-        super().__init__(gateway=gateway, endpoint=passed.path)
-        self._passed = passed
-        self._form = spooled_file() if passed.is_form else None
-
-    async def keep_body(self, part: bytes) -> None:
-        if self._form is None:
-            await super().keep_body(part)
-        else:
-            await asyncio.to_thread(self._form.write, part)
-
-    async def answer(self, body: bytes) -> None:
-        if self._form is None:
-            request = await parse_aside(partial(read_json, self._passed, body), len(body))
-        else:
-            request = await asyncio.to_thread(self._read_form)
-        await pass_through(self, request)
-
-    async def begin_events(self, *, type_: bytes) -> None:
-        """Starts a stream of events. Where it fails later, an error is its last one."""
-        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
-
-    def _read_form(self) -> PassedRequest:
-        assert self._form is not None, "an endpoint of JSON"
-        content_type = self.context().headers.get("content-type", "")
-        return read_upload(self._passed, read_form(content_type, self._form))
