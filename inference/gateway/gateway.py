@@ -179,7 +179,7 @@ class Gateway:
         self.upstreams = UpstreamLinks(
             settings.SECRET_KEY, max_waiting=self.config.max_waiting_requests
         )
-        self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
+        queue_demand = self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
         self._loops.begin("leases", limiter.run_renewals)
         for name, work, interval_s in (
@@ -187,8 +187,8 @@ class Gateway:
             ("alive", self.liveness.announce, GATEWAY_ALIVE_INTERVAL_S),
             ("watch", self.liveness.watch, WATCH_INTERVAL_S),
             ("held requests", self.held.look_if_due, LOOK_INTERVAL_S),
-            ("waiting", self._publish_waiting, WAITING_INTERVAL_S),
-            ("refusals", self._count_refusals, REFUSALS_INTERVAL_S),
+            ("waiting", lambda: queue_demand.publish(self.placer.waiting()), WAITING_INTERVAL_S),
+            ("refusals", lambda: self.refusals.flush(self._redis), REFUSALS_INTERVAL_S),
         ):
             self._loops.begin(name, partial(repeat, work, interval_s))
         for begin in self._on_start:
@@ -289,19 +289,13 @@ class Gateway:
         await self._ledger.stop(LEDGER_STOP_S)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop, SPANS_STOP_S)
-        await self._count_refusals()
+        await self.refusals.flush(self._redis)
         with suppress(ServiceUnavailableError):
             await self._queue_demand.publish({})
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
         await self._limits_link.aclose()
-
-    async def _publish_waiting(self) -> None:
-        await self._queue_demand.publish(self.placer.waiting())
-
-    async def _count_refusals(self) -> None:
-        await self.refusals.flush(self._redis)
 
     async def _await_final_usage(self) -> None:
         deadline_s = time.monotonic() + FINAL_USAGE_STOP_S

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
-from urllib.parse import parse_qsl
 
 import orjson
 
@@ -41,10 +40,6 @@ class BatchApiConsumer(ApiConsumer):
     @property
     def named(self) -> str:
         return str(self.scope["url_route"]["kwargs"]["name"])
-
-    @property
-    def query(self) -> dict[str, str]:
-        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
 
     async def batches(self, dialect: str, limit: int, after: str | None) -> list[BatchRecord]:
         return await self._store.query(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
@@ -265,6 +265,10 @@ class ApiConsumer(AbortableConsumer):
             advice = advice_headers(self.call.client, error)
             await self.respond(error.status, body, [*error_headers(error), *advice])
 
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+
     def context(self) -> RequestContext:
         headers = self.scope["headers"]
         return RequestContext(
@@ -379,6 +383,4 @@ class OpenApiConsumer(ApiConsumer):
         await self.respond(200, _document())
 
 
-@cache
-def _document() -> bytes:
-    return document_bytes()
+_document = cache(document_bytes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.outdated import is_outdated
@@ -81,8 +80,7 @@ class ModelListConsumer(_ModelsConsumer):
     endpoint = "/v1/models"
 
     async def answer(self, body: bytes) -> None:
-        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
-        page = anthropic_models.parse_page(query if self.is_anthropic else {})
+        page = anthropic_models.parse_page(self.query if self.is_anthropic else {})
         cards = [model_card(*listed) for listed in await self.listed()]
         if self.is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))

@@ -9,7 +9,6 @@ request. The engine takes no part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -33,12 +32,8 @@ class TokenizeConsumer(ApiConsumer):
     method = "POST"
     endpoint = "/tokenize"
 
-    _parse: Callable[[bytes, RequestContext], TokenizeRequest]
-    _write: Callable[[Tokenized], bytes]
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway)
-        self._parse, self._write = vllm_tokenize.parse, vllm_tokenize.body
+    _parse: Callable[[bytes, RequestContext], TokenizeRequest] = staticmethod(vllm_tokenize.parse)
+    _write: Callable[[Tokenized], bytes] = staticmethod(vllm_tokenize.body)
 
     async def answer(self, body: bytes) -> None:
         request = await self.read(self._parse, body)
@@ -54,8 +49,7 @@ class TokenizerInfoConsumer(ApiConsumer):
     endpoint = "/tokenizer_info"
 
     async def answer(self, body: bytes) -> None:
-        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
-        model = query.get("model") or await only_model(self.gateway, self.call.who)
+        model = self.query.get("model") or await only_model(self.gateway, self.call.who)
         last = await self.last_event(vllm_tokenize.settings_request(model))
         assert isinstance(last, Tokenized), "settings were answered with something else"
         await self.respond(200, vllm_tokenize.settings_body(last))
@@ -63,10 +57,8 @@ class TokenizerInfoConsumer(ApiConsumer):
 
 class DetokenizeConsumer(TokenizeConsumer):
     endpoint = "/detokenize"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway)
-        self._parse, self._write = vllm_tokenize.parse_back, vllm_tokenize.body_back
+    _parse = staticmethod(vllm_tokenize.parse_back)
+    _write = staticmethod(vllm_tokenize.body_back)
 
 
 async def only_model(gateway: Gateway, who: Principal) -> str:

@@ -30,7 +30,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live.absences import Absences
 from fleet.live.neuron_reads import NeuronValueError, fields_read, hash_read, run_reads_async
 from fleet.live.reading import read_snapshot
-from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.background_loops import SharedWork
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
@@ -297,13 +297,15 @@ class Liveness:
         now_s = asyncio.get_running_loop().time()
         self._is_answering = True
         self._continuity.answered(now_s)
-        newly_silent = [] if self._snapshot is None else _newly_silent(snapshot, self._snapshot)
+        before = () if self._snapshot is None else self._snapshot.neurons
+        newly_silent = [view for view in before if snapshot.neuron(view.name) is None]
         if newly_silent and self._continuity.is_settled(now_s):
             # Redis may have restarted empty within a moment: this gateway's marker shows it.
             await self._announcing.join()
             self._continuity.answered(now_s)
         if not self._continuity.is_settled(now_s):
-            snapshot = _with(snapshot, newly_silent)
+            neurons = sorted([*snapshot.neurons, *newly_silent], key=lambda view: view.name)
+            snapshot = replace(snapshot, neurons=tuple(neurons))
         snapshot = self._absences.noted(snapshot, now_s)
         self._snapshot = snapshot
         self._snapshot_read_s = now_s
@@ -318,15 +320,6 @@ class Liveness:
             current = self._epochs.get(stream.neuron)
             if current is None or ended.get(stream.neuron) == stream.epoch != current:
                 stream.lose(neuron_lost(stream.neuron))
-
-
-def _newly_silent(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:
-    return [view for view in before.neurons if snapshot.neuron(view.name) is None]
-
-
-def _with(snapshot: FleetSnapshot, newly_silent: list[NeuronView]) -> FleetSnapshot:
-    neurons = sorted([*snapshot.neurons, *newly_silent], key=lambda view: view.name)
-    return replace(snapshot, neurons=tuple(neurons))
 
 
 async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:

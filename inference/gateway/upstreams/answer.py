@@ -185,7 +185,8 @@ class UpstreamAnswer:
             self._count(len(part))
             events = self._events_of(part)
             if self._answer.has_begun:
-                self._left_s = self._pause_s
+                pause_s = self._link.entry.token_timeout_s
+                self._left_s = TAIL_TIMEOUT_S if self._answer.has_finished else pause_s
                 response.gathers = True
             if events:
                 return events
@@ -209,10 +210,6 @@ class UpstreamAnswer:
     def _ended(self) -> list[Event]:
         self._answer.end()
         return self._answer.take()
-
-    @property
-    def _pause_s(self) -> float:
-        return TAIL_TIMEOUT_S if self._answer.has_finished else self._link.entry.token_timeout_s
 
     async def _next_part(self, response: UpstreamConnection) -> bytes | None:
         import httpx2
