@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 from django.conf import settings
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 COMMAND_TIMEOUT_S = 3.0
 MAX_READ_BYTES = 16 * 1024 * 1024
@@ -123,7 +125,7 @@ class Gateway:
         self._tracing: Tracing | None = None
         self.draining = False
         self._drain_ended = asyncio.Event()
-        self._handlers: set[asyncio.Task[None]] = set()
+        self._handlers: set[asyncio.Task[Any]] = set()
         self._loops = BackgroundLoops()
         self._on_start: list[Callable[[], None]] = []
 
@@ -234,7 +236,7 @@ class Gateway:
     def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
         return self._loops.begin(name, work)
 
-    def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, handler: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Runs one request's handler; ``drain`` waits for it."""
         task = asyncio.create_task(handler)
         self._handlers.add(task)

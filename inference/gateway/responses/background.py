@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterable
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -118,7 +118,10 @@ class BackgroundRun:
     async def _keep(self, event: Finished) -> bool:
         self._is_ending = True
         response, number = self._encoder.response_after(event), self._encoder.next_number
-        for pause_s in SAVE_AGAIN_AFTER_S:
+        return await self._save(response, number, SAVE_AGAIN_AFTER_S)
+
+    async def _save(self, response: dict[str, Any], number: int, pauses_s: Iterable[float]) -> bool:
+        for pause_s in pauses_s:
             try:
                 return await self._store.progress(response, number)
             except ServiceUnavailableError:
@@ -140,16 +143,9 @@ class BackgroundRun:
             await self._store.progress(response, number)
         except ServiceUnavailableError:
             logger.error("response %s failed (%s), which is not stored yet", self.id, error.code)
-            self._gateway.spawn(self._store_failure(response, number))
-
-    async def _store_failure(self, response: dict[str, Any], number: int) -> None:
-        """Retries until the database has it: while this gateway lives no other one records the
-        failure."""
-        for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
-            await asyncio.sleep(pause_s)
-            with suppress(ServiceUnavailableError):
-                await self._store.progress(response, number)
-                return
+            # Without end: while this gateway lives no other one records the failure.
+            pauses_s = chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1]))
+            self._gateway.spawn(self._save(response, number, pauses_s))
 
 
 class BackgroundRuns:
