@@ -73,6 +73,7 @@ class UpstreamTransport:
         if self._is_retired or not connection.is_reusable:
             connection.abort()
             return
+        connection.transport.resume_reading()  # to see that the upstream closes it
         connection.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(connection)
 

@@ -348,6 +348,22 @@ async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
             await read(transport, await ask(transport, url))
 
 
+async def test_an_answer_that_nobody_read_does_not_stop_the_next_one() -> None:
+    body = b"x" * 2 * MAX_UNREAD_BYTES
+    large = b"HTTP/1.1 500 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(large)
+
+    async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            response = await ask(transport, url)
+            await asyncio.sleep(0.05)  # all of it may have come
+            transport.free(response)
+        assert await read(transport, await ask(transport, url)) == body
+
+
 async def test_what_came_before_a_break_is_given() -> None:
     async with connecting(sending(CHUNKED + b"5\r\nhello\r\n", closes=True)) as (transport, url):
         response = await ask(transport, url)
