@@ -1,7 +1,7 @@
 """The gateway's database access, off the event loop: every failure becomes an ``ApiError``.
 
 Each user of ``DatabaseThreads`` has threads of its own, so that a slow page of the admin does not
-hold up requests. ``Catalogue`` maps names to entries, and starts loads and pulls.
+hold up requests. ``DatabaseCatalogue`` maps names to entries, and starts loads and pulls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import DatabaseError, InterfaceError
@@ -22,13 +22,11 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import CatalogueValueError, FleetError, UnknownModelError, UnknownNeuronError
 from fleet.live.catalogue_cache import CACHE_S, OfferedModels
 from fleet.models import Download
-from fleet.placement import Catalogue as FleetCatalogue
-from fleet.placement import Load
+from fleet.placement import Catalogue, Load
 from inference.gateway.background_loops import SharedWork
 from inference.protocol.events import Failure
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import (
-    ApiError,
     InvalidRequestError,
     ModelNotFoundError,
     RequestFailedError,
@@ -42,6 +40,7 @@ logger = logging.getLogger(__name__)
 NUM_THREADS = 2
 QUERY_TIMEOUT_S = 30.0
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
@@ -49,13 +48,15 @@ class DatabaseThreads:
     def __init__(self, name: str) -> None:
         self._threads = SupervisedPool(NUM_THREADS, thread_name_prefix=name)
 
-    async def query(self, query: Callable[[], Result]) -> Result:
+    async def query(
+        self, query: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
+    ) -> Result:
         """Raises ``ServiceUnavailableError`` (database_unavailable)."""
         call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
         try:
             # wait_for, before Python 3.12, loses a cancellation that comes with the result.
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                result: Result = await call()
+                result: Result = await call(*args, **named)
         except (DatabaseError, InterfaceError, TimeoutError) as error:
             logger.warning("the database does not answer: %s", error)
             raise unavailable() from error
@@ -74,35 +75,10 @@ may accept connections and answer nothing."""
 FIRST_WAIT_S = 4.5
 
 
-class Catalogue(Protocol):
-    """Each method raises ``ApiError``: 503 database_unavailable when the database is offline."""
-
-    async def find(self, name: str) -> CatalogueEntry: ...
-
-    async def entries(self) -> tuple[CatalogueEntry, ...]: ...
-
-    async def by_name(self) -> FleetCatalogue:
-        """Every enabled model; placement compares them."""
-        ...
-
-    async def start_load(self, load: Load) -> None:
-        """Idempotent: one active job for each model that is asked for."""
-        ...
-
-    async def cut_off_neuron(self, neuron: str, reason: str) -> None: ...
-
-    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState: ...
-
-    async def pull_state(self, before: PullState) -> PullState: ...
-
-    async def cancel_pull(self, state: PullState, actor: Actor) -> None: ...
-
-    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None: ...
-
-
 class DatabaseCatalogue:
     """Reads the process' cache first, so that the hot path stays on the event loop. While the
-    database is offline, cached models are still served."""
+    database is offline, cached models are still served; all else raises 503
+    database_unavailable."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -131,8 +107,9 @@ class DatabaseCatalogue:
     async def entries(self) -> tuple[CatalogueEntry, ...]:
         return (await self._offered()).entries
 
-    async def by_name(self) -> FleetCatalogue:
-        """The same object until the next read; the last one while the database is offline."""
+    async def by_name(self) -> Catalogue:
+        """Every enabled model, which placement compares. The same object until the next read; the
+        last one while the database is offline."""
         try:
             return (await self._offered()).by_name
         except ServiceUnavailableError:
@@ -165,36 +142,33 @@ class DatabaseCatalogue:
         return self._last
 
     async def start_load(self, load: Load) -> None:
+        """Idempotent: one active job for each model that is asked for."""
         try:
-            await self._database.query(lambda: services.placed_load_start(actor=GATEWAY, load=load))
+            await self._database.query(services.placed_load_start, actor=GATEWAY, load=load)
         except UnknownNeuronError:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
-            raise _refusal(error) from error
+            raise RequestFailedError(Failure(code=error.code, message=str(error))) from error
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
         try:
             await self._database.query(
-                lambda: services.neuron_cut_off(actor=GATEWAY, neuron_name=neuron, reason=reason)
+                services.neuron_cut_off, actor=GATEWAY, neuron_name=neuron, reason=reason
             )
         except ServiceUnavailableError as error:
             logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
-        return await self._database.query(lambda: pull_start(request, actor))
+        return await self._database.query(pull_start, request, actor)
 
     async def pull_state(self, before: PullState) -> PullState:
-        return await self._database.query(lambda: pull_look(before))
+        return await self._database.query(pull_look, before)
 
     async def cancel_pull(self, state: PullState, actor: Actor) -> None:
-        await self._database.query(lambda: pull_cancel(state, actor))
+        await self._database.query(pull_cancel, state, actor)
 
     async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
-        await self._database.query(lambda: pull_offer(request, state, actor))
-
-
-def _refusal(error: FleetError) -> ApiError:
-    return RequestFailedError(Failure(code=error.code, message=str(error)))
+        await self._database.query(pull_offer, request, state, actor)
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:

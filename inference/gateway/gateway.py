@@ -17,8 +17,9 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 from django.conf import settings
@@ -26,42 +27,47 @@ from django.conf import settings
 from helexa_site.config import Config
 from inference.garbage import freeze_heap, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop
-from inference.gateway.database import Catalogue
+from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
-from inference.gateway.redis.neurons import LOOK_INTERVAL_S, HeldRequestsWatch, Liveness, repeat
+from inference.gateway.redis.neurons import (
+    LOOK_INTERVAL_S,
+    WATCH_INTERVAL_S,
+    HeldRequestsWatch,
+    Liveness,
+    repeat,
+)
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import NeuronConduct, QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.event_stream import STANDSTILL_INTERVAL_S, RequestStreams
-from inference.gateway.request.identify import Directory, Identifier, pseudonym_of
-from inference.gateway.request.outcome import (
-    PROBES,
-    Call,
-    Outcomes,
-    RequestRecords,
-    end_spans,
-    recorded_by,
-)
+from inference.gateway.request.identify import Identifier, pseudonym_of
+from inference.gateway.request.outcome import PROBES, Call, Outcomes, end_spans, recorded_by
 from inference.gateway.request.place import Placer
-from inference.gateway.request.reserve import Accounting, Ledger
+from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
-from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
+from inference.protocol.keys import GATEWAY_ALIVE_INTERVAL_S, WAITING_INTERVAL_S, gateway_alive_key
 from inference.redis_connections import redis_client
 from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
+from inference.wire.errors import ServiceUnavailableError
 from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
 
 if TYPE_CHECKING:
     from inference.gateway.metrics.endpoint import MetricsEndpoint
     from inference.gateway.tracing.spans import Tracing
+    from metering.keys.directory import KeyDirectory
+    from metering.ledger.writer import LedgerWriter
+    from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 COMMAND_TIMEOUT_S = 3.0
 MAX_READ_BYTES = 16 * 1024 * 1024
@@ -81,11 +87,11 @@ class Gateway:
     def __init__(
         self,
         config: Config,
-        catalogue: Catalogue,
+        catalogue: DatabaseCatalogue,
         *,
-        directory: Directory,
-        make_ledger: Callable[[str], Ledger],
-        records: RequestRecords | None = None,
+        directory: KeyDirectory,
+        make_ledger: Callable[[str], LedgerWriter],
+        records: RequestRecordWriter | None = None,
     ) -> None:
         self.config = config
         self.catalogue = catalogue
@@ -119,7 +125,7 @@ class Gateway:
         self._tracing: Tracing | None = None
         self.draining = False
         self._drain_ended = asyncio.Event()
-        self._handlers: set[asyncio.Task[None]] = set()
+        self._handlers: set[asyncio.Task[Any]] = set()
         self._loops = BackgroundLoops()
         self._on_start: list[Callable[[], None]] = []
 
@@ -152,7 +158,12 @@ class Gateway:
             self._redis, self.gateway_id, self.streams, self.readers, stall_limit_s=stall_limit_s
         )
         self.held = HeldRequestsWatch(
-            self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
+            self._redis,
+            self.gateway_id,
+            self.streams,
+            self.dispatcher,
+            self.readers,
+            self.liveness.neuron_names,
         )
         limiter = RateLimiter(self._limits_link)
         self.limits = Limiting(limiter)
@@ -170,18 +181,18 @@ class Gateway:
         self.upstreams = UpstreamLinks(
             settings.SECRET_KEY, max_waiting=self.config.max_waiting_requests
         )
-        self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
+        queue_demand = self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
-        for name, loop in (
-            ("standstills", partial(repeat, self.streams.check_standstill, STANDSTILL_INTERVAL_S)),
-            ("alive", self.liveness.run_alive),
-            ("watch", self.liveness.run_watch),
-            ("held requests", partial(repeat, self._poll_held, LOOK_INTERVAL_S)),
-            ("leases", limiter.run_renewals),
-            ("waiting", partial(repeat, self._publish_waiting, WAITING_INTERVAL_S)),
-            ("refusals", partial(repeat, self._count_refusals, REFUSALS_INTERVAL_S)),
+        self._loops.begin("leases", limiter.run_renewals)
+        for name, work, interval_s in (
+            ("standstills", self.streams.check_standstill, STANDSTILL_INTERVAL_S),
+            ("alive", self.liveness.announce, GATEWAY_ALIVE_INTERVAL_S),
+            ("watch", self.liveness.watch, WATCH_INTERVAL_S),
+            ("held requests", self.held.look_if_due, LOOK_INTERVAL_S),
+            ("waiting", lambda: queue_demand.publish(self.placer.waiting()), WAITING_INTERVAL_S),
+            ("refusals", lambda: self.refusals.flush(self._redis), REFUSALS_INTERVAL_S),
         ):
-            self._loops.begin(name, loop)
+            self._loops.begin(name, partial(repeat, work, interval_s))
         for begin in self._on_start:
             begin()
 
@@ -225,7 +236,7 @@ class Gateway:
     def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
         return self._loops.begin(name, work)
 
-    def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, handler: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Runs one request's handler; ``drain`` waits for it."""
         task = asyncio.create_task(handler)
         self._handlers.add(task)
@@ -272,7 +283,7 @@ class Gateway:
             return
         await self.dispatcher.close(FLUSH_S)
         await self._await_final_usage()
-        await self.upstreams.close()
+        self.upstreams.close()
         await self._loops.stop()
         await self.readers.close()
         await self._limiter.flush()
@@ -280,21 +291,13 @@ class Gateway:
         await self._ledger.stop(LEDGER_STOP_S)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop, SPANS_STOP_S)
-        await self._count_refusals()
-        await self._queue_demand.withdraw()
+        await self.refusals.flush(self._redis)
+        with suppress(ServiceUnavailableError):
+            await self._queue_demand.publish({})
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
         await self._limits_link.aclose()
-
-    async def _poll_held(self) -> None:
-        await self.held.look_if_due(self.liveness.neuron_names())
-
-    async def _publish_waiting(self) -> None:
-        await self._queue_demand.publish(self.placer.waiting())
-
-    async def _count_refusals(self) -> None:
-        await self.refusals.flush(self._redis)
 
     async def _await_final_usage(self) -> None:
         deadline_s = time.monotonic() + FINAL_USAGE_STOP_S

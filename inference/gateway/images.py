@@ -27,7 +27,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 import redis
@@ -128,6 +128,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 ALL = "*"
+ASCII = "".join(map(chr, range(0x21, 0x7F)))
 USUAL_PORTS = {"http": 80, "https": 443}
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 CARRIES_IPV4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002::/16"))
@@ -171,7 +172,7 @@ def image_address(url: str, hosts: Sequence[str]) -> ImageAddress:
         scheme=parts.scheme,
         host=host,
         port=port or usual,
-        target=_quoted(target),
+        target=quote(target, safe=ASCII, errors="replace"),
         is_named=is_named,
     )
 
@@ -183,15 +184,6 @@ def _is_named(host: str, port: int, usual: int, hosts: Sequence[str]) -> bool:
 
 def _is_allowed(host: str, hosts: Sequence[str]) -> bool:
     return any(one == ALL or (one.startswith("*.") and host.endswith(one[1:])) for one in hosts)
-
-
-def _quoted(target: str) -> str:
-    return "".join(
-        character
-        if character.isascii()
-        else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
-        for character in target
-    )
 
 
 def check_resolved(address: ImageAddress, resolved: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
-from urllib.parse import parse_qsl
 
 import orjson
 
@@ -21,29 +20,16 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
-from inference.wire.dialect import ErrorDialect
-from inference.wire.errors import (
-    ApiError,
-    InvalidRequestError,
-    UnsupportedParameterError,
-)
+from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches
-from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.passed.form import Rewritten, read_form
 
 BINARY = b"application/octet-stream"
 
 
 class BatchApiConsumer(ApiConsumer):
-    def __init__(
-        self,
-        *,
-        gateway: Gateway,
-        store: BatchStore,
-        worker: BatchWorker,
-        errors: ErrorDialect = openai_errors,
-    ) -> None:
-        super().__init__(gateway=gateway, errors=errors)
+    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
+        super().__init__(gateway=gateway)
         self._store = store
         self._worker = worker
 
@@ -55,9 +41,10 @@ class BatchApiConsumer(ApiConsumer):
     def named(self) -> str:
         return str(self.scope["url_route"]["kwargs"]["name"])
 
-    @property
-    def query(self) -> dict[str, str]:
-        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+    async def batches(self, dialect: str, limit: int, after: str | None) -> list[BatchRecord]:
+        return await self._store.query(
+            selectors.batch_list, account=self.account, dialect=dialect, limit=limit, after=after
+        )
 
     async def respond_with_files(self, paths: Sequence[Path], type_: bytes) -> None:
         size_bytes = sum(path.stat().st_size for path in paths)
@@ -85,10 +72,12 @@ class FilesConsumer(BatchApiConsumer):
             await self._add()
             return
         page = openai_batches.parse_page(self.query, openai_batches.MAX_FILES_LIMIT)
-        found = await self._store.database.query(
-            lambda: selectors.file_list(
-                account=self.account, limit=page.limit, after=page.after, purpose=page.purpose
-            )
+        found = await self._store.query(
+            selectors.file_list,
+            account=self.account,
+            limit=page.limit,
+            after=page.after,
+            purpose=page.purpose,
         )
         objects = list(map(openai_batches.file_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
@@ -145,11 +134,7 @@ class BatchesConsumer(BatchApiConsumer):
             await self._create(await self.parsed(_parse, body))
             return
         page = openai_batches.parse_page(self.query)
-        found = await self._store.database.query(
-            lambda: selectors.batch_list(
-                account=self.account, dialect="openai", limit=page.limit, after=page.after
-            )
-        )
+        found = await self.batches("openai", page.limit, page.after)
         objects = list(map(openai_batches.batch_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
 
@@ -215,8 +200,7 @@ INPUT_PURPOSE = "message_batch"
 
 
 class MessageBatchApiConsumer(BatchApiConsumer):
-    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
-        super().__init__(gateway=gateway, store=store, worker=worker, errors=anthropic_errors)
+    errors = anthropic_errors
 
     async def found(self) -> BatchRecord:
         return await self._store.find_batch(self.named, self.account, "anthropic")
@@ -236,11 +220,7 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
             await self._create(body)
             return
         page = anthropic_batches.parse_batch_page(self.query)
-        found = await self._store.database.query(
-            lambda: selectors.batch_list(
-                account=self.account, dialect="anthropic", limit=page.limit, after=page.after_id
-            )
-        )
+        found = await self.batches("anthropic", page.limit, page.after_id)
         objects = list(map(self.shown, found))
         await self.respond(200, anthropic_batches.list_body(objects, page.limit))
 

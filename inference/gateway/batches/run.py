@@ -28,9 +28,9 @@ from inference.batches.records import CANCELLING, BatchRecord
 from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import spooled_file
-from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
@@ -74,6 +74,7 @@ class BatchRun:
         self._writing = asyncio.Lock()
         self._suspect_runs = asyncio.Lock()
         """Held by a row whose engine has died."""
+        self._held = {"batch_id": batch.id, "holder": gateway.gateway_id}
         self._results = ResultFiles(store.files, batch, gateway.gateway_id)
 
     async def work(self) -> None:
@@ -214,13 +215,8 @@ class BatchRun:
 
     async def _status(self) -> str | None:
         """Renews the lease. ``None``: it is lost."""
-        return await self._store.database.query(
-            partial(
-                services.batch_progress,
-                batch_id=self._batch.id,
-                holder=self._gateway.gateway_id,
-                counts=dict(self._counts),
-            )
+        return await self._store.query(
+            services.batch_progress, **self._held, counts=dict(self._counts)
         )
 
     async def _end(self, status: str, failure: str = "") -> None:
@@ -228,25 +224,13 @@ class BatchRun:
             return  # another gateway has the lease and the files
         await asyncio.to_thread(self._results.finish)
         await self._store.keep_results(self._batch)
-        await self._store.database.query(
-            partial(
-                services.batch_end,
-                batch_id=self._batch.id,
-                holder=self._gateway.gateway_id,
-                status=status,
-                counts=dict(self._counts),
-                failure=failure,
-            )
+        counts = dict(self._counts)
+        await self._store.query(
+            services.batch_end, **self._held, status=status, counts=counts, failure=failure
         )
 
     async def _release(self) -> None:
-        await self._store.database.query(
-            partial(
-                services.batch_release,
-                batch_id=self._batch.id,
-                holder=self._gateway.gateway_id,
-            )
-        )
+        await self._store.query(services.batch_release, **self._held)
 
 
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
@@ -313,13 +297,10 @@ class BatchRow:
         try:
             async with run_request(self._gateway, call, _inside(parsed)) as stream:
                 encoder = parsed.body_encoder(request_id=self.request_id, clock=unix_time_s)
-                has_ended = False
-                while not has_ended:
-                    events = await stream.next_events()
+                async for events in until_ended(stream):
                     frames = [with_escaped_line_ends(encoder.encode(event)) for event in events]
                     written.writelines(frames)
                     call.capture_answer(b"".join(frames))
-                    has_ended = isinstance(events[-1], ANSWERS)
             call.outcome = FINISHED
         except ApiError as error:
             failed = self._blamed(error)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +40,7 @@ class BatchStore:
         self, files: FileStore, *, max_files: int, max_bytes: int, max_open_batches: int
     ) -> None:
         self.files = files
-        self.database = DatabaseThreads("batches")
+        self.query = DatabaseThreads("batches").query
         self._max_bytes = max_bytes
         self._quota = Quota(max_files, max_bytes)
         self._max_open_batches = max_open_batches
@@ -58,29 +57,27 @@ class BatchStore:
     ) -> FileRecord:
         """``lasts``: until it expires. Raises ``InsufficientQuotaError``, before the content is
         written or, where others used the room meanwhile, after it."""
-        file_id = f"file-{uuid.uuid4().hex}"
+        file_id = _file_id()
         try:
-            used = await self.database.query(lambda: selectors.account_usage(account))
-            self._quota.check(used, size_bytes)
-            await self._on_disk(lambda: self.files.write(file_id, content))
-            return await self.database.query(
-                lambda: services.file_add(
-                    file_id=file_id,
-                    account=account,
-                    name=name,
-                    purpose=purpose,
-                    size_bytes=size_bytes,
-                    quota=self._quota,
-                    lasts=lasts,
-                )
+            self._quota.check(await self.query(selectors.account_usage, account), size_bytes)
+            await self._on_disk(self.files.write, file_id, content)
+            return await self.query(
+                services.file_add,
+                file_id=file_id,
+                account=account,
+                name=name,
+                purpose=purpose,
+                size_bytes=size_bytes,
+                quota=self._quota,
+                lasts=lasts,
             )
         except QuotaFullError as error:
-            await self._on_disk(lambda: self.files.delete(file_id))
+            await self._on_disk(self.files.delete, file_id)
             raise self._full(account, error.used) from error
 
     async def find_file(self, file_id: str, account: str) -> FileRecord:
         """Raises ``FileNotStoredError``."""
-        found = await self.database.query(lambda: selectors.file_find(file_id, account=account))
+        found = await self.query(selectors.file_find, file_id, account=account)
         if found is None:
             raise FileNotStoredError(file_id)
         return found
@@ -101,8 +98,8 @@ class BatchStore:
         return self.files.path(file_id)
 
     async def is_kept(self, batch: BatchRecord) -> bool:
-        find = partial(selectors.file_find, batch.input_file, account=batch.account)
-        return await self.database.query(find) is not None
+        found = await self.query(selectors.file_find, batch.input_file, account=batch.account)
+        return found is not None
 
     def results(self, batch: BatchRecord) -> list[Path]:
         """Raises ``ServiceUnavailableError``."""
@@ -112,17 +109,15 @@ class BatchStore:
 
     async def delete_file(self, file_id: str, account: str) -> None:
         """Raises ``FileNotStoredError``."""
-        if not await self.database.query(
-            lambda: services.file_delete(file_id=file_id, account=account)
-        ):
+        if not await self.query(services.file_delete, file_id=file_id, account=account):
             raise FileNotStoredError(file_id)
-        await self._on_disk(lambda: self.files.delete(file_id))
+        await self._on_disk(self.files.delete, file_id)
 
     async def forget_expired_files(self) -> None:
-        while expired := await self.database.query(lambda: selectors.files_expired(MAX_FORGOTTEN)):
+        while expired := await self.query(selectors.files_expired, MAX_FORGOTTEN):
             for file_id in expired:
-                await self._on_disk(partial(self.files.delete, file_id))
-            await self.database.query(partial(services.files_forget, file_ids=expired))
+                await self._on_disk(self.files.delete, file_id)
+            await self.query(services.files_forget, file_ids=expired)
 
     async def add_batch(
         self, *, account: str, key: str, dialect: str, endpoint: str, **fields: Any
@@ -134,15 +129,17 @@ class BatchStore:
             "key": key,
             "dialect": dialect,
             "endpoint": endpoint,
-            "output_file": f"file-{uuid.uuid4().hex}",
-            "error_file": f"file-{uuid.uuid4().hex}",
+            "output_file": _file_id(),
+            "error_file": _file_id(),
             **fields,
         }
-        create = partial(
-            services.batch_create, lasts=BATCH_LASTS, fields=made, max_open=self._max_open_batches
-        )
         try:
-            return await self.database.query(create)
+            return await self.query(
+                services.batch_create,
+                lasts=BATCH_LASTS,
+                fields=made,
+                max_open=self._max_open_batches,
+            )
         except QuotaFullError as error:
             raise InsufficientQuotaError(
                 f"Account '{account}' has {error.used.number:,} open batches and may have "
@@ -152,40 +149,33 @@ class BatchStore:
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
         """Raises ``BatchNotFoundError``."""
-        found = await self.database.query(
-            lambda: selectors.batch_find(batch_id, account=account, dialect=dialect)
-        )
+        found = await self.query(selectors.batch_find, batch_id, account=account, dialect=dialect)
         if found is None:
             raise BatchNotFoundError(batch_id)
         return found
 
     async def cancel_batch(self, batch_id: str, account: str) -> None:
-        await self.database.query(lambda: services.batch_cancel(batch_id=batch_id, account=account))
+        await self.query(services.batch_cancel, batch_id=batch_id, account=account)
 
     async def delete_batch(self, batch: BatchRecord) -> bool:
-        if not await self.database.query(
-            lambda: services.batch_delete(batch_id=batch.id, account=batch.account)
-        ):
+        account = batch.account
+        if not await self.query(services.batch_delete, batch_id=batch.id, account=account):
             return False
         for file_id in (batch.input_file, batch.output_file, batch.error_file):
-            await self.database.query(
-                partial(services.file_delete, file_id=file_id, account=batch.account)
-            )
-            await self._on_disk(partial(self.files.delete, file_id))
+            await self.query(services.file_delete, file_id=file_id, account=account)
+            await self._on_disk(self.files.delete, file_id)
         return True
 
     async def keep_results(self, batch: BatchRecord) -> None:
         for file_id, what in ((batch.output_file, "output"), (batch.error_file, "error")):
             if size_bytes := self.files.size_bytes(file_id):
-                await self.database.query(
-                    partial(
-                        services.result_save,
-                        file_id=file_id,
-                        account=batch.account,
-                        name=f"{batch.id}_{what}.jsonl",
-                        purpose=RESULT_PURPOSES[batch.dialect],
-                        size_bytes=size_bytes,
-                    )
+                await self.query(
+                    services.result_save,
+                    file_id=file_id,
+                    account=batch.account,
+                    name=f"{batch.id}_{what}.jsonl",
+                    purpose=RESULT_PURPOSES[batch.dialect],
+                    size_bytes=size_bytes,
                 )
 
     def _full(self, account: str, used: Used) -> InsufficientQuotaError:
@@ -197,13 +187,17 @@ class BatchStore:
         )
 
     @staticmethod
-    async def _on_disk(work: Any) -> None:
+    async def _on_disk(work: Callable[..., None], *given: Any) -> None:
         try:
-            await asyncio.to_thread(work)
+            await asyncio.to_thread(work, *given)
         except OSError as error:
             raise ServiceUnavailableError(
                 "storage_unavailable", f"The file cannot be stored: {error.strerror}."
             ) from error
+
+
+def _file_id() -> str:
+    return f"file-{uuid.uuid4().hex}"
 
 
 def pieces_of(file: IO[bytes]) -> Iterator[bytes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 
 from inference.batches import selectors, services
 from inference.batches.records import BatchRecord
@@ -52,14 +51,13 @@ class BatchWorker:
         if self._gateway.draining or room <= 0:
             return
         holder = self._gateway.gateway_id
-        database, files = self._store.database, self._store.files
-        for found in await database.query(lambda: selectors.batches_unclaimed(MAX_LOOKED_AT)):
+        store = self._store
+        for found in await store.query(selectors.batches_unclaimed, MAX_LOOKED_AT):
             if room == 0 or found.id in self._runs:
                 continue
-            if not files.has(found.input_file) and await self._store.is_kept(found):
+            if not store.files.has(found.input_file) and await store.is_kept(found):
                 continue  # it lies on another gateway's disk
-            claim = partial(services.batch_claim, batch_id=found.id, holder=holder)
-            batch = await database.query(claim)
+            batch = await store.query(services.batch_claim, batch_id=found.id, holder=holder)
             if batch is not None:
                 room -= 1
                 self._start(batch)

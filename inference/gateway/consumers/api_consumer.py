@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
@@ -23,10 +24,14 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
+from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.identify import LOGIN, Login, cleaned, ensure_scope
 from inference.gateway.request.outcome import Call
+from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
 from inference.gateway.server.paths import UNKNOWN_ENDPOINT, unknown_url, with_model
+from inference.protocol.events import Event
+from inference.protocol.generation import Request
 from inference.request_ids import new_request_id
 from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.dialect import (
@@ -98,17 +103,18 @@ class ApiConsumer(AbortableConsumer):
     error_outcome: ClassVar[str] = FINISHED
     """The outcome of an answer with an error's status that is no refusal."""
     endpoint: ClassVar[str] = ""
+    errors: ErrorDialect = openai_errors
 
     scope: dict[str, Any]
 
     call: Call
 
     def __init__(
-        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+        self, *, gateway: Gateway, errors: ErrorDialect | None = None, endpoint: str = ""
     ) -> None:
         super().__init__()
         self.gateway = gateway
-        self.errors = errors
+        self.errors = errors or self.errors
         self.request_id = new_request_id()
         self._endpoint = endpoint or self.endpoint
         self._body = bytearray()
@@ -142,6 +148,15 @@ class ApiConsumer(AbortableConsumer):
     async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         """Raises ``ApiError``."""
         return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
+
+    def running(self, request: Request) -> AbstractAsyncContextManager[RunningRequest]:
+        return run_request(self.gateway, self.call, request, abort=self.abort)
+
+    async def last_event(self, request: Request) -> Event:
+        """Of a request that is answered at once. Raises ``ApiError``."""
+        async with self.running(request) as stream:
+            *_, last = await stream.next_events()
+        return last
 
     def stop_working(self) -> None:
         if self._handler is not None and not self._handler.done():
@@ -198,18 +213,14 @@ class ApiConsumer(AbortableConsumer):
         raise StopConsumer
 
     async def respond(
-        self, status: int, body: bytes, headers: Headers | None = None, *, type_: bytes = b""
-    ) -> None:
-        await self.respond_in_parts(status, [body], headers, type_=type_)
-
-    async def respond_in_parts(
         self,
         status: int,
-        parts: Sequence[bytes],
+        body: bytes | Sequence[bytes],
         headers: Headers | None = None,
         *,
         type_: bytes = b"",
     ) -> None:
+        parts = [body] if isinstance(body, bytes) else body
         length = (b"content-length", str(sum(map(len, parts))).encode())
         await self.start_response(status, [_content_type(type_), length, *(headers or [])])
         await send_in_pieces(parts, self.send_body)
@@ -253,6 +264,10 @@ class ApiConsumer(AbortableConsumer):
             body = self.errors.error_body(error, request_id=self.request_id)
             advice = advice_headers(self.call.client, error)
             await self.respond(error.status, body, [*error_headers(error), *advice])
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
 
     def context(self) -> RequestContext:
         headers = self.scope["headers"]
@@ -368,6 +383,4 @@ class OpenApiConsumer(ApiConsumer):
         await self.respond(200, _document())
 
 
-@cache
-def _document() -> bytes:
-    return document_bytes()
+_document = cache(document_bytes)

@@ -13,24 +13,29 @@ Vectors are encoded and sent as they come.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import ClassVar
 
+import msgspec
+
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.attempt import RunningRequest
-from inference.gateway.request.run import run_request
-from inference.gateway.responses.background import FrameWatch
+from inference.gateway.request.attempt import RunningRequest, until_ended
+from inference.gateway.responses.background import EventsGoneError, FrameLog
 from inference.gateway.server.bodies import PIECE_BYTES
 from inference.protocol.events import (
     Accepted,
-    ChoiceFinished,
+    Delta,
     Embedded,
     EmbeddedPart,
     Event,
     Finished,
+    ReasoningDelta,
+    ToolCallDelta,
 )
 from inference.wire.dialect import (
     WAITING_COMMENT,
@@ -43,7 +48,6 @@ from inference.wire.dialect import (
     with_escaped_line_ends,
 )
 from inference.wire.openai import embeddings as openai_embeddings
-from inference.wire.openai import errors as openai_errors
 from inference.wire.vllm import rerank
 
 STREAM_GRACE_S = 2.0
@@ -55,45 +59,59 @@ class StreamingConsumer(ApiConsumer):
     stream_headers: ClassVar[Headers] = STREAM_HEADERS
 
     def __init__(
-        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+        self, *, gateway: Gateway, errors: ErrorDialect | None = None, endpoint: str = ""
     ) -> None:
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
-        self._quiet: QuietTimer | None = None
         self._has_begun = False
+        self._sent_s = -math.inf
         self._sending = asyncio.Lock()
+        self._watched: FrameLog | None = None
+        self._next_frame = 0
 
-    def _keep_alive_from(self, first_s: float) -> None:
-        self._quiet = QuietTimer(self._keep_alive, first_s=first_s, then_s=KEEP_ALIVE_S)
+    @asynccontextmanager
+    async def _kept_alive(self, first_s: float) -> AsyncIterator[None]:
+        """While the stream is quiet for ``first_s``, and then for every ``KEEP_ALIVE_S``, a frame
+        keeps it alive."""
+        beating = asyncio.create_task(self._keep_alive_from(first_s))
+        try:
+            yield
+        finally:
+            beating.cancel()
 
-    def _stop_keep_alive(self) -> None:
-        quiet, self._quiet = self._quiet, None  # breaks a cycle: the timer calls this consumer
-        if quiet is not None:
-            quiet.stop()
+    async def _keep_alive_from(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = self._sent_s + KEEP_ALIVE_S - loop.time()
+            if wait_s <= 0:
+                await self._keep_alive()
+                wait_s = KEEP_ALIVE_S
 
     async def _send_frames(self, frames: bytes, *, last: bool) -> None:
         """One at a time: a keep-alive may start the response while the first answer arrives."""
         async with self._sending:
             if self._response_ended:
                 return
-            if self._quiet is not None:
-                self._quiet.touch()
+            self._sent_s = asyncio.get_running_loop().time()
             if not self._response_started:
                 await self.start_response(200, self.stream_headers)
             await self.send_body(with_escaped_line_ends(frames), last=last)
 
-    async def _watch(self, watched: FrameWatch) -> None:
-        self._keep_alive_from(KEEP_ALIVE_S)
-        try:
-            await self._forward_watched(watched)
-        finally:
-            if self._client_left:
-                watched.leave()
-            self._stop_keep_alive()
+    async def _watch(self, log: FrameLog, number: int = 0) -> None:
+        """Sends the frames of a response in the background from ``number`` on."""
+        self._watched, self._next_frame = log, number
+        async with self._kept_alive(KEEP_ALIVE_S):
+            await self._forward_watched(log)
 
-    async def _forward_watched(self, watched: FrameWatch) -> None:
+    async def _forward_watched(self, log: FrameLog) -> None:
         is_last = False
         while not is_last:
-            frames, is_last = await watched.take()
+            try:
+                frames, is_last = await log.take(self._next_frame)
+            except EventsGoneError:
+                self.abort()
+                return
+            self._next_frame = max(self._next_frame, log.end)
             await self._send_frames(frames, last=is_last)
 
     async def _keep_alive(self) -> None:
@@ -105,47 +123,6 @@ class StreamingConsumer(ApiConsumer):
         return WAITING_COMMENT if wait is None else waiting_comment(wait.words)
 
 
-class QuietTimer:
-    """Detects that a stream has been quiet for too long. Must not know the frames.
-
-    Calls ``on_quiet`` when nothing was touched for ``first_s``, and from then on every ``then_s``.
-    A touch only reads the clock; the timer checks it when it fires.
-    """
-
-    def __init__(
-        self, on_quiet: Callable[[], Awaitable[None]], *, first_s: float, then_s: float
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_quiet = on_quiet
-        self._interval_s = first_s
-        self._then_s = then_s
-        self._touched_s = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(first_s, self._look)
-        self._call: asyncio.Task[None] | None = None
-
-    def touch(self) -> None:
-        self._interval_s = self._then_s
-        self._touched_s = self._loop.time()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._call is not None:
-            self._call.cancel()
-
-    def _look(self) -> None:
-        due_s = self._touched_s + self._interval_s
-        if self._loop.time() >= due_s:
-            self.touch()
-            self._call = self._loop.create_task(self._run())
-            due_s = self._touched_s + self._interval_s
-        self._timer = self._loop.call_at(due_s, self._look)
-
-    async def _run(self) -> None:
-        await self._on_quiet()
-
-
 class GenerationConsumer(StreamingConsumer):
     method = "POST"
 
@@ -155,11 +132,10 @@ class GenerationConsumer(StreamingConsumer):
         gateway: Gateway,
         parse: Parse,
         endpoint: str,
-        errors: ErrorDialect = openai_errors,
+        errors: ErrorDialect | None = None,
     ) -> None:
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._parse = parse
-        self._has_finished = False
 
     async def answer(self, body: bytes) -> None:
         reading = self.read(self._parse, body)
@@ -167,17 +143,11 @@ class GenerationConsumer(StreamingConsumer):
         await self._generate(await reading)
 
     async def _generate(self, request: ParsedRequest) -> None:
-        if request.stream:
-            self._keep_alive_from(STREAM_GRACE_S)
-        try:
-            async with run_request(
-                self.gateway, self.call, request.generation, abort=self.abort
-            ) as stream:
+        async with self._kept_alive(STREAM_GRACE_S) if request.stream else nullcontext():
+            async with self.running(request.generation) as stream:
                 encoder = self._encoder(request)
-                while not self._has_finished:
-                    await self._forward(await stream.next_events(), encoder, request)
-        finally:
-            self._stop_keep_alive()
+                async for events in until_ended(stream):
+                    await self._forward(events, encoder, request)
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         make = request.stream_encoder if request.stream else request.body_encoder
@@ -186,43 +156,31 @@ class GenerationConsumer(StreamingConsumer):
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
         if isinstance(events[0], Accepted):
             self._ignored_fields += events[0].not_enforced
-        self._has_finished = isinstance(events[-1], Finished)
-        if not request.stream:
-            if parts := await _encoded(encoder, events):
-                await self.respond_in_parts(200, parts)
-        elif frames := await frames_of(encoder, events):
-            await self._send_frames(frames, last=self._has_finished)
+        has_finished = isinstance(events[-1], Finished)
+        parts = await encoded(encoder, events)
+        if parts and request.stream:
+            await self._send_frames(b"".join(parts), last=has_finished)
             self._has_begun = True
+        elif parts:
+            await self.respond(200, parts)
 
 
-async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
+TOKENS = (Delta, ReasoningDelta, ToolCallDelta)
+
+
+async def encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
+    """Large parts of an answer are encoded in several turns of the loop."""
+    # ``isinstance`` on a protocol is slow.
+    parts_of: Callable[[Event], Iterator[bytes]] | None = getattr(encoder, "parts", None)
     parts: list[bytes] = []
     for event in events:
-        parts_of = _parts_of(encoder) if isinstance(event, ChoiceFinished) else None
-        if parts_of is None:
+        if parts_of is None or isinstance(event, TOKENS):
             parts.append(encoder.encode(event))
             continue
         for part in parts_of(event):
             parts.append(part)
             await asyncio.sleep(0)
-    return b"".join(parts)
-
-
-async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
-    parts_of = _parts_of(encoder)
-    if parts_of is None:
-        return [body for event in events if (body := encoder.encode(event))]
-    parts: list[bytes] = []
-    for event in events:
-        for part in parts_of(event):
-            parts.append(part)
-            await asyncio.sleep(0)
-    return parts
-
-
-def _parts_of(encoder: Encoder) -> Callable[[Event], Iterator[bytes]] | None:
-    """The ``parts`` of a ``PartsEncoder``; ``isinstance`` on a protocol is slow."""
-    return getattr(encoder, "parts", None)
+    return [part for part in parts if part]
 
 
 def unix_time_s() -> int:
@@ -237,9 +195,7 @@ class EmbeddingsConsumer(ApiConsumer):
     async def answer(self, body: bytes) -> None:
         request = await self.parsed(openai_embeddings.parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        async with run_request(
-            self.gateway, self.call, request.embedding, abort=self.abort
-        ) as stream:
+        async with self.running(request.embedding) as stream:
             await write_body(stream, encoder, self)
 
 
@@ -248,9 +204,9 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: Ap
     is encoded. A slow client delays the encoding of its own answer alone. Raises the ``ApiError``
     that the stream failed with."""
     pending = bytearray()
-    has_begun = has_ended = False
-    while not has_ended:
-        for event in await stream.next_events():
+    has_begun = False
+    async for events in until_ended(stream):
+        for event in events:
             for part in encoder.parts(event):
                 pending += part
                 while len(pending) > PIECE_BYTES:
@@ -260,7 +216,6 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: Ap
                     await consumer.send_body(bytes(memoryview(pending)[:PIECE_BYTES]))
                     del pending[:PIECE_BYTES]
                     await asyncio.sleep(0)
-            has_ended = isinstance(event, Embedded)
     if has_begun:
         await consumer.send_body(bytes(pending), last=True)
     else:
@@ -270,13 +225,12 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, consumer: Ap
 async def all_vectors(stream: RunningRequest) -> Embedded:
     """Raises the ``ApiError`` that the stream failed with."""
     vectors: list[bytes] = []
-    while True:
-        for event in await stream.next_events():
+    async for events in until_ended(stream):
+        for event in events:
             if isinstance(event, EmbeddedPart | Embedded):
                 vectors += event.vectors
-            if isinstance(event, Embedded):
-                usage = event.usage
-                return Embedded(request_id=event.request_id, vectors=vectors, usage=usage)
+    assert isinstance(event, Embedded), "vectors were answered with something else"
+    return msgspec.structs.replace(event, vectors=vectors)
 
 
 class ScoreConsumer(ApiConsumer):
@@ -290,7 +244,7 @@ class ScoreConsumer(ApiConsumer):
     async def answer_with_scores(
         self, request: rerank.ScoringRequest | rerank.RerankRequest
     ) -> None:
-        async with run_request(self.gateway, self.call, request.score, abort=self.abort) as stream:
+        async with self.running(request.score) as stream:
             embedded = await all_vectors(stream)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         await self.respond(200, encoder.encode(embedded))

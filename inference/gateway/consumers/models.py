@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.outdated import is_outdated
@@ -44,7 +43,30 @@ MIB = 1024**2
 OUTDATED = "outdated"
 
 
-class _ModelsConsumer(ApiConsumer):
+Listed = tuple[CatalogueEntry, FleetSnapshot, CatalogueEntry | None]
+"""A model, the fleet, and the entry that is loaded for it; an adapter's is another entry."""
+
+
+class ListedModelsConsumer(ApiConsumer):
+    async def listed(self) -> list[Listed]:
+        """Those that the caller may use. Raises ``ApiError``."""
+        entries = await self.gateway.catalogue.entries()
+        return await self._with_bases([one for one in entries if self.call.who.may_use(one)])
+
+    async def one_listed(self, name: str) -> Listed:
+        """Raises ``ApiError``."""
+        entry = await self.gateway.catalogue.find(name)
+        if not self.call.who.may_use(entry):
+            raise ModelNotAllowedError(entry.name)
+        return (await self._with_bases([entry]))[0]
+
+    async def _with_bases(self, entries: Sequence[CatalogueEntry]) -> list[Listed]:
+        snapshot = await self.gateway.liveness.snapshot()
+        bases = await self.gateway.catalogue.by_name()
+        return [(one, snapshot, bases.get(one.base or one.name)) for one in entries]
+
+
+class _ModelsConsumer(ListedModelsConsumer):
     is_anthropic = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -58,17 +80,8 @@ class ModelListConsumer(_ModelsConsumer):
     endpoint = "/v1/models"
 
     async def answer(self, body: bytes) -> None:
-        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
-        page = anthropic_models.parse_page(query if self.is_anthropic else {})
-        entries = await self.gateway.catalogue.entries()
-        snapshot = await self.gateway.liveness.snapshot()
-        who = self.call.who
-        bases = await self.gateway.catalogue.by_name()
-        cards = [
-            model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
-            for entry in entries
-            if who.may_use(entry)
-        ]
+        page = anthropic_models.parse_page(self.query if self.is_anthropic else {})
+        cards = [model_card(*listed) for listed in await self.listed()]
         if self.is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))
         else:
@@ -79,21 +92,14 @@ class ModelConsumer(_ModelsConsumer):
     endpoint = "/v1/models/{id}"
 
     async def answer(self, body: bytes) -> None:
-        name = self.scope["url_route"]["kwargs"]["name"]
-        entry = await self.gateway.catalogue.find(name)
-        if not self.call.who.may_use(entry):
-            raise ModelNotAllowedError(entry.name)
-        bases = await self.gateway.catalogue.by_name()
-        snapshot = await self.gateway.liveness.snapshot()
-        card = model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
+        card = model_card(*await self.one_listed(self.scope["url_route"]["kwargs"]["name"]))
         dialect = anthropic_models if self.is_anthropic else openai_models
         await self.respond(200, dialect.model_body(card))
 
 
 def model_card(
-    entry: CatalogueEntry, snapshot: FleetSnapshot, *, base: CatalogueEntry | None = None
+    entry: CatalogueEntry, snapshot: FleetSnapshot, base: CatalogueEntry | None = None
 ) -> ModelCard:
-    """``base`` is the entry that is loaded for it; an adapter's is another entry."""
     base = base or entry
     if base.upstream_model is not None:
         return _forwarded_card(entry, base.upstream_names)

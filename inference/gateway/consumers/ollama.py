@@ -18,15 +18,14 @@ from fleet.hub.file_facts import file_facts
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.consumers.generate import GenerationConsumer, write_body
-from inference.gateway.consumers.models import model_card
+from inference.gateway.consumers.models import ListedModelsConsumer, model_card
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.run import run_request
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
 from inference.wire.dialect import Encoder, Parse, ParsedRequest
-from inference.wire.errors import ModelNotAllowedError, NotSupportedError, RequestFailedError
+from inference.wire.errors import NotSupportedError, RequestFailedError
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors
 from inference.wire.ollama import models as ollama_models
@@ -44,10 +43,8 @@ class OllamaPullConsumer(ApiConsumer):
     method = "POST"
     scope_needed: ClassVar[Scope | None] = Scope.FLEET_WRITE
     endpoint = "/api/pull"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway, errors=ollama_errors)
-        self._sent = b""
+    errors = ollama_errors
+    _sent = b""
 
     async def answer(self, body: bytes) -> None:
         parse = partial(ollama_models.parse_pull, named_sources=hub_schemes())
@@ -109,9 +106,10 @@ CPU = "cpu"
 
 class OllamaConsumer(GenerationConsumer):
     stream_headers: ClassVar[Headers] = JSON_LINES
+    errors = ollama_errors
 
     def __init__(self, *, gateway: Gateway, parse: Parse, endpoint: str) -> None:
-        super().__init__(gateway=gateway, parse=parse, endpoint=endpoint, errors=ollama_errors)
+        super().__init__(gateway=gateway, parse=parse, endpoint=endpoint)
         self._asked_unix_s = time.time()
         self._asked: OllamaRequest | None = None
 
@@ -131,8 +129,7 @@ class OllamaConsumer(GenerationConsumer):
         return encoder
 
     async def _load(self, request: OllamaRequest) -> None:
-        async with run_request(self.gateway, self.call, request.load, abort=self.abort) as stream:
-            await stream.next_events()
+        await self.last_event(request.load)
         await self.respond(200, request.shape.loaded_body(time.time()))
 
     async def _keep_alive(self) -> None:
@@ -142,9 +139,10 @@ class OllamaConsumer(GenerationConsumer):
 
 class OllamaEmbedConsumer(ApiConsumer):
     method = "POST"
+    errors = ollama_errors
 
     def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
-        super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
+        super().__init__(gateway=gateway, endpoint=endpoint)
         self._is_old = endpoint == "/api/embeddings"
         self._asked_unix_s = time.time()
 
@@ -153,44 +151,27 @@ class OllamaEmbedConsumer(ApiConsumer):
         request = await self.parsed(parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
-        async with run_request(
-            self.gateway, self.call, request.embedding, abort=self.abort
-        ) as stream:
+        async with self.running(request.embedding) as stream:
             await write_body(stream, encoder, self)
 
 
-class OllamaModelsConsumer(ApiConsumer):
-    def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
-        super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
-        self._body_of = ollama_models.ps_body if endpoint == "/api/ps" else ollama_models.tags_body
+class OllamaModelsConsumer(ListedModelsConsumer):
+    errors = ollama_errors
 
     async def answer(self, body: bytes) -> None:
-        entries = await self.gateway.catalogue.entries()
-        snapshot = await self.gateway.liveness.snapshot()
-        who = self.call.who
-        bases = await self.gateway.catalogue.by_name()
-        offered = [
-            offered_model(entry, snapshot, bases.get(entry.base or entry.name))
-            for entry in entries
-            if who.may_use(entry)
-        ]
-        await self.respond(200, self._body_of(offered))
+        is_ps = self.call.endpoint == "/api/ps"
+        body_of = ollama_models.ps_body if is_ps else ollama_models.tags_body
+        await self.respond(200, body_of([offered_model(*listed) for listed in await self.listed()]))
 
 
-class OllamaShowConsumer(ApiConsumer):
+class OllamaShowConsumer(ListedModelsConsumer):
     method = "POST"
     endpoint = "/api/show"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway, errors=ollama_errors)
+    errors = ollama_errors
 
     async def answer(self, body: bytes) -> None:
-        entry = await self.gateway.catalogue.find(await self.parsed(ollama_models.parse_show, body))
-        if not self.call.who.may_use(entry):
-            raise ModelNotAllowedError(entry.name)
-        bases = await self.gateway.catalogue.by_name()
-        snapshot = await self.gateway.liveness.snapshot()
-        base = bases.get(entry.base or entry.name)
+        name = await self.parsed(ollama_models.parse_show, body)
+        entry, snapshot, base = await self.one_listed(name)
         offered = offered_model(entry, snapshot, base)
         if not offered.architecture:
             facts = await asyncio.to_thread(file_facts, base or entry)
@@ -207,9 +188,7 @@ class OllamaShowConsumer(ApiConsumer):
 
 class OllamaVersionConsumer(ApiConsumer):
     endpoint = "/api/version"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway, errors=ollama_errors)
+    errors = ollama_errors
 
     async def answer(self, body: bytes) -> None:
         await self.respond(200, ollama_models.version_body())
@@ -218,9 +197,7 @@ class OllamaVersionConsumer(ApiConsumer):
 class OllamaOperatorsConsumer(ApiConsumer):
     method = "POST"
     other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
-
-    def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
-        super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
+    errors = ollama_errors
 
     async def answer(self, body: bytes) -> None:
         raise NotSupportedError(

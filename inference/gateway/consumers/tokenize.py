@@ -9,13 +9,11 @@ request. The engine takes no part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Tokenized, TokensCounted
 from inference.protocol.generation import TokenCountRequest, TokenizeRequest
@@ -24,6 +22,7 @@ from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import MissingParameterError
+from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import tokenize as vllm_tokenize
 from metering.principal import Principal
@@ -33,21 +32,16 @@ class TokenizeConsumer(ApiConsumer):
     method = "POST"
     endpoint = "/tokenize"
 
-    _parse: Callable[[bytes, RequestContext], TokenizeRequest]
-    _write: Callable[[Tokenized], bytes]
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway)
-        self._parse, self._write = vllm_tokenize.parse, vllm_tokenize.body
+    _parse: Callable[[bytes, RequestContext], TokenizeRequest] = staticmethod(vllm_tokenize.parse)
+    _write: Callable[[Tokenized], bytes] = staticmethod(vllm_tokenize.body)
 
     async def answer(self, body: bytes) -> None:
         request = await self.read(self._parse, body)
         if request.model == vllm_tokenize.ANY_MODEL:
             model = await only_model(self.gateway, self.call.who)
             request = msgspec.structs.replace(request, model=model)
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            *_, last = await stream.next_events()
-            assert isinstance(last, Tokenized), "tokens were answered with something else"
+        last = await self.last_event(request)
+        assert isinstance(last, Tokenized), "tokens were answered with something else"
         await self.respond(200, self._write(last))
 
 
@@ -55,21 +49,16 @@ class TokenizerInfoConsumer(ApiConsumer):
     endpoint = "/tokenizer_info"
 
     async def answer(self, body: bytes) -> None:
-        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
-        model = query.get("model") or await only_model(self.gateway, self.call.who)
-        request = vllm_tokenize.settings_request(model)
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            *_, last = await stream.next_events()
-            assert isinstance(last, Tokenized), "settings were answered with something else"
+        model = self.query.get("model") or await only_model(self.gateway, self.call.who)
+        last = await self.last_event(vllm_tokenize.settings_request(model))
+        assert isinstance(last, Tokenized), "settings were answered with something else"
         await self.respond(200, vllm_tokenize.settings_body(last))
 
 
 class DetokenizeConsumer(TokenizeConsumer):
     endpoint = "/detokenize"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway)
-        self._parse, self._write = vllm_tokenize.parse_back, vllm_tokenize.body_back
+    _parse = staticmethod(vllm_tokenize.parse_back)
+    _write = staticmethod(vllm_tokenize.body_back)
 
 
 async def only_model(gateway: Gateway, who: Principal) -> str:
@@ -85,47 +74,31 @@ async def only_model(gateway: Gateway, who: Principal) -> str:
     raise MissingParameterError("model")
 
 
-class TokenCountConsumer(ApiConsumer):
+class MessageTokenCountConsumer(ApiConsumer):
     method = "POST"
+    endpoint = "/v1/messages/count_tokens"
+    errors = anthropic_errors
 
     async def answer(self, body: bytes) -> None:
-        request = await self.asked(body)
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            *_, last = await stream.next_events()
-            assert isinstance(last, TokensCounted), "a count was answered with something else"
-        await self.respond(200, self.count_body(last.prompt_tokens))
+        counted = await self.counted(await self.read(anthropic_messages.parse_count, body))
+        await self.respond(200, anthropic_messages.count_body(counted))
 
-    async def asked(self, body: bytes) -> TokenCountRequest:
-        """Raises ``ApiError``."""
-        raise NotImplementedError
-
-    def count_body(self, num_tokens: int) -> bytes:
-        raise NotImplementedError
+    async def counted(self, request: TokenCountRequest) -> int:
+        last = await self.last_event(request)
+        assert isinstance(last, TokensCounted), "a count was answered with something else"
+        return last.prompt_tokens
 
 
-class MessageTokenCountConsumer(TokenCountConsumer):
-    endpoint = "/v1/messages/count_tokens"
-
-    def __init__(self, *, gateway: Gateway) -> None:
-        super().__init__(gateway=gateway, errors=anthropic_errors)
-
-    async def asked(self, body: bytes) -> TokenCountRequest:
-        return await self.read(anthropic_messages.parse_count, body)
-
-    def count_body(self, num_tokens: int) -> bytes:
-        return anthropic_messages.count_body(num_tokens)
-
-
-class ResponseTokenCountConsumer(TokenCountConsumer):
+class ResponseTokenCountConsumer(MessageTokenCountConsumer):
+    errors = openai_errors
     endpoint = "/v1/responses/input_tokens"
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
         super().__init__(gateway=gateway)
         self._store = store
 
-    async def asked(self, body: bytes) -> TokenCountRequest:
+    async def answer(self, body: bytes) -> None:
         asked = await self.read(openai_responses.parse_count, body)
-        return openai_responses.count_of(await self._store.continued(asked, self.call.who))
-
-    def count_body(self, num_tokens: int) -> bytes:
-        return openai_responses.count_body(num_tokens)
+        whole = await self._store.continued(asked, self.call.who)
+        counted = await self.counted(openai_responses.count_of(whole))
+        await self.respond(200, openai_responses.count_body(counted))

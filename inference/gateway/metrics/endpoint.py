@@ -15,7 +15,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -87,11 +86,13 @@ class MetricsEndpoint(Collector):
     def _application(self) -> Any:
         metrics = make_wsgi_app(self._gateway.metrics.registry)
         instance = instance_id(self._gateway.config.data_dir)
+        ours = [(INSTANCE_HEADER, instance)] if instance else []
 
         def application(environ: Any, start_response: Any) -> Any:
             if environ["PATH_INFO"].rstrip("/") == METRICS_PATH:
-                return metrics(environ, partial(_start_ours, start_response, instance))
-            return _plain(start_response, "404 Not Found", f"Metrics are at {METRICS_PATH}.\n")
+                return metrics(environ, lambda status, head: start_response(status, head + ours))
+            start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"Metrics are at {METRICS_PATH}.\n".encode()]
 
         return application
 
@@ -115,11 +116,6 @@ class MetricsEndpoint(Collector):
         except (ApiError, TimeoutError, CancelledError):
             asking.cancel()
             return None
-
-
-def _start_ours(start_response: Any, instance: str | None, status: str, headers: Any) -> Any:
-    ours = [(INSTANCE_HEADER, instance)] if instance else []
-    return start_response(status, [*headers, *ours])
 
 
 def _read_counts() -> DatabaseCounts:
@@ -151,11 +147,6 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are not logged."""
-
-
-def _plain(start_response: Any, status: str, text: str) -> list[bytes]:
-    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-    return [text.encode()]
 
 
 MIB = 1 << 20

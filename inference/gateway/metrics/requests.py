@@ -12,6 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import (
@@ -29,8 +30,8 @@ from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from metering.ledger.entries import ERRORS
 
 if TYPE_CHECKING:
-    from inference.gateway.request.outcome import RequestRecords
-    from inference.gateway.request.reserve import Ledger
+    from metering.ledger.writer import LedgerWriter
+    from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -201,7 +202,7 @@ class Metrics(Collector):
         self._totals.append((name, documentation, read))
 
 
-def watch_ledger(metrics: Metrics, ledger: Ledger) -> None:
+def watch_ledger(metrics: Metrics, ledger: LedgerWriter) -> None:
     metrics.watch(
         "helexa_ledger_queue_operations",
         "What this gateway has yet to write into the ledger.",
@@ -219,7 +220,7 @@ def watch_ledger(metrics: Metrics, ledger: Ledger) -> None:
     )
 
 
-def watch_records(metrics: Metrics, records: RequestRecords) -> None:
+def watch_records(metrics: Metrics, records: RequestRecordWriter) -> None:
     metrics.watch(
         "helexa_request_records_queued",
         "Requests that this gateway has yet to record.",
@@ -233,7 +234,6 @@ def watch_records(metrics: Metrics, records: RequestRecords) -> None:
 
 
 OTHER_CLIENT = "other"
-MAX_REMEMBERED = 256
 MAX_AGENT_CHARS = 512
 
 _FAMILIES = (
@@ -261,17 +261,11 @@ _FAMILIES = (
     ("browser", r"\bmozilla/"),
 )
 _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
-_remembered: dict[str, str] = {}
 
 
+@lru_cache(maxsize=256)
 def client_family(user_agent: str) -> str:
     if not user_agent:
         return ""
     agent = user_agent[:MAX_AGENT_CHARS]
-    family = _remembered.get(agent)
-    if family is None:
-        family = next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER_CLIENT)
-        if len(_remembered) >= MAX_REMEMBERED:
-            _remembered.clear()
-        _remembered[agent] = family
-    return family
+    return next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER_CLIENT)

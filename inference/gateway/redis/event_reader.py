@@ -30,8 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import redis
@@ -76,9 +75,8 @@ LOG_INTERVAL_S = 10.0
 Entry = tuple[bytes, dict[bytes, bytes]]
 
 
-class OnFault(Protocol):
-    def __call__(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
-        """``what``: the fault, in words. ``is_grave``: once is enough to shut the neuron out."""
+OnFault = Callable[..., None]
+"""Takes the neuron and the fault, in words; ``is_grave``: once is enough to shut the neuron out."""
 
 
 class EventReader:
@@ -107,6 +105,18 @@ class EventReader:
         self._unknown_since_s = 0.0
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
         self.caught_up_s = 0.0
+        self.is_made = False
+        self.seen_s = asyncio.get_running_loop().time()
+        self._loops = BackgroundLoops()
+
+    def begin(self) -> None:
+        self.is_made = True
+        if not self._loops.are_running:
+            self._loops.begin(f"events of {self.neuron}", self.run)
+
+    async def close(self) -> None:
+        await self._loops.stop()
+        await self._redis.aclose()
 
     async def run(self) -> None:
         num_failures = 0
@@ -117,7 +127,7 @@ class EventReader:
                 continue
             except (redis.RedisError, OSError) as error:
                 if str(error).startswith("WRONGTYPE"):
-                    self._fault("its events are no stream")
+                    self._on_fault(self.neuron, "its events are no stream")
                 else:
                     self._outage.unanswered(error)
             except Exception:
@@ -127,6 +137,8 @@ class EventReader:
             await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
 
     def stream_is_gone(self) -> None:
+        """``upkeep`` makes another one."""
+        self.is_made = False
         self._num_losses += 1
         self._epoch = ""
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
@@ -142,7 +154,7 @@ class EventReader:
             )
         except ReplyTooLargeError:
             await self._grave_fault("its events are too large to be read at once")
-            await self._redis.command("UNLINK", self.key)  # ``upkeep`` makes it again
+            await self._redis.command("UNLINK", self.key)
             self.stream_is_gone()
             return
         self._outage.answered()
@@ -171,7 +183,8 @@ class EventReader:
                     await self._grave_fault("an entry of its events is too large")
                 batch = decode_event_batch(data)
             except (KeyError, msgspec.DecodeError) as error:
-                self._fault(f"an entry of its events does not decode: {error!s:.200}")
+                what = f"an entry of its events does not decode: {error!s:.200}"
+                self._on_fault(self.neuron, what)
                 continue
             self.deliver(batch, len(data))
             num_events += 1 + len(batch.events)
@@ -201,13 +214,15 @@ class EventReader:
                 self._count_unknown(bytes_an_event)
                 continue
             if stream.neuron != self.neuron:
-                self._fault("it answered a request that another neuron serves")
+                what = "it answered a request that another neuron serves"
+                self._on_fault(self.neuron, what)
                 continue
             stream.epoch = batch.epoch
             try:
                 stream.put(event, bytes_an_event)
             except AnswerFaultError as error:
-                self._fault(f"its answer to {event.request_id} has {error}")
+                what = f"its answer to {event.request_id} has {error}"
+                self._on_fault(self.neuron, what)
 
     def _count_unknown(self, num_bytes: int) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -228,25 +243,12 @@ class EventReader:
     def _fail_its_requests(self) -> None:
         self._streams.fail_where(self._serves, events_lost())
 
-    def _fault(self, what: str) -> None:
-        self._on_fault(self.neuron, what)
-
     async def _grave_fault(self, what: str) -> None:
         self._on_fault(self.neuron, what, is_grave=True)
         await asyncio.sleep(GRAVE_PAUSE_S)
 
 
 IDLE_LIMIT_S = 60.0
-
-
-@dataclass(slots=True)
-class _Running:
-    reader: EventReader
-    link: RedisLink
-    loops: BackgroundLoops
-    making: SharedWork[None]
-    is_made: bool = False
-    seen_s: float = 0.0
 
 
 class EventReaders:
@@ -266,106 +268,93 @@ class EventReaders:
         self._streams = streams
         self._outage = RedisOutage(stall_limit_s, self._fail_everything)
         self._on_fault = on_fault
-        self._running: dict[str, _Running] = {}
+        self._readers: dict[str, EventReader] = {}
+        self._making = SharedWork(self._make_missing)
 
     async def ensure(self, neuron: str) -> None:
         """Raises ``ServiceUnavailableError``."""
-        running = self._running.get(neuron) or self._start(neuron)
-        if not running.is_made:
-            await running.making.join()
+        reader = self._readers.get(neuron)
+        if reader is None:
+            reader = self._readers[neuron] = EventReader(
+                self._make_link(),
+                neuron=neuron,
+                gateway_id=self._gateway_id,
+                streams=self._streams,
+                outage=self._outage,
+                on_fault=self._on_fault,
+            )
+        while not reader.is_made:
+            reader.seen_s = asyncio.get_running_loop().time()
+            await self._making.join()
 
     @property
     def neurons(self) -> frozenset[str]:
-        return frozenset(self._running)
+        return frozenset(self._readers)
 
     def caught_up_s(self, neuron: str) -> float:
-        running = self._running.get(neuron)
-        return 0.0 if running is None else running.reader.caught_up_s
+        reader = self._readers.get(neuron)
+        return 0.0 if reader is None else reader.caught_up_s
 
     def redis_lost_everything(self) -> None:
         logger.error("Redis has lost what it held: open requests fail")
         self._fail_everything()
-        for running in self._running.values():
-            running.is_made = False
-            running.reader.stream_is_gone()
+        for reader in self._readers.values():
+            reader.stream_is_gone()
 
     async def upkeep(self, neurons: Collection[str]) -> None:
-        """Raises ``redis.RedisError``."""
+        """Raises ``redis.RedisError``, ``ServiceUnavailableError``."""
         await self._close_idle(neurons)
-        made = [running for running in self._running.values() if running.is_made]
+        made = [reader for reader in self._readers.values() if reader.is_made]
         pipeline = self._redis.pipeline(transaction=False)
-        for running in made:
-            reader = running.reader
+        for reader in made:
             pipeline.xtrim(reader.key, minid=reader.last_entry_id, approximate=True)
             pipeline.expire(reader.key, keys.EVENTS_EXPIRY_S)
         replies = await pipeline.execute(raise_on_error=False) if made else []
-        for running, trimmed, is_there in zip(made, replies[::2], replies[1::2], strict=True):
+        for reader, trimmed, is_there in zip(made, replies[::2], replies[1::2], strict=True):
             if isinstance(trimmed, Exception) or not is_there:
-                self._stream_lost(running)
-        for running in self._running.values():
-            if not running.is_made:
-                await running.making.join()
+                reader.stream_is_gone()
+                self._on_fault(reader.neuron, "its stream of events is gone")
+        await self._making.join()
 
     async def close(self) -> None:
         self._outage.close()
-        stream_keys = [running.reader.key for running in self._running.values()]
-        for neuron in list(self._running):
-            await self._close(neuron)
-        if not stream_keys:
+        await self._making.finish()
+        readers, self._readers = list(self._readers.values()), {}
+        for reader in readers:
+            await reader.close()
+        if not readers:
             return
         try:
-            await self._redis.delete(*stream_keys)
+            await self._redis.delete(*(reader.key for reader in readers))
         except (redis.RedisError, OSError) as error:
             logger.info("streams of events are left to expire: %s", error)
 
-    def _start(self, neuron: str) -> _Running:
-        link, loops = self._make_link(), BackgroundLoops()
-        reader = EventReader(
-            link,
-            neuron=neuron,
-            gateway_id=self._gateway_id,
-            streams=self._streams,
-            outage=self._outage,
-            on_fault=self._on_fault,
-        )
-        running = _Running(reader, link, loops, SharedWork(lambda: self._make(running)))
-        running.seen_s = asyncio.get_running_loop().time()
-        self._running[neuron] = running
-        return running
-
-    async def _make(self, running: _Running) -> None:
-        key = running.reader.key
+    async def _make_missing(self) -> None:
+        missing = [reader for reader in self._readers.values() if not reader.is_made]
+        if not missing:
+            return
         pipeline = self._redis.pipeline(transaction=True)
-        pipeline.unlink(key)
-        pipeline.xadd(key, {b"": b""}, id=keys.EVENTS_FIRST_ENTRY_ID)
-        pipeline.expire(key, keys.EVENTS_EXPIRY_S)
+        for reader in missing:
+            pipeline.unlink(reader.key)
+            pipeline.xadd(reader.key, {b"": b""}, id=keys.EVENTS_FIRST_ENTRY_ID)
+            pipeline.expire(reader.key, keys.EVENTS_EXPIRY_S)
         try:
             await pipeline.execute()
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
-        running.is_made = True
-        if not running.loops.are_running:
-            running.loops.begin(f"events of {running.reader.neuron}", running.reader.run)
-
-    def _stream_lost(self, running: _Running) -> None:
-        running.is_made = False
-        running.reader.stream_is_gone()
-        self._on_fault(running.reader.neuron, "its stream of events is gone")
+        for reader in missing:
+            reader.begin()
 
     async def _close_idle(self, neurons: Collection[str]) -> None:
         now_s = asyncio.get_running_loop().time()
         serving = {stream.neuron for stream in self._streams}
-        for neuron, running in list(self._running.items()):
+        for neuron, reader in list(self._readers.items()):
             if neuron in neurons or neuron in serving:
-                running.seen_s = now_s
-            elif now_s - running.seen_s > IDLE_LIMIT_S:
-                await self._close(neuron)
-
-    async def _close(self, neuron: str) -> None:
-        running = self._running.pop(neuron)
-        await running.making.finish()
-        await running.loops.stop()
-        await running.link.aclose()
+                reader.seen_s = now_s
+            elif now_s - reader.seen_s > IDLE_LIMIT_S:
+                del self._readers[neuron]
+                await self._making.finish()
+                await reader.close()
 
     def _fail_everything(self) -> None:
         self._streams.fail_where(lambda _: True, redis_unavailable())

@@ -30,7 +30,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live.absences import Absences
 from fleet.live.neuron_reads import NeuronValueError, fields_read, hash_read, run_reads_async
 from fleet.live.reading import read_snapshot
-from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.background_loops import SharedWork
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
@@ -82,10 +82,12 @@ class HeldRequestsWatch:
         streams: RequestStreams,
         dispatcher: Dispatcher,
         readers: EventReaders,
+        neuron_names: Callable[[], list[str]],
     ) -> None:
         self._redis = client
         self._gateway_id = gateway_id
         self._streams = streams
+        self._neuron_names = neuron_names
         self._dispatcher = dispatcher
         self._readers = readers
         self._last_seen: dict[str, tuple[str, int]] = {}
@@ -95,14 +97,14 @@ class HeldRequestsWatch:
         self._log = ThrottledLog(logger, logging.WARNING)
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
-    async def look_if_due(self, neurons: Iterable[str]) -> None:
+    async def look_if_due(self) -> None:
         """Looks seldom once no request has been open for a while. Raises as ``look`` does."""
         now_s = asyncio.get_running_loop().time()
         if len(self._streams) or self._num_sightings:
             self._in_use_s = now_s
         is_idle = now_s - self._in_use_s >= IDLE_AFTER_S
         if not is_idle or now_s - self._polled_s[-1] >= IDLE_LOOK_INTERVAL_S:
-            await self.look(neurons)
+            await self.look(self._neuron_names())
 
     async def look(self, neurons: Iterable[str]) -> None:
         """Raises ``ServiceUnavailableError`` when Redis does not answer."""
@@ -217,7 +219,7 @@ class Liveness:
         """Neurons drop requests of a gateway that is not alive, so call this before the first one.
         Raises ``ServiceUnavailableError``."""
         if not self._announced:
-            await self._announcing.join()
+            await self.announce()
 
     async def withdraw(self) -> None:
         await self._announcing.finish()
@@ -261,13 +263,10 @@ class Liveness:
             raise redis_unavailable() from error
         return {} if isinstance(found, NeuronValueError) else decode_marks(found)
 
-    async def run_alive(self) -> None:
-        await repeat(self._announcing.join, keys.GATEWAY_ALIVE_INTERVAL_S)
+    async def announce(self) -> None:
+        await self._announcing.join()
 
-    async def run_watch(self) -> None:
-        await repeat(self._watch, WATCH_INTERVAL_S)
-
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
         if len(self._streams) or age_s > IDLE_WATCH_INTERVAL_S - WATCH_INTERVAL_S / 2:
             await self.snapshot()
@@ -298,13 +297,15 @@ class Liveness:
         now_s = asyncio.get_running_loop().time()
         self._is_answering = True
         self._continuity.answered(now_s)
-        newly_silent = [] if self._snapshot is None else _newly_silent(snapshot, self._snapshot)
+        before = () if self._snapshot is None else self._snapshot.neurons
+        newly_silent = [view for view in before if snapshot.neuron(view.name) is None]
         if newly_silent and self._continuity.is_settled(now_s):
             # Redis may have restarted empty within a moment: this gateway's marker shows it.
             await self._announcing.join()
             self._continuity.answered(now_s)
         if not self._continuity.is_settled(now_s):
-            snapshot = _with(snapshot, newly_silent)
+            neurons = sorted([*snapshot.neurons, *newly_silent], key=lambda view: view.name)
+            snapshot = replace(snapshot, neurons=tuple(neurons))
         snapshot = self._absences.noted(snapshot, now_s)
         self._snapshot = snapshot
         self._snapshot_read_s = now_s
@@ -319,15 +320,6 @@ class Liveness:
             current = self._epochs.get(stream.neuron)
             if current is None or ended.get(stream.neuron) == stream.epoch != current:
                 stream.lose(neuron_lost(stream.neuron))
-
-
-def _newly_silent(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:
-    return [view for view in before.neurons if snapshot.neuron(view.name) is None]
-
-
-def _with(snapshot: FleetSnapshot, newly_silent: list[NeuronView]) -> FleetSnapshot:
-    neurons = sorted([*snapshot.neurons, *newly_silent], key=lambda view: view.name)
-    return replace(snapshot, neurons=tuple(neurons))
 
 
 async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:

@@ -67,13 +67,6 @@ class QueueDemandReporter:
             raise redis_unavailable() from error
         self._is_published = bool(waiting)
 
-    async def withdraw(self) -> None:
-        if self._is_published:
-            try:
-                await self._redis.hdel(keys.WAITING, self._gateway_id)
-            except (redis.RedisError, OSError) as error:
-                logger.info("what waited here is not withdrawn: %s", error)
-
 
 class RefusalCounts:
     def __init__(self) -> None:

@@ -21,12 +21,7 @@ from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.rules import untranslated_defaults
 from inference.gateway.request.outcome import Call, RequestOutcome
-from inference.gateway.request.tokens import (
-    PromptRatios,
-    TokenBounds,
-    fewest_tokens,
-    token_bounds,
-)
+from inference.gateway.request.tokens import PromptRatios, TokenBounds, fewest_tokens, token_bounds
 from inference.protocol.generation import GenerationRequest, Request
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Cause

@@ -18,31 +18,7 @@ import re
 from itertools import chain
 
 from inference.gateway.request.tokens import num_prompts
-from inference.protocol.events import (
-    MAX_TRACE_BYTES,
-    Accepted,
-    Cancelled,
-    ChoiceFinished,
-    Delta,
-    Embedded,
-    EmbeddedPart,
-    Event,
-    Failed,
-    Failure,
-    Finished,
-    OutputTokens,
-    PromptScored,
-    RankedToken,
-    ReasoningDelta,
-    StageTimes,
-    TextLogprob,
-    Tokenized,
-    TokensCounted,
-    ToolCallDelta,
-    ToolCallStarted,
-    Traced,
-    Usage,
-)
+from inference.protocol import events
 from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,
@@ -67,7 +43,7 @@ kept until it is whole. A token that is alone in its message takes some 270, bes
 LOGPROB_BYTES_A_TOKEN = 4096
 BYTES_A_PROMPT_TOKEN = 16
 BYTES_OF_NO_TOKEN = 1024 * 1024
-BYTES_OF_A_TRACE = MAX_TRACE_BYTES + 1024
+BYTES_OF_A_TRACE = events.MAX_TRACE_BYTES + 1024
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
 FLOAT32_BYTES = 4
 MAX_DIMENSIONS = 2**20
@@ -77,7 +53,7 @@ class AnswerFaultError(Exception):
     pass
 
 
-def _most_bytes(request: Request, most: Usage) -> int:
+def _most_bytes(request: Request, most: events.Usage) -> int:
     if not isinstance(request, GenerationRequest):
         return MAX_ANSWER_BYTES
     prompt_bytes, output_bytes = BYTES_A_PROMPT_TOKEN, BYTES_A_TOKEN
@@ -93,7 +69,7 @@ class AnswerCheck:
     def __init__(
         self,
         request: Request,
-        most: Usage,
+        most: events.Usage,
         *,
         is_captured: bool = False,
         is_traced: bool = False,
@@ -118,49 +94,49 @@ class AnswerCheck:
         self._num_vectors = 0
         self._vector_bytes: int | None = None
 
-    def check(self, event: Event, num_bytes: int = 0) -> None:
+    def check(self, event: events.Event, num_bytes: int = 0) -> None:
         """Raises ``AnswerFaultError``."""
         self.bytes_left -= num_bytes
         if self.bytes_left < 0:
             raise AnswerFaultError("more bytes than its tokens can have")
         match event:
-            case Delta():  # most events are this one
+            case events.Delta():  # most events are this one
                 self._tokens_of_choice(event.index, event.num_tokens)
                 if event.logprobs is not None:
                     self._logprobs(event.logprobs)
-            case ReasoningDelta():
+            case events.ReasoningDelta():
                 self._tokens_of_choice(event.index, event.num_tokens)
-            case OutputTokens():
+            case events.OutputTokens():
                 self._of_open_choice(event.index)
                 self._token_ids(event.token_ids)
-            case ToolCallStarted() | ToolCallDelta():
+            case events.ToolCallStarted() | events.ToolCallDelta():
                 self._call(event)
-            case ChoiceFinished():
+            case events.ChoiceFinished():
                 self._tokens_of_choice(event.index, event.num_tokens)
                 self._num_calls[event.index] = -1
                 self._num_open -= 1
-            case Accepted():
+            case events.Accepted():
                 self._accepted(event)
-            case PromptScored():
+            case events.PromptScored():
                 self._require(self._num_choices > 0, "scores that were not asked for")
                 self._require(0 <= event.prompt_index < self._num_prompts, "no such prompt")
                 self._ranked(event.tokens)
-            case Finished():
+            case events.Finished():
                 self._finished(event)
-            case EmbeddedPart() | Embedded():
+            case events.EmbeddedPart() | events.Embedded():
                 self._vectors(event)
-            case TokensCounted() | Tokenized():
+            case events.TokensCounted() | events.Tokenized():
                 self._counted(event)
-            case Traced():
+            case events.Traced():
                 self._require(self._may_trace, "a trace that was not asked for")
-                self._require(len(event.text) <= MAX_TRACE_BYTES, "a long trace")
+                self._require(len(event.text) <= events.MAX_TRACE_BYTES, "a long trace")
                 self._may_trace = False
-            case StageTimes():
+            case events.StageTimes():
                 self._stage_times(event)
-            case Failed():
+            case events.Failed():
                 self._failure(event.failure)
                 self._usage(event.usage)
-            case Cancelled():
+            case events.Cancelled():
                 self._usage(event.usage)
             case _:
                 raise AnswerFaultError("an event out of place")
@@ -180,12 +156,12 @@ class AnswerCheck:
         if self._num_calls.get(index, 0) < 0:
             raise AnswerFaultError("an event of a choice that has finished")
 
-    def _logprobs(self, logprobs: list[TextLogprob]) -> None:
+    def _logprobs(self, logprobs: list[events.TextLogprob]) -> None:
         for one in logprobs:
             own = () if one.logprob is None else (one.logprob,)
             self._probabilities(*own, *(logprob for _, _, logprob in one.top))
 
-    def _ranked(self, tokens: list[list[RankedToken]]) -> None:
+    def _ranked(self, tokens: list[list[events.RankedToken]]) -> None:
         for one in chain.from_iterable(tokens):
             self._probabilities(one.logprob)
             self._require(0 <= one.token_id <= MAX_TOKEN_ID, "an impossible token id")
@@ -195,17 +171,17 @@ class AnswerCheck:
         for logprob in logprobs:
             self._require(logprob <= MAX_LOGPROB, "a log probability of more than all")
 
-    def _call(self, event: ToolCallStarted | ToolCallDelta) -> None:
+    def _call(self, event: events.ToolCallStarted | events.ToolCallDelta) -> None:
         self._tokens_of_choice(event.index, event.num_tokens)
         begun = self._num_calls.get(event.index, 0)
-        if isinstance(event, ToolCallStarted):
+        if isinstance(event, events.ToolCallStarted):
             self._require(event.call_index == begun, "a tool call out of order")
             self._num_calls[event.index] = begun + 1
         else:
             is_last = 0 <= event.call_index == begun - 1
             self._require(is_last, "arguments of another tool call")
 
-    def _accepted(self, event: Accepted) -> None:
+    def _accepted(self, event: events.Accepted) -> None:
         self._require(not self._is_accepted, "accepted twice")
         self._require(not self._is_only_counted, "an answer of another kind")
         self._is_accepted = True
@@ -223,7 +199,7 @@ class AnswerCheck:
             for token_ids in prompts:
                 self._token_ids(token_ids)
 
-    def _finished(self, event: Finished) -> None:
+    def _finished(self, event: events.Finished) -> None:
         self._require(self._num_choices > 0, "the end of an answer that was not asked for")
         self._require(self._num_open == 0, f"finished with {self._num_open} open choices")
         self._usage(event.usage)
@@ -231,7 +207,7 @@ class AnswerCheck:
             self._durations(timing.queue_ms, timing.prefill_ms, timing.decode_ms)
             self._durations(timing.prefill_tokens)
 
-    def _vectors(self, event: EmbeddedPart | Embedded) -> None:
+    def _vectors(self, event: events.EmbeddedPart | events.Embedded) -> None:
         request = self._request
         if not isinstance(request, EmbeddingRequest | ScoreRequest):
             raise AnswerFaultError("vectors that were not asked for")
@@ -247,21 +223,21 @@ class AnswerCheck:
             self._require(are_finite, "a vector with what is no number")
         self._num_vectors += len(event.vectors)
         self._require(self._num_vectors <= self._num_prompts, "more vectors than prompts")
-        if isinstance(event, Embedded):
+        if isinstance(event, events.Embedded):
             self._require(self._num_vectors == self._num_prompts, "fewer vectors than prompts")
             self._usage(event.usage)
 
-    def _counted(self, event: TokensCounted | Tokenized) -> None:
+    def _counted(self, event: events.TokensCounted | events.Tokenized) -> None:
         wants_count = isinstance(self._request, TokenCountRequest)
-        is_wanted = self._is_only_counted and isinstance(event, TokensCounted) is wants_count
+        is_wanted = self._is_only_counted and isinstance(event, events.TokensCounted) is wants_count
         self._require(is_wanted, "an answer of another kind")
-        if isinstance(event, TokensCounted):
+        if isinstance(event, events.TokensCounted):
             self._require(0 <= event.prompt_tokens <= MAX_TOKEN_ID, "an impossible count")
         else:
             self._token_ids(event.token_ids)
             self._require(0 <= event.context_tokens <= MAX_TOKEN_ID, "an impossible context")
 
-    def _failure(self, failure: Failure) -> None:
+    def _failure(self, failure: events.Failure) -> None:
         self._require(CODE.fullmatch(failure.code) is not None, "a failure without a code")
         self._require(
             len(failure.message) <= MAX_MESSAGE_CHARACTERS
@@ -278,7 +254,7 @@ class AnswerCheck:
         if (after_s := failure.retry_after_s) is not None:
             self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
 
-    def _usage(self, usage: Usage | None) -> None:
+    def _usage(self, usage: events.Usage | None) -> None:
         if usage is None:
             return
         self._prompt_tokens(usage.prompt_tokens)
@@ -301,7 +277,7 @@ class AnswerCheck:
         for value in values:
             self._require(value is None or 0 <= value <= MAX_MS, "an impossible duration")
 
-    def _stage_times(self, times: StageTimes) -> None:
+    def _stage_times(self, times: events.StageTimes) -> None:
         self._require(self._may_time, "times that were not asked for")
         self._may_time = False
         self._durations(times.queue_ms, times.prefill_ms, times.decode_ms)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,12 +33,8 @@ from inference.gateway.request.outcome import Call
 from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.tokens import TokenBounds, UsageCounter, num_prompts, token_bounds
-from inference.protocol.events import Event
-from inference.protocol.generation import (
-    GenerationRequest,
-    Request,
-    Submit,
-)
+from inference.protocol.events import ANSWERS, Event
+from inference.protocol.generation import GenerationRequest, Request, Submit
 from inference.protocol.held import blame, broke_worker
 from inference.protocol.load import AdapterSpec
 from inference.wire.common.parts import ImageFile
@@ -53,21 +49,34 @@ charged for the tokens counted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request that may run, whatever answers it. ``entry``: it is placed by this, an adapter's
-    base. ``deadline_s``, on the event loop's clock, is for the first token; ``abort`` is called
-    when the events are not read as fast as they come."""
+    """A request that may run, whatever answers it. ``deadline_s``, on the event loop's clock like
+    the others, is for the first token; ``abort`` is called when the events are not read as fast as
+    they come."""
 
     gateway: Gateway
     call: Call
     request: Request
     entry: CatalogueEntry
+    """It is placed by this, an adapter's base."""
     deadline_s: float
     abort: Callable[[], None]
+    files: Sequence[ImageFile] = ()
+    adapter: AdapterSpec | None = None
+    place_deadline_s: float | None = None
+    """Where it is earlier than ``deadline_s``: for a replica, or a place of the upstream."""
+    queue_deadline_s: float | None = None
+    """For the replica's queue; ``None``: the model's limit."""
+    floor: TokenBounds | None = None
+    """See ``TokenBudget``."""
 
-    def budget(self, floor: TokenBounds | None) -> TokenBudget:
+    @property
+    def place_until_s(self) -> float:
+        return self.place_deadline_s or self.deadline_s
+
+    def budget(self) -> TokenBudget:
         gateway = self.gateway
         return TokenBudget(
-            gateway.accounting, gateway.limits, self.call, self.entry.name, floor=floor
+            gateway.accounting, gateway.limits, self.call, self.entry.name, floor=self.floor
         )
 
 
@@ -88,40 +97,32 @@ class RunningRequest(Protocol):
     def close(self) -> None: ...
 
 
-class PlacedRequest:
-    """Belongs to one event loop. ``begin``, then ``next_events`` until the last one, then
-    ``close``."""
+async def until_ended(stream: RunningRequest) -> AsyncIterator[list[Event]]:
+    """All events, as many at once as there are. Raises the ``ApiError`` it failed with."""
+    while True:
+        events = await stream.next_events()
+        yield events
+        if isinstance(events[-1], ANSWERS):
+            return
 
-    def __init__(
-        self,
-        asked: Asked,
-        *,
-        adapter: AdapterSpec | None = None,
-        files: Sequence[ImageFile] = (),
-        place_deadline_s: float | None = None,
-        queue_deadline_s: float | None = None,
-        num_attempts: int = 0,
-        floor: TokenBounds | None = None,
-    ) -> None:
-        """``place_deadline_s``, where it is earlier than the request's, limits the wait for a
-        replica; ``queue_deadline_s`` that in its queue, ``None``: the model's limit;
-        ``num_attempts``: those that another ``PlacedRequest`` has made for the call; ``floor``: see
-        ``TokenBudget``."""
+
+class PlacedRequest:
+    """A ``RunningRequest``. Belongs to one event loop."""
+
+    def __init__(self, asked: Asked, *, num_attempts: int = 0) -> None:
+        """``num_attempts``: those that another ``PlacedRequest`` has made for the call."""
+        self._asked = asked
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
         self._request = with_sampling_defaults(
             without_cache_marks(asked.request), asked.entry.sampling_defaults
         )
-        self._deadline_s, self._abort = asked.deadline_s, asked.abort
-        self._adapter = adapter
-        self._files = files
-        self._place_deadline_s = place_deadline_s or asked.deadline_s
-        self._queue_deadline_s = queue_deadline_s
+        self._files = asked.files
         self.is_sent = False
         self.num_attempts = num_attempts
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
         self._stream: RequestStream | None = None
-        self._budget = asked.budget(floor)
+        self._budget = asked.budget()
 
     async def begin(self) -> None:
         """Raises ``ApiError``."""
@@ -142,7 +143,7 @@ class PlacedRequest:
 
     async def _find_place(self) -> Place:
         finding = self._gateway.placer.find_place(
-            self._entry, deadline_s=self._place_deadline_s, hint=self._hint
+            self._entry, deadline_s=self._asked.place_until_s, hint=self._hint
         )
         spans = self._call.spans
         return await (finding if spans is None else spans.placing(finding))
@@ -204,13 +205,13 @@ class PlacedRequest:
 
     @property
     def _model(self) -> str:
-        return self._entry.name if self._adapter is None else self._adapter.name
+        return self._entry.name if self._asked.adapter is None else self._asked.adapter.name
 
     def _open(self, place: Place) -> None:
         self.is_sent = True
         self.num_attempts += 1
         self._uncounted[place.neuron].append(self._attempt_id())
-        timeout_s = self._deadline_s - asyncio.get_running_loop().time()
+        timeout_s = self._asked.deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
         counter = UsageCounter(partial(self._accepted, self.num_attempts))
         self._gateway.accounting.submitted(self._call, counter)
@@ -223,7 +224,7 @@ class PlacedRequest:
             epoch=place.epoch,
             model=place.model,
             first_token_timeout_s=timeout_s,
-            abort=self._abort,
+            abort=self._asked.abort,
             usage_counter=counter,
             check=AnswerCheck(
                 self._request,
@@ -303,7 +304,7 @@ class PlacedRequest:
             endpoint=self._call.endpoint,
             max_prompt_tokens=self._budget.max_prompt_tokens,
             cap_output_tokens=self._budget.cap_output_tokens,
-            adapter=self._adapter,
+            adapter=self._asked.adapter,
             captures=self._call.capture is not None,
             traceparent=self._traceparent(place.neuron),
             num_worker_deaths=self._num_worker_deaths,
@@ -313,11 +314,11 @@ class PlacedRequest:
     def _max_queue_wait_s(self) -> float | None:
         """``None``: the model's limit. Several choices begin one after the other, and one that
         times out would end those that have begun."""
-        request = self._request
+        request, until_s = self._request, self._asked.queue_deadline_s
         has_one = isinstance(request, GenerationRequest) and num_prompts(request) * request.n == 1
-        if self._queue_deadline_s is None or not has_one:
+        if until_s is None or not has_one:
             return None
-        return max(0.0, self._queue_deadline_s - asyncio.get_running_loop().time())
+        return max(0.0, until_s - asyncio.get_running_loop().time())
 
 
 def _bounds_at(place: Place, request: Request) -> TokenBounds:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target
@@ -25,10 +26,9 @@ from inference.gateway.request.attempt import Asked, PlacedRequest, RunningReque
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.tokens import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
-from inference.protocol.events import Accepted, Event, Failure
-from inference.wire.common.parts import ImageFile
-from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
-from inference.wire.upstream.refusals import FAILED
+from inference.protocol.events import Accepted, Event
+from inference.wire.errors import ApiError, ServiceUnavailableError
+from inference.wire.upstream.refusals import failed
 from metering.prices import FREE, DearestPrices, Prices
 
 logger = logging.getLogger(__name__)
@@ -78,17 +78,12 @@ class Failover:
     def gives_way(self) -> bool:
         return self._chosen.gives_way
 
-    def others(self) -> Iterator[Target]:
-        for index, target in enumerate(self._targets):
-            if index != self._chosen.index and index not in self._left_out:
-                yield target
+    def permitted(self, *without: int) -> list[Target]:
+        left_out = self._left_out.union(without)
+        return [one for index, one in enumerate(self._targets) if index not in left_out]
 
-    def permitted(self) -> Iterator[Target]:
-        return (one for i, one in enumerate(self._targets) if i not in self._left_out)
-
-    @property
-    def has_others(self) -> bool:
-        return next(self.others(), None) is not None
+    def others(self) -> list[Target]:
+        return self.permitted(self._chosen.index)
 
     def begin(self) -> None:
         """Skips targets that the request may not use or whose prices are unknown. Raises
@@ -109,8 +104,7 @@ class Failover:
         if upstream is not None:
             check_network(self._entry, upstream, self._call.who)
         if self._entry.lacks_prices_at(target):
-            message = f"The prices of {target.name} are its upstream's, which names none."
-            raise RequestFailedError(Failure(code=FAILED, message=message))
+            raise failed(f"The prices of {target.name} are its upstream's, which names none.")
 
     def _prices_at(self, target: Target) -> Prices:
         if self._entry.lacks_prices_at(target):
@@ -143,7 +137,7 @@ class Failover:
         has_waited = chosen.gives_way and chosen.wait_s is not None and waited_s >= chosen.wait_s
         may_have_begun = self.is_sent and error.code != QUEUE_TIMEOUT
         if may_have_begun or not has_waited:
-            if not self.has_others:
+            if not self.others():
                 raise self._error
             self._left_out.add(chosen.index)
         if call.spans is not None:
@@ -196,15 +190,12 @@ class Failover:
 class TargetedRequest:
     """A ``RunningRequest``."""
 
-    def __init__(
-        self, asked: Asked, targets: Sequence[Target], *, files: Sequence[ImageFile] = ()
-    ) -> None:
+    def __init__(self, asked: Asked, targets: Sequence[Target]) -> None:
         self._asked = asked
         self._call = asked.call
         self._failover = Failover(
             asked.gateway, asked.call, asked.entry, targets, deadline_s=asked.deadline_s
         )
-        self._files = files
         self._num_placed = 0
         self._attempt: RunningRequest | None = None
         self._held: list[Event] = []
@@ -229,14 +220,14 @@ class TargetedRequest:
                 await self._failover.run(self._begin_at)
                 continue
             has_begun = any(not isinstance(event, Accepted) for event in self._held)
-            if has_begun or not self._failover.has_others:
+            if has_begun or not self._failover.others():
                 return self._begun()
         assert self._attempt is not None, "a request that has been closed"
         return await self._attempt.next_events()
 
     def close(self) -> None:
         attempt, self._attempt = self._attempt, None
-        self._held, self._files = [], ()
+        self._held = []
         if attempt is not None:
             attempt.close()
 
@@ -244,8 +235,8 @@ class TargetedRequest:
         self._held = []
         attempt = self._attempt = self._made(target)
         try:
-            if target.is_own and self._files:
-                await check_sees(self._asked.gateway.liveness, self._asked.entry, self._files)
+            if target.is_own and self._asked.files:
+                await check_sees(self._asked.gateway.liveness, self._asked.entry, self._asked.files)
             await attempt.begin()
         except ApiError:
             self._end(attempt)
@@ -263,24 +254,16 @@ class TargetedRequest:
             self._num_placed = attempt.num_attempts
 
     def _made(self, target: Target) -> RunningRequest:
-        place_deadline_s = self._failover.place_deadline_s
-        floor = self._floor_of_others()
-        if (served := target.upstream_model) is not None:
-            return ForwardedRequest(
-                self._asked,
-                served,
-                files=self._files,
-                place_deadline_s=place_deadline_s,
-                floor=floor,
-            )
-        return PlacedRequest(
+        place_s = self._failover.place_deadline_s
+        asked = replace(
             self._asked,
-            files=self._files,
-            place_deadline_s=place_deadline_s,
-            queue_deadline_s=place_deadline_s if self._failover.gives_way else None,
-            num_attempts=self._num_placed,
-            floor=floor,
+            place_deadline_s=place_s,
+            queue_deadline_s=place_s if self._failover.gives_way else None,
+            floor=self._floor_of_others(),
         )
+        if (served := target.upstream_model) is not None:
+            return ForwardedRequest(asked, served)
+        return PlacedRequest(asked, num_attempts=self._num_placed)
 
     def _floor_of_others(self) -> TokenBounds | None:
         """No target's bounds are above those at an upstream, whose context is not known."""
@@ -294,6 +277,5 @@ class TargetedRequest:
         self._failover.keep()
         if isinstance(self._attempt, PlacedRequest):
             self._attempt.keep()
-        self._files = ()
         events, self._held = self._held, []
         return events

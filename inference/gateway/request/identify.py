@@ -26,7 +26,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -45,6 +45,9 @@ from inference.wire.errors import (
 from metering.errors import DirectoryUnavailableError, KeyRefusedError
 from metering.keys.api_key import PREFIX_MARK
 from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
+
+if TYPE_CHECKING:
+    from metering.keys.directory import KeyDirectory
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -93,24 +96,6 @@ class Login:
         return self.principal
 
 
-class Directory(Protocol):
-    """Finds principals: ``metering.keys.directory`` in front of the database. Each method raises
-    ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
-
-    def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-    async def find(self, presented_key: str) -> Principal: ...
-    def prefix_of(self, presented_key: str) -> str | None:
-        """``None`` for a key that is not ours."""
-        ...
-
-    async def find_by_prefix(self, prefix: str) -> Principal: ...
-
-    def anonymous(self) -> Principal: ...
-    def shared(self) -> Principal: ...
-
-
 def allows_anonymous(config: Config) -> bool:
     """Whether requests need no key: on loopback unless one is set, elsewhere where the operator
     allows it."""
@@ -121,7 +106,7 @@ def allows_anonymous(config: Config) -> bool:
 
 
 class Identifier:
-    def __init__(self, config: Config, directory: Directory) -> None:
+    def __init__(self, config: Config, directory: KeyDirectory) -> None:
         self._config = config
         self._directory = directory
         self._allows_anonymous = allows_anonymous(config)

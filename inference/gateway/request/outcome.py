@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from inference.gateway.request.identify import end_user_of_headers, via_of
 from inference.gateway.request.tokens import NOTHING, TokenBounds, UsageCounter
@@ -37,6 +38,7 @@ from metering.principal import Principal
 
 if TYPE_CHECKING:
     from inference.gateway.tracing.spans import RequestSpans
+    from metering.request_records.writer import RequestRecordWriter
 
 logger = logging.getLogger("helexa.requests")
 
@@ -202,19 +204,10 @@ class Call:
         self._refused_sender = (error.account, error.key)
 
     def hand_over(self) -> Call:
+        """The call of a request that continues without its client, before it is submitted."""
+        handed = copy(self)
         self._is_closed = True
-        return Call(
-            request_id=self.request_id,
-            endpoint=self.endpoint,
-            client=self.client,
-            principal=self.principal,
-            record=self.record,
-            spans=self.spans,
-            end_user=self.end_user,
-            via=self.via,
-            capture=self.capture,
-            _started_s=self._started_s,
-        )
+        return handed
 
     def close(self) -> None:
         """The client has been answered, or has left: nothing changes any more. Only the first call
@@ -308,21 +301,6 @@ def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-class RequestRecords(Protocol):
-    """``metering.request_records.writer`` in front of the database."""
-
-    def start(self) -> None: ...
-    def stop(self, timeout_s: float) -> None: ...
-
-    def add(self, ended: RequestOutcome) -> None: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def num_dropped(self) -> int: ...
-
-
 Listener = Callable[[RequestOutcome], None]
 
 
@@ -340,7 +318,7 @@ class Outcomes:
                 logger.exception("the end of request %s is not recorded", outcome.settle.request_id)
 
 
-def recorded_by(records: RequestRecords) -> Listener:
+def recorded_by(records: RequestRecordWriter) -> Listener:
     def record(outcome: RequestOutcome) -> None:
         if outcome.settle.endpoint not in PROBES:
             records.add(outcome)

@@ -4,7 +4,7 @@
               ▲                ├▶ Reject  refuse
               │                ├▶ Load    start the job ─┐
               │                └▶ Wait ──────────────────┤
-              └────────────────────────── WaitingRoom ◀──┘
+              └─────────────────────────── a room ◀─────┘
 
 ``fleet.placement`` decides. Here are the effects, and state newer than any heartbeat: this
 gateway's requests, so that a burst spreads over replicas; its loads, so that two models do not get
@@ -34,7 +34,7 @@ from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, pl
 from fleet.placement.expected import with_load, with_status
 from fleet.placement.targets import TargetState, own_state
 from inference.gateway.background_loops import SharedWork
-from inference.gateway.database import Catalogue
+from inference.gateway.database import DatabaseCatalogue
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
@@ -57,6 +57,9 @@ LOAD_REPEAT_S = 2.0
 REFUSED_S = 1.5
 UNKNOWN_ETA_RETRY_AFTER_S = 10.0
 
+LOOK_INTERVAL_S = 0.25
+RETRY_AFTER_S = 1.0
+
 Hint = Callable[[], RoutingHint]
 
 
@@ -75,10 +78,19 @@ class Place:
     was_cold: bool = False
 
 
+@dataclass(slots=True)
+class _Room:
+    """The requests that wait for one model. Its poll ends with the last of them."""
+
+    poll: SharedWork[None]
+    since_s: float
+    num_waiting: int = 0
+
+
 class Placer:
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: DatabaseCatalogue,
         read_snapshot: Callable[[], Awaitable[FleetSnapshot]],
         streams: RequestStreams,
         *,
@@ -87,29 +99,34 @@ class Placer:
         self._catalogue = catalogue
         self._read_snapshot = read_snapshot
         self._streams = streams
-        self._waiting = WaitingRoom(max_waiting=max_waiting)
+        self._max_waiting = max_waiting
+        self._rooms: dict[str, _Room] = {}
         self._loads_asked: dict[tuple[str, str], tuple[float, Load, CatalogueEntry]] = {}
         self._refused_s: dict[tuple[str, str], float] = {}
         self._waits: dict[str, Wait] = {}
 
     @property
     def num_waiting(self) -> int:
-        return self._waiting.num_waiting
+        return sum(room.num_waiting for room in self._rooms.values())
 
     def waiting(self) -> dict[str, WaitingModel]:
-        return self._waiting.waiting()
+        now_s = time.monotonic()
+        return {
+            model: WaitingModel(num_requests=room.num_waiting, oldest_s=now_s - room.since_s)
+            for model, room in self._rooms.items()
+        }
 
     def wait_of(self, model: str) -> Wait | None:
         return self._waits.get(model)
 
     async def target_state(self, entry: CatalogueEntry) -> TargetState:
         """Raises ``ServiceUnavailableError``."""
-        waiting = self._waiting.waiting().get(entry.name)
+        room = self._rooms.get(entry.name)
         return own_state(
             entry,
             await self._snapshot(entry.name),
             sent=self._sent(entry.name),
-            num_waiting=0 if waiting is None else waiting.num_requests,
+            num_waiting=0 if room is None else room.num_waiting,
         )
 
     def refused(self, model: str, neuron: str) -> None:
@@ -123,7 +140,7 @@ class Placer:
         try:
             return await self._find_place(entry, deadline_s, hint)
         finally:
-            if entry.name not in self._waiting.waiting():
+            if entry.name not in self._rooms:
                 self._waits.pop(entry.name, None)
 
     async def _find_place(
@@ -147,13 +164,42 @@ class Placer:
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 raise _still_waiting(decision)
-            await self._waiting.wait(entry.name, partial(self._poll, entry), timeout_s=left_s)
+            await self._wait(entry, left_s)
 
-    async def _poll(self, entry: CatalogueEntry) -> bool:
-        decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
-        if isinstance(decision, Load):
-            await self._start_load(decision, current)
-        return isinstance(decision, Route | Reject)
+    async def _wait(self, entry: CatalogueEntry, timeout_s: float) -> None:
+        """Returns when placement has decided or time is up; one poll serves all requests of a
+        model. Raises ``ApiError``."""
+        if self.num_waiting >= self._max_waiting:
+            raise ServiceUnavailableError(
+                "queue_full",
+                f"{self._max_waiting:,} requests wait for models to be loaded here, which is as "
+                "many as may (HELEXA_MAX_WAITING_REQUESTS).",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        room = self._rooms.get(entry.name)
+        if room is None:
+            poll = SharedWork(partial(self._poll, entry))
+            room = self._rooms[entry.name] = _Room(poll, time.monotonic())
+        room.num_waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await room.poll.join()
+        except TimeoutError:
+            pass
+        finally:
+            room.num_waiting -= 1
+            if not room.num_waiting:
+                room.poll.cancel()
+                del self._rooms[entry.name]
+
+    async def _poll(self, entry: CatalogueEntry) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
+            if isinstance(decision, Load):
+                await self._start_load(decision, current)
+            elif isinstance(decision, Route | Reject):
+                return
 
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
@@ -253,71 +299,6 @@ def _still_waiting(decision: Load | Wait) -> ServiceUnavailableError:
         f"{reason}; it did not become ready within the time allowed.",
         retry_after_s=UNKNOWN_ETA_RETRY_AFTER_S if eta_s is None else eta_s,
     )
-
-
-LOOK_INTERVAL_S = 0.25
-RETRY_AFTER_S = 1.0
-
-Look = Callable[[], Awaitable[bool]]
-"""Returns whether waiting is over; starts loads as needed. Raises ``ApiError``."""
-
-
-@dataclass(slots=True)
-class _Room:
-    """The requests that wait for one model. Its poll ends with the last of them."""
-
-    work: SharedWork[None]
-    since_s: float
-    num_waiting: int = 0
-
-
-class WaitingRoom:
-    def __init__(self, *, max_waiting: int) -> None:
-        self.num_waiting = 0
-        self._max_waiting = max_waiting
-        self._rooms: dict[str, _Room] = {}
-
-    def waiting(self) -> dict[str, WaitingModel]:
-        now_s = time.monotonic()
-        return {
-            model: WaitingModel(num_requests=room.num_waiting, oldest_s=now_s - room.since_s)
-            for model, room in self._rooms.items()
-        }
-
-    async def wait(self, model: str, look: Look, *, timeout_s: float) -> None:
-        """Returns when ``look`` returns true or time is up; the first request in a model's room
-        polls for all. Raises ``ServiceUnavailableError`` where too many wait, and errors of
-        ``look``."""
-        if self.num_waiting >= self._max_waiting:
-            raise ServiceUnavailableError(
-                "queue_full",
-                f"{self._max_waiting:,} requests wait for models to be loaded here, which is as "
-                "many as may (HELEXA_MAX_WAITING_REQUESTS).",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        room = self._rooms.get(model)
-        if room is None:
-            room = self._rooms[model] = _Room(SharedWork(partial(_until, look)), time.monotonic())
-        self.num_waiting += 1
-        room.num_waiting += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                await room.work.join()
-        except TimeoutError:
-            pass
-        finally:
-            self.num_waiting -= 1
-            room.num_waiting -= 1
-            if not room.num_waiting:
-                room.work.cancel()
-                del self._rooms[model]
-
-
-async def _until(look: Look) -> None:
-    while True:
-        await asyncio.sleep(LOOK_INTERVAL_S)
-        if await look():
-            return
 
 
 DIGEST_BYTES = 16

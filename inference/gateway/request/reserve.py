@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from inference.gateway.request.admission import Limiting
 from inference.gateway.request.outcome import Call, RequestOutcome
@@ -36,13 +36,12 @@ from inference.wire.errors import (
     RequestFailedError,
     ServiceUnavailableError,
 )
-from metering.errors import (
-    LedgerUnavailableError,
-    QuotaExceededError,
-)
+from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
-from metering.ledger.spool import Count
 from metering.request_records.rows import record_fields
+
+if TYPE_CHECKING:
+    from metering.ledger.writer import LedgerWriter
 
 OVER_BUDGET = "insufficient_quota"
 """The code with which a neuron refuses a prompt longer than its reservation."""
@@ -180,43 +179,8 @@ class TokenBudget:
         )
 
 
-class Reserver(Protocol):
-    async def reserve(self, reserve: Reserve) -> Granted: ...
-
-
-class Ledger(Reserver, Protocol):
-    """``metering.ledger.writer`` in front of the database. All but ``reserve`` return at once and
-    are never lost."""
-
-    def start(self) -> None: ...
-
-    async def stop(self, timeout_s: float) -> None: ...
-
-    def narrow(self, narrow: Narrow) -> None: ...
-    def begin(self, settle: Settle) -> Count:
-        """The request is submitted: ``settle`` is its bill if this process dies now, without
-        further tokens."""
-        ...
-
-    def settle(self, settle: Settle) -> None: ...
-    def release(self, release: Release) -> None: ...
-    @property
-    def is_full(self) -> bool: ...
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def age_s(self) -> float: ...
-
-    @property
-    def num_spooled(self) -> int: ...
-
-    @property
-    def spool_problem(self) -> str | None: ...
-
-
 class Accounting:
-    def __init__(self, ledger: Ledger, gateway_id: str, *, max_waiting: int) -> None:
+    def __init__(self, ledger: LedgerWriter, gateway_id: str, *, max_waiting: int) -> None:
         self._ledger = ledger
         self._gateway_id = gateway_id
         self.queue = ReservationQueue(ledger, max_waiting=max_waiting)
@@ -329,7 +293,7 @@ class ReservationQueue:
     reservation is an upper bound, and most of it is free again in seconds. Belongs to one event
     loop."""
 
-    def __init__(self, ledger: Reserver, *, max_waiting: int, wait_s: float = WAIT_S) -> None:
+    def __init__(self, ledger: LedgerWriter, *, max_waiting: int, wait_s: float = WAIT_S) -> None:
         self.num_waiting = 0
         self._ledger = ledger
         self._max_waiting = max_waiting

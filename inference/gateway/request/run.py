@@ -74,16 +74,18 @@ async def run_request(
         entry=base,
         deadline_s=deadline_s,
         abort=abort,
+        files=files,
+        adapter=entry.adapter_spec(),
     )
     running: RunningRequest
     with _stored_counted(gateway.bounds, files):
         served = targets[0].upstream_model
         if not is_plain(targets):
-            running = TargetedRequest(asked, targets, files=files)
+            running = TargetedRequest(asked, targets)
         elif served is not None:
-            running = ForwardedRequest(asked, served, files=files)
+            running = ForwardedRequest(asked, served)
         else:
-            running = PlacedRequest(asked, adapter=entry.adapter_spec(), files=files)
+            running = PlacedRequest(asked)
         await running.begin()
         try:
             yield running

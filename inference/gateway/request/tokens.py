@@ -21,21 +21,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from inference.protocol.events import (
-    ANSWERS,
-    Accepted,
-    Cancelled,
-    Delta,
-    Embedded,
-    EmbeddedPart,
-    Event,
-    Failed,
-    Finished,
-    PromptScored,
-    StageTimes,
-    Traced,
-    Usage,
-)
+from inference.protocol import events
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -148,33 +134,26 @@ def token_bounds(
     named length is also bounded by the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever
     its neuron claims."""
     prompts = num_prompts(request)
-    exact = _exact_tokens(request, vision or UNKNOWN_VISION)
-    text_bytes, text = _text_bounds(request)
-    text += _image_text_bytes(request, vision or UNKNOWN_VISION)
+    exact, text_bytes, text = _prompt_bounds(request, vision or UNKNOWN_VISION)
     prompt = exact + text
     if context_tokens is not None:
         prompt = min(prompt, prompts * context_tokens)
-    if not isinstance(request, GenerationRequest):
-        return TokenBounds(
-            prompt_tokens=prompt,
-            output_tokens=0,
-            default_output_tokens=0,
-            num_choices=prompts,
-            exact_tokens=exact,
-            text_bound=text,
-            text_bytes=text_bytes,
-        )
-    choices = prompts * request.n
-    limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
-    most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
-    unnamed = min(most, DEFAULT_OUTPUT_TOKENS, catalogue_context_tokens or DEFAULT_OUTPUT_TOKENS)
-    asked = request.sampling.max_tokens
-    if asked is not None and request.ends_at_context:
-        asked = min(asked, most)
+    choices, unnamed = prompts, 0
+    named: int | None = 0
+    if isinstance(request, GenerationRequest):
+        choices = prompts * request.n
+        limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
+        most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
+        known = catalogue_context_tokens or DEFAULT_OUTPUT_TOKENS
+        unnamed = min(most, DEFAULT_OUTPUT_TOKENS, known) * choices
+        asked = request.sampling.max_tokens
+        if asked is not None and request.ends_at_context:
+            asked = min(asked, most)
+        named = None if asked is None else asked * choices
     return TokenBounds(
         prompt_tokens=prompt,
-        output_tokens=None if asked is None else asked * choices,
-        default_output_tokens=unnamed * choices,
+        output_tokens=named,
+        default_output_tokens=unnamed,
         num_choices=choices,
         exact_tokens=exact,
         text_bound=text,
@@ -204,21 +183,29 @@ def num_prompts(request: Request) -> int:
             return 1
 
 
-def _exact_tokens(request: Request, vision: VisionInput) -> int:
-    if isinstance(request.input, TokensInput):
-        return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
-    if not isinstance(request.input, ChatInput):
-        return 0
-    layouts = [_layout(image, vision) for image in request.input.images]
-    tokens = (layout.num_tokens(vision.merge) for layout in layouts if layout is not None)
-    return len(layouts) * IMAGE_MARKERS + sum(tokens)
-
-
-def _image_text_bytes(request: Request, vision: VisionInput) -> int:
-    if not isinstance(request.input, ChatInput):
-        return 0
-    layouts = (_layout(image, vision) for image in request.input.images)
-    return sum(vision.most_text_bytes(layout) for layout in layouts if layout is not None)
+def _prompt_bounds(request: Request, vision: VisionInput) -> tuple[int, int, int]:
+    """The known tokens of a prompt, the bytes of its text as its client sent it, and the sure bound
+    of that text's tokens."""
+    match request.input:
+        case TokensInput(prompts=prompts):
+            return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts), 0, 0
+        case TextInput(texts=texts):
+            given = sum(map(_utf8_bytes, texts))
+            return 0, given, given + SPECIAL_TOKENS * len(texts)
+        case PairsInput(pairs=pairs):
+            given = sum(_utf8_bytes(text) for pair in pairs for text in pair)
+            return 0, given, given + 2 * SPECIAL_TOKENS * len(pairs)
+        case ChatInput() as chat:
+            turns = [_without_parts(message) for message in chat.messages]
+            tools = len(msgspec.json.encode(chat.tools)) if chat.tools else 0
+            given = len(msgspec.json.encode(turns)) + tools
+            given += len(msgspec.json.encode(chat.template_kwargs)) + _utf8_bytes(chat.answer_start)
+            template = TEMPLATE_TOKENS + TURN_TOKENS * len(turns) + (TOOLS_FACTOR - 1) * tools
+            layouts = [_layout(image, vision) for image in chat.images]
+            known = [layout for layout in layouts if layout is not None]
+            exact = len(layouts) * IMAGE_MARKERS
+            exact += sum(layout.num_tokens(vision.merge) for layout in known)
+            return exact, given, given + template + sum(map(vision.most_text_bytes, known))
 
 
 def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout | None:
@@ -228,26 +215,6 @@ def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout | None:
         )
     except ImageRatioError:
         return None
-
-
-def _text_bounds(request: Request) -> tuple[int, int]:
-    """The bytes of a prompt's text as its client sent it, and the sure bound of its tokens."""
-    match request.input:
-        case TokensInput():
-            return 0, 0
-        case TextInput(texts=texts):
-            given = sum(map(_utf8_bytes, texts))
-            return given, given + SPECIAL_TOKENS * len(texts)
-        case PairsInput(pairs=pairs):
-            given = sum(_utf8_bytes(text) for pair in pairs for text in pair)
-            return given, given + 2 * SPECIAL_TOKENS * len(pairs)
-        case ChatInput() as chat:
-            turns = [_without_parts(message) for message in chat.messages]
-            tools = len(msgspec.json.encode(chat.tools)) if chat.tools else 0
-            given = len(msgspec.json.encode(turns)) + tools
-            given += len(msgspec.json.encode(chat.template_kwargs)) + _utf8_bytes(chat.answer_start)
-            template = TEMPLATE_TOKENS + TURN_TOKENS * len(turns) + (TOOLS_FACTOR - 1) * tools
-            return given, given + template
 
 
 def _without_parts(message: ChatMessage) -> ChatMessage:
@@ -262,7 +229,7 @@ def is_billed(request: Request) -> bool:
     return not isinstance(request, TokenCountRequest | TokenizeRequest)
 
 
-NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
+NOTHING = events.Usage(prompt_tokens=0, completion_tokens=0)
 
 
 class UsageCounter:
@@ -272,14 +239,14 @@ class UsageCounter:
     """
 
     def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
-        self.usage: Usage = NOTHING
+        self.usage: events.Usage = NOTHING
         self.first_token_s: float | None = None
         self.begun_s: float | None = None
         """``time.monotonic`` when its engine began, if reported, else when its neuron had prepared
         it; ``None``: it was not accepted."""
         self.trace = ""
-        self.stage_times: StageTimes | None = None
-        self.is_settled = False
+        self.stage_times: events.StageTimes | None = None
+        self.settled_s: float | None = None
         self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
         self._on_accepted = on_accepted
@@ -287,36 +254,40 @@ class UsageCounter:
         self._completion_tokens = 0
         self._is_cut = False
 
+    @property
+    def is_settled(self) -> bool:
+        return self.settled_s is not None
+
     def cut(self) -> None:
         """The client gets an error: later tokens are not billed."""
         self._is_cut = True
 
-    def count(self, event: Event) -> None:
+    def count(self, event: events.Event) -> None:
         if self.is_settled:
             return
         match event:
-            case Delta():  # most events are this one
+            case events.Delta():  # most events are this one
                 self._count_tokens(event.num_tokens)
-            case Accepted():
+            case events.Accepted():
                 self.begun_s = time.monotonic()
                 self._prompt_tokens = event.prompt_tokens
                 if self._on_accepted is not None:
                     self._on_accepted(event.prompt_tokens)
-            case PromptScored() | EmbeddedPart():
+            case events.PromptScored() | events.EmbeddedPart():
                 pass
-            case Traced():
+            case events.Traced():
                 self.trace = event.text
-            case StageTimes():
+            case events.StageTimes():
                 self.stage_times = event
-            case Finished():
+            case events.Finished():
                 if event.timing is not None and self.begun_s is not None:
                     self.begun_s += event.timing.queue_ms / 1000
                 self.settle(event.usage)
-            case Embedded():
+            case events.Embedded():
                 self.settle(event.usage)
-            case Failed() | Cancelled():
+            case events.Failed() | events.Cancelled():
                 self.settle(event.usage or NOTHING)
-            case _ if isinstance(event, ANSWERS):
+            case _ if isinstance(event, events.ANSWERS):
                 self.settle(NOTHING)
             case _:
                 self._count_tokens(getattr(event, "num_tokens", 0))
@@ -350,12 +321,14 @@ class UsageCounter:
             self.settle(NOTHING)
         else:
             self.settle(
-                Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
+                events.Usage(
+                    prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens
+                )
             )
 
-    def settle(self, usage: Usage) -> None:
+    def settle(self, usage: events.Usage) -> None:
         self.usage = self._until_cut(usage) if self._is_cut else usage
-        self.is_settled = True
+        self.settled_s = time.monotonic()
         if self._when_counted is not None:
             self._when_counted(*(getattr(self.usage, name) for name in TOKENS))
         # These break a cycle: the callbacks' request refers to its counter.
@@ -364,7 +337,7 @@ class UsageCounter:
         for callback in callbacks:
             callback()
 
-    def _until_cut(self, usage: Usage) -> Usage:
+    def _until_cut(self, usage: events.Usage) -> events.Usage:
         if self.first_token_s is None:
             return NOTHING
         return msgspec.structs.replace(

@@ -6,10 +6,9 @@
 A gateway that stops fails its runs with a message; one that dies leaves leases that expire.
 
 A ``FrameLog`` keeps the newest events of a run, up to ``MAX_KEPT_BYTES``. A run never waits for
-watchers: one whose next event is gone is disconnected.
+those who watch it: one whose next event is gone is disconnected.
 
-    put ─▶ | 17 | 18 | 19 | 20 |
-                  └── FrameWatch(next: 18) ── take ─▶ 18, 19, 20
+    put ─▶ | 17 | 18 | 19 | 20 | ─▶ take(18) ─▶ 18, 19, 20
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Iterable
 from itertools import chain, islice, repeat
 from typing import Any
 
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.attempt import RunningRequest
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore
-from inference.protocol.events import Accepted, Event, Failure, Finished
+from inference.protocol.events import Accepted, Failure, Finished
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -97,13 +95,14 @@ class BackgroundRun:
 
     async def _answer(self) -> None:
         async with run_request(self._gateway, self.call, self._request.generation) as stream:
-            async for event in _events(stream):
-                if isinstance(event, Finished) and not await self._keep(event):
-                    self._stop()
-                    return
-                self._put(self._encoder.encode(event))
-                if isinstance(event, Accepted):
-                    await self._save_progress()
+            async for events in until_ended(stream):
+                for event in events:
+                    if isinstance(event, Finished) and not await self._keep(event):
+                        self._stop()
+                        return
+                    self._put(self._encoder.encode(event))
+                    if isinstance(event, Accepted):
+                        await self._save_progress()
 
     def _put(self, frames: bytes) -> None:
         self.call.capture_answer(frames)
@@ -119,7 +118,10 @@ class BackgroundRun:
     async def _keep(self, event: Finished) -> bool:
         self._is_ending = True
         response, number = self._encoder.response_after(event), self._encoder.next_number
-        for pause_s in SAVE_AGAIN_AFTER_S:
+        return await self._save(response, number, SAVE_AGAIN_AFTER_S)
+
+    async def _save(self, response: dict[str, Any], number: int, pauses_s: Iterable[float]) -> bool:
+        for pause_s in pauses_s:
             try:
                 return await self._store.progress(response, number)
             except ServiceUnavailableError:
@@ -141,16 +143,9 @@ class BackgroundRun:
             await self._store.progress(response, number)
         except ServiceUnavailableError:
             logger.error("response %s failed (%s), which is not stored yet", self.id, error.code)
-            self._gateway.spawn(self._store_failure(response, number))
-
-    async def _store_failure(self, response: dict[str, Any], number: int) -> None:
-        """Retries until the database has it: while this gateway lives no other one records the
-        failure."""
-        for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
-            await asyncio.sleep(pause_s)
-            with suppress(ServiceUnavailableError):
-                await self._store.progress(response, number)
-                return
+            # Without end: while this gateway lives no other one records the failure.
+            pauses_s = chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1]))
+            self._gateway.spawn(self._save(response, number, pauses_s))
 
 
 class BackgroundRuns:
@@ -216,14 +211,6 @@ class BackgroundRuns:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
-    while True:
-        for event in await stream.next_events():
-            yield event
-            if isinstance(event, Finished):
-                return
-
-
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 FRAME_END = b"\n\n"
 
@@ -237,10 +224,10 @@ class EventsGoneError(Exception):
 class FrameLog:
     def __init__(self) -> None:
         self.is_closed = False
-        self._frames: deque[bytes] = deque()
         self.first = 0
+        self._frames: deque[bytes] = deque()
         self._kept_bytes = 0
-        self._watches: set[FrameWatch] = set()
+        self._changed = asyncio.Event()
 
     @property
     def end(self) -> int:
@@ -253,50 +240,25 @@ class FrameLog:
         while self._kept_bytes > MAX_KEPT_BYTES and len(self._frames) > 1:
             self._kept_bytes -= len(self._frames.popleft())
             self.first += 1
-        for watch in tuple(self._watches):
-            watch.wake()
+        self._wake()
 
     def close(self) -> None:
         self.is_closed = True
-        for watch in tuple(self._watches):
-            watch.wake()
+        self._wake()
 
-    def watch(self, abort: Callable[[], None], *, after: int = -1) -> FrameWatch:
-        """Raises ``EventsGoneError``."""
-        if after + 1 < self.first:
+    def check(self, number: int) -> None:
+        """Raises ``EventsGoneError`` where that frame is no longer kept."""
+        if number < self.first:
             raise EventsGoneError(self.first)
-        watch = FrameWatch(self, abort, after + 1)
-        self._watches.add(watch)
-        return watch
 
-    def since(self, number: int) -> bytes:
-        return b"".join(islice(self._frames, number - self.first, None))
+    async def take(self, number: int) -> tuple[bytes, bool]:
+        """The frames from ``number`` on, once there are any, and whether none follows. Raises
+        ``EventsGoneError``."""
+        while number >= self.end and not self.is_closed:
+            await self._changed.wait()
+        self.check(number)
+        return b"".join(islice(self._frames, number - self.first, None)), self.is_closed
 
-    def forget(self, watch: FrameWatch) -> None:
-        self._watches.discard(watch)
-
-
-class FrameWatch:
-    def __init__(self, log: FrameLog, abort: Callable[[], None], next_number: int) -> None:
-        self._log = log
-        self._abort = abort
-        self._next_number = next_number
-        self._awake = asyncio.Event()
-        self.wake()
-
-    def wake(self) -> None:
-        if self._next_number < self._log.first:
-            self.leave()
-            self._abort()
-        elif self._log.is_closed or self._log.end > self._next_number:
-            self._awake.set()
-
-    def leave(self) -> None:
-        self._log.forget(self)
-
-    async def take(self) -> tuple[bytes, bool]:
-        await self._awake.wait()
-        self._awake.clear()
-        frames = self._log.since(self._next_number)
-        self._next_number = max(self._next_number, self._log.end)
-        return frames, self._log.is_closed
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -24,22 +24,10 @@ from inference.gateway.consumers.generate import (
     unix_time_s,
 )
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.run import run_request
-from inference.gateway.responses.background import (
-    BackgroundRun,
-    BackgroundRuns,
-    EventsGoneError,
-    FrameWatch,
-)
+from inference.gateway.request.attempt import until_ended
+from inference.gateway.responses.background import BackgroundRuns, EventsGoneError, FrameLog
 from inference.gateway.responses.store import ResponseStore, record_of
-from inference.protocol.events import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    FinishReason,
-    Usage,
-)
+from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, FinishReason, Usage
 from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotAllowedError
@@ -72,7 +60,6 @@ class ResponsesConsumer(GenerationConsumer):
         self._runs = runs
         self._asked: ResponsesRequest | None = None
         self._stream_encoder: ResponseStreamEncoder | None = None
-        self._watched: FrameWatch | None = None
 
     async def _generate(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
@@ -128,16 +115,16 @@ class ResponsesConsumer(GenerationConsumer):
         if not request.stream:
             await self.respond(200, orjson.dumps(queued))
             return
-        self._watched = run.log.watch(self.abort)
-        await self._watch(self._watched)
+        await self._watch(run.log)
 
 
 class CompactionConsumer(ApiConsumer):
     method = "POST"
     endpoint = "/v1/responses/compact"
+    errors = openai_responses_errors
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
-        super().__init__(gateway=gateway, errors=openai_responses_errors)
+        super().__init__(gateway=gateway)
         self._store = store
 
     async def answer(self, body: bytes) -> None:
@@ -162,26 +149,27 @@ class CompactionConsumer(ApiConsumer):
     async def _written(self, request: GenerationRequest) -> tuple[str, FinishReason, Usage]:
         texts: list[str] = []
         reason: FinishReason = "stop"
-        usage = None
-        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
-            while usage is None:
-                for event in await stream.next_events():
+        async with self.running(request) as stream:
+            async for events in until_ended(stream):
+                for event in events:
                     match event:
                         case Delta():
                             texts.append(event.text)
                         case ChoiceFinished():
                             reason = event.reason
                         case Finished():
-                            usage = event.usage
-        return "".join(texts), reason, usage
+                            return "".join(texts), reason, event.usage
+        raise AssertionError("an answer without an end")
 
 
 LOOK_INTERVAL_S = 1.0
 
 
 class StoredResponseConsumer(StreamingConsumer):
+    errors = openai_responses_errors
+
     def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
-        super().__init__(gateway=gateway, errors=openai_responses_errors)
+        super().__init__(gateway=gateway)
         self._store = store
         self._runs = runs
 
@@ -211,33 +199,34 @@ class ResponseConsumer(StoredResponseConsumer):
         repeats the events of one that has ended."""
         run = self._runs.find(record.id)
         if run is not None:
-            await self._watch(self._watch_of(run, starting_after))
+            number = 0 if starting_after is None else starting_after + 1
+            _check_kept(run.log, number)
+            await self._watch(run.log, number)
             return
-        self._keep_alive_from(STREAM_GRACE_S)
-        try:
+        async with self._kept_alive(STREAM_GRACE_S):
             while record.status in ACTIVE:
                 await asyncio.sleep(LOOK_INTERVAL_S)
                 record = await self._store.find(record.id, self.call.who)
             frames = replay(record.response, starting_after, last_number=record.last_event_number)
             await self._send_frames(frames, last=True)
-        finally:
-            self._stop_keep_alive()
-
-    def _watch_of(self, run: BackgroundRun, starting_after: int | None) -> FrameWatch:
-        try:
-            return run.log.watch(self.abort, after=-1 if starting_after is None else starting_after)
-        except EventsGoneError as gone:
-            raise InvalidRequestError(
-                f"The events before number {gone.first} are no longer kept: ask for "
-                f"'starting_after' {gone.first - 1} or later, or read the response when it has "
-                "ended.",
-                param="starting_after",
-            ) from gone
 
     async def _delete(self) -> None:
         await self._store.delete(self.response_id, self.call.who)
         self._runs.cancel(self.response_id)
         await self.respond(200, deleted_body(self.response_id))
+
+
+def _check_kept(log: FrameLog, number: int) -> None:
+    """Raises ``InvalidRequestError``."""
+    try:
+        log.check(number)
+    except EventsGoneError as gone:
+        raise InvalidRequestError(
+            f"The events before number {gone.first} are no longer kept: ask for "
+            f"'starting_after' {gone.first - 1} or later, or read the response when it has "
+            "ended.",
+            param="starting_after",
+        ) from gone
 
 
 class InputItemsConsumer(StoredResponseConsumer):

@@ -57,7 +57,7 @@ class ResponseStore:
 
     def __init__(self, gateway: Gateway, *, max_responses: int, max_bytes: int) -> None:
         self._gateway = gateway
-        self._database = DatabaseThreads("responses")
+        self._query = DatabaseThreads("responses").query
         self._max_bytes = max_bytes
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
         self._quota = Quota(max_responses, max_bytes - 1)
@@ -68,7 +68,7 @@ class ResponseStore:
         account = principal.account
         kept = self._kept.get(account)
         if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
-            usage = await self._database.query(lambda: selectors.account_usage(account))
+            usage = await self._query(selectors.account_usage, account)
             if len(self._kept) >= MAX_REMEMBERED_ACCOUNTS:
                 self._kept.clear()
             kept = self._kept[account] = _Kept(time.monotonic(), usage.number, usage.size_bytes)
@@ -92,16 +92,17 @@ class ResponseStore:
             return record
         if await self._gateway.is_gateway_alive(gateway_id):
             return await self._read(response_id, principal, gateway_id)
-        await self._database.query(lambda: services.response_lost(response_id=response_id))
+        await self._query(services.response_lost, response_id=response_id)
         return await self._read(response_id, principal)
 
     async def _read(
         self, response_id: str, principal: Principal, alive_gateway: str | None = None
     ) -> ResponseRecord:
-        record = await self._database.query(
-            lambda: selectors.response_find(
-                response_id, account=principal.account, alive_gateway=alive_gateway
-            )
+        record = await self._query(
+            selectors.response_find,
+            response_id,
+            account=principal.account,
+            alive_gateway=alive_gateway,
         )
         if record is None:
             raise ResponseNotFoundError(response_id)
@@ -120,17 +121,19 @@ class ResponseStore:
         if history is None:
             history = await self.history(request.previous_response_id, principal)
         wanted = [reference.id for reference in request.references]
-        found = await self._items(wanted, principal) if wanted else {}
+        find = selectors.items_find
+        found = await self._query(find, wanted, account=principal.account) if wanted else {}
         stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
         """Raises ``InsufficientQuotaError`` where others have used the room meanwhile."""
         try:
-            size_bytes = await self._database.query(
-                lambda: services.response_save(
-                    record=record, quota=self._quota, gateway_id=self._gateway.gateway_id
-                )
+            size_bytes = await self._query(
+                services.response_save,
+                record=record,
+                quota=self._quota,
+                gateway_id=self._gateway.gateway_id,
             )
         except QuotaFullError as error:
             raise self._full(record.account, error.used) from error
@@ -167,37 +170,30 @@ class ResponseStore:
     async def progress(
         self, response: dict[str, Any], last_event_number: int | None = None
     ) -> bool:
-        return await self._database.query(
-            lambda: services.response_progress(
-                response=response, last_event_number=last_event_number
-            )
+        return await self._query(
+            services.response_progress, response=response, last_event_number=last_event_number
         )
 
     async def cancel(self, response_id: str, principal: Principal) -> None:
         record = await self._read(response_id, principal)
-        await self._database.query(
-            lambda: services.response_cancel(
-                response_id=response_id,
-                account=principal.account,
-                alive_gateway=record.presumed_lost_by,
-            )
+        await self._query(
+            services.response_cancel,
+            response_id=response_id,
+            account=principal.account,
+            alive_gateway=record.presumed_lost_by,
         )
 
     async def delete(self, response_id: str, principal: Principal) -> None:
         """Raises ``ResponseNotFoundError``."""
-        if not await self._database.query(
-            lambda: services.response_delete(response_id=response_id, account=principal.account)
+        account = principal.account
+        if not await self._query(
+            services.response_delete, response_id=response_id, account=account
         ):
             raise ResponseNotFoundError(response_id)
-        self._kept.pop(principal.account, None)
+        self._kept.pop(account, None)
 
     async def renew_leases(self, response_ids: Collection[str]) -> set[str]:
-        return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
-
-    async def _items(self, item_ids: list[str], principal: Principal) -> dict[str, dict[str, Any]]:
-        return await self._database.query(
-            lambda: selectors.items_find(item_ids, account=principal.account)
-        )
+        return await self._query(services.leases_renew, response_ids=response_ids)
 
     async def history(self, response_id: str | None, principal: Principal) -> list[InputItem]:
         """Raises ``ApiError``."""
@@ -212,7 +208,7 @@ class ResponseStore:
             except ConversationError as error:
                 raise InvalidRequestError(error.message, param="previous_response_id") from error
 
-        return read_back(await self._database.query(read))
+        return read_back(await self._query(read))
 
 
 def record_of(

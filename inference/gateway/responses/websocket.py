@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,13 +22,14 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.api_consumer import AbortableConsumer
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.identify import REQUEST_ID, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore, read_back
 from inference.gateway.server import bodies
 from inference.gateway.server.unhandled import REFUSED_HANDSHAKE
-from inference.protocol.events import ChoiceFinished, Event, Finished
+from inference.protocol.events import ChoiceFinished, Finished
 from inference.protocol.generation import GenerationRequest
 from inference.request_ids import new_request_id
 from inference.wire.errors import (
@@ -64,7 +64,7 @@ class ResponseSocket(AbortableConsumer):
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
         super().__init__()
         self.gateway = gateway
-        self._store = store
+        self.store = store
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
@@ -102,26 +102,23 @@ class ResponseSocket(AbortableConsumer):
     async def _receive(self, message: dict[str, Any]) -> None:
         text = message.get("text")
         given = message["bytes"] if text is None else text.encode()
-        limit_bytes = self.gateway.config.max_body_bytes
-        if len(given) > limit_bytes:
-            await self._close(RequestTooLargeError(limit_bytes), TOO_BIG)
+        if (refusal := self._refusal_of(len(given))) is not None:
+            await self._close(*refusal)
             return
-        if self._waiting_bytes + len(given) > limit_bytes:
-            await self._close(
-                InvalidRequestError(
-                    f"The messages that wait take over {limit_bytes:,} bytes.", param=None
-                ),
-                TOO_BIG,
-            )
-            return
-        try:
-            self._waiting.put_nowait(given)
-        except asyncio.QueueFull:
-            await self._close(
-                InvalidRequestError(f"More than {MAX_WAITING} messages wait.", param=None), TOO_MANY
-            )
-            return
+        self._waiting.put_nowait(given)
         self._waiting_bytes += len(given)
+
+    def _refusal_of(self, num_bytes: int) -> tuple[ApiError, int] | None:
+        limit_bytes = self.gateway.config.max_body_bytes
+        if num_bytes > limit_bytes:
+            return RequestTooLargeError(limit_bytes), TOO_BIG
+        if self._waiting_bytes + num_bytes > limit_bytes:
+            message = f"The messages that wait take over {limit_bytes:,} bytes."
+            return InvalidRequestError(message, param=None), TOO_BIG
+        if self._waiting.full():
+            message = f"More than {MAX_WAITING} messages wait."
+            return InvalidRequestError(message, param=None), TOO_MANY
+        return None
 
     async def _work(self) -> None:
         while True:
@@ -132,7 +129,7 @@ class ResponseSocket(AbortableConsumer):
                 return
             call = self._open_call()
             turn = self.gateway.spawn(self._turn(call, message))
-            turn.add_done_callback(partial(_close_call, call))
+            turn.add_done_callback(lambda _, call=call: call.close())  # type: ignore[misc]
             try:
                 await turn
             except Exception:
@@ -153,7 +150,7 @@ class ResponseSocket(AbortableConsumer):
                 bounds.close_request(num_bytes)
         except ApiError as error:
             call.fail(error)
-            await self.send({"type": "websocket.send", "text": error_message(error)})
+            await self._send_error(error)
 
     def _open_call(self, request_id: str = "") -> Call:
         return self.gateway.open_call(
@@ -168,9 +165,7 @@ class ResponseSocket(AbortableConsumer):
         headers = self.scope["headers"]
         principal = await self.gateway.identifier.identify(headers, scope=Scope.INFERENCE)
         call.identify(principal, headers)
-        turn = ResponseTurn(
-            self.gateway, self._store, call, send=self._send_frames, abort=self.abort
-        )
+        turn = ResponseTurn(self, call)
         kept, self._kept = self._kept, None
         try:
             self._kept = await turn.run(message, kept)
@@ -182,7 +177,7 @@ class ResponseSocket(AbortableConsumer):
                 raise
             await self._refuse(turn, shutting_down())
         except Exception:
-            logger.exception("request %s failed", turn.request_id)
+            logger.exception("request %s failed", turn.call.request_id)
             await self._refuse(turn, InternalError())
         # Only the turn that the failed one continued is forgotten.
         if kept is not None and kept.response_id != turn.previous_response_id:
@@ -191,17 +186,20 @@ class ResponseSocket(AbortableConsumer):
     async def _refuse(self, turn: ResponseTurn, error: ApiError) -> None:
         turn.call.fail(error)
         if frames := await turn.failed(error):
-            await self._send_frames(frames)
+            await self.send_frames(frames)
         else:
-            await self.send({"type": "websocket.send", "text": error_message(error)})
+            await self._send_error(error)
 
-    async def _send_frames(self, frames: bytes) -> None:
+    async def _send_error(self, error: ApiError) -> None:
+        await self.send({"type": "websocket.send", "text": error_message(error)})
+
+    async def send_frames(self, frames: bytes) -> None:
         for text in messages_of(frames):
             await self.send({"type": "websocket.send", "text": text})
 
     async def _close(self, error: ApiError, code: int) -> None:
         self._record_refusal(error, error.status)
-        await self.send({"type": "websocket.send", "text": error_message(error)})
+        await self._send_error(error)
         await self.send({"type": "websocket.close", "code": code})
 
     def _record_refusal(self, error: ApiError, status: int, request_id: str = "") -> None:
@@ -229,10 +227,6 @@ class ResponseSocket(AbortableConsumer):
                 self._identified_call().close()
 
 
-def _close_call(call: Call, _turn: object) -> None:
-    call.close()
-
-
 @dataclass(frozen=True, slots=True)
 class KeptTurn:
     response_id: str
@@ -240,42 +234,32 @@ class KeptTurn:
 
 
 class ResponseTurn:
-    def __init__(
-        self,
-        gateway: Gateway,
-        store: ResponseStore,
-        call: Call,
-        *,
-        send: Callable[[bytes], Awaitable[None]],
-        abort: Callable[[], None],
-    ) -> None:
+    def __init__(self, socket: ResponseSocket, call: Call) -> None:
         self.call = call
         self.previous_response_id: str | None = None
-        self._gateway = gateway
-        self._store = store
-        self._send = send
-        self._abort = abort
+        self._socket = socket
+        self._store = socket.store
         self._request: ResponsesRequest | None = None
         self._encoder: ResponseStreamEncoder | None = None
-        self._has_finished = False
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
         """Raises ``ApiError``."""
-        self.call.capture_request(message)
-        asked = await self._gateway.images.parsed(partial(parse_message, message), len(message))
+        call, store = self.call, self._store
+        call.capture_request(message)
+        images = self._socket.gateway.images
+        asked = await images.parsed(partial(parse_message, message), len(message))
         if asked.response.store:
-            await self._store.ensure_room(self.call.who)
-        history = await self._history(asked.response, kept)
-        self._request = await self._store.continued(asked.response, self.call.who, history)
-        await self._answer(self._request, generates=asked.generates)
-        self.call.outcome = FINISHED
-        assert self._encoder is not None and self._encoder.response is not None
-        output = read_back(without_logprobs(self._encoder.response["output"]))
-        return KeptTurn(response_id(self.request_id), [*history, *self._request.items, *output])
-
-    @property
-    def request_id(self) -> str:
-        return self.call.request_id
+            await store.ensure_room(call.who)
+        previous = self.previous_response_id = asked.response.previous_response_id
+        if kept is not None and kept.response_id == previous:
+            history = kept.items
+        else:
+            history = await store.history(previous, call.who)
+        request = self._request = await store.continued(asked.response, call.who, history)
+        response = await self._answer(request, generates=asked.generates)
+        call.outcome = FINISHED
+        output = read_back(without_logprobs(response["output"]))
+        return KeptTurn(response_id(call.request_id), [*history, *request.items, *output])
 
     async def failed(self, error: ApiError) -> bytes:
         request, encoder = self._request, self._encoder
@@ -285,32 +269,26 @@ class ResponseTurn:
         await self._store.save_failed(request, encoder, self.call)
         return frames
 
-    async def _history(self, request: ResponsesRequest, kept: KeptTurn | None) -> list[InputItem]:
-        previous = self.previous_response_id = request.previous_response_id
-        if kept is not None and kept.response_id == previous:
-            return kept.items
-        return await self._store.history(previous, self.call.who)
-
-    async def _answer(self, request: ResponsesRequest, *, generates: bool) -> None:
+    async def _answer(self, request: ResponsesRequest, *, generates: bool) -> dict[str, Any]:
         generation = request.generation if generates else _prompt_only(request.generation)
-        async with run_request(self._gateway, self.call, generation, abort=self._abort) as stream:
-            self._encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
-            while not self._has_finished:
-                events = await stream.next_events()
-                if not generates:
-                    events = [event for event in events if not isinstance(event, ChoiceFinished)]
-                await self._forward(events, self._encoder, request)
-
-    async def _forward(
-        self, events: list[Event], encoder: ResponseStreamEncoder, request: ResponsesRequest
-    ) -> None:
-        for event in events:
-            if isinstance(event, Finished):
-                await self._store.save_finished(request, encoder, event, self.call)
-                self._has_finished = True
-        if frames := b"".join([encoder.encode(event) for event in events]):
-            self.call.capture_answer(frames)
-            await self._send(frames)
+        socket, call = self._socket, self.call
+        async with run_request(socket.gateway, call, generation, abort=socket.abort) as stream:
+            encoder = self._encoder = request.stream_encoder(
+                request_id=call.request_id, clock=unix_time_s
+            )
+            async for events in until_ended(stream):
+                frames = b""
+                for event in events:
+                    if isinstance(event, ChoiceFinished) and not generates:
+                        continue
+                    if isinstance(event, Finished):
+                        await self._store.save_finished(request, encoder, event, call)
+                    frames += encoder.encode(event)
+                if frames:
+                    call.capture_answer(frames)
+                    await socket.send_frames(frames)
+        assert encoder.response is not None
+        return encoder.response
 
 
 def _prompt_only(generation: GenerationRequest) -> GenerationRequest:

@@ -27,7 +27,7 @@ from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.bodies import BODY, MESSAGE_TOO_LARGE, spooled_file, with_large_bodies
-from inference.gateway.server.clients import Headers, OpenClients, StreamChannel, write_at_once
+from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
 from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError
@@ -46,15 +46,31 @@ PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 """Twisted's own list ends before 429."""
 
 
-class StreamRequest(WebRequest):  # type: ignore[misc]
-    """One HTTP request. Twisted calls it as the producer of its own response: paused while the
-    socket's buffer is full."""
+class _Producer:
+    """Twisted calls it as the producer of its own output: paused while the socket's buffer is
+    full."""
 
+    writable: asyncio.Event
+
+    def begin_writing(self) -> None:
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+
+class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The application reads forms, within its limits.
         super().__init__(*args, parsePOSTFormSubmission=False, **kwargs)
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self.begin_writing()
         self._num_body_bytes = 0
         self._refused = False
         self._has_begun = False
@@ -101,17 +117,11 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         upgrades = self.requestHeaders.getRawHeaders(b"Upgrade") or [b""]
         return bool(upgrades[0].lower() == b"websocket")
 
-    def pauseProducing(self) -> None:  # noqa: N802
-        self.writable.clear()
-
     def resumeProducing(self) -> None:  # noqa: N802
         """The channel stops reading while it cannot write; without this it would stay stopped and
         never see the client leave."""
-        self.writable.set()
+        super().resumeProducing()
         self.channel._networkProducer.resumeProducing()
-
-    def stopProducing(self) -> None:  # noqa: N802
-        self.writable.set()
 
     def finish(self) -> None:
         if self.producer is not None:
@@ -192,9 +202,9 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
     of a request with a large body that is refused for its path and headers alone. ``on_refused``
-    gets each refusal that the application does not see: a new request id, the target, the error,
-    the status and the headers that were read; ``on_left`` the target of each request whose client
-    leaves before its body is complete."""
+    gets each refusal that the application does not see: the target, the error, the status and the
+    headers that were read, and returns the request's id; ``on_left`` the target of each request
+    whose client leaves before its body is complete."""
 
     def __init__(
         self,
@@ -205,7 +215,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         max_body_bytes: int,
         errors_of: Callable[[bytes], ErrorDialect],
         check_headers: CheckHeaders,
-        on_refused: Callable[[str, bytes, ApiError, int, Headers], None],
+        on_refused: Callable[..., str],
         on_left: Callable[[bytes], None],
         clients: OpenClients,
     ) -> None:
@@ -219,7 +229,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         self.max_body_bytes = max_body_bytes
         self.errors_of = errors_of
         self.check_headers = check_headers
-        self._on_refused = on_refused
+        self.record_refusal = on_refused
         self.on_left = on_left
         self.clients = clients
         self._host, self._port = host, port
@@ -258,19 +268,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         )
         return factory
 
-    def record_refusal(
-        self,
-        target: bytes,
-        error: ApiError,
-        status: int,
-        request_id: str = "",
-        *,
-        headers: Headers = (),
-    ) -> str:
-        request_id = request_id or new_request_id()
-        self._on_refused(request_id, target, error, status, headers)
-        return request_id
-
     def stop_listening(self) -> None:
         self.clients.stop_listening()
 
@@ -294,26 +291,15 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         await super().handle_reply(protocol, message)
 
 
-class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
-    """One WebSocket. Twisted calls it as the producer of its output, in place of the HTTP channel
-    that the connection began with."""
+class StreamSocket(_Producer, WebSocketProtocol):  # type: ignore[misc]
+    """One WebSocket. It produces in place of the HTTP channel that the connection began with."""
 
     def connectionMade(self) -> None:  # noqa: N802
         self.request_id = new_request_id()
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self.begin_writing()
         self.transport.unregisterProducer()
         self.transport.registerProducer(self, True)
         super().connectionMade()
-
-    def pauseProducing(self) -> None:  # noqa: N802
-        self.writable.clear()
-
-    def resumeProducing(self) -> None:  # noqa: N802
-        self.writable.set()
-
-    def stopProducing(self) -> None:  # noqa: N802
-        self.writable.set()
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         super().connectionLost(reason)
@@ -343,7 +329,10 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
         headers = list(responseHeaders or ())
         if not hasattr(self, "server"):
             self.factory.server_class.record_refusal(
-                self._target(), InvalidHttpError(f"{reason}."), code, self.request_id
+                self._target(),
+                InvalidHttpError(f"{reason}."),
+                code,
+                request_id=self.request_id,
             )
         headers += [(name.decode(), self.request_id) for name in REQUEST_ID_HEADERS]
         super().failHandshake(reason, code, headers)

@@ -65,28 +65,23 @@ def _begin(
 ) -> None:
     gateway.ensure_started()
     metrics.start(listen)
-    stopper = _Stopper(server, gateway, metrics)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        server.event_loop.add_signal_handler(number, stopper.stop)
+    stopping: asyncio.Task[None] | None = None
 
-
-class _Stopper:
-    def __init__(self, server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
-        self._server = server
-        self._gateway = gateway
-        self._metrics = metrics
-        self._task: asyncio.Task[None] | None = None
-
-    def stop(self) -> None:
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._drain())
+    def stop() -> None:
+        nonlocal stopping
+        if stopping is None:
+            stopping = asyncio.ensure_future(drain(server, gateway, metrics))
         else:
-            self._gateway.end_drain()
+            gateway.end_drain()
 
-    async def _drain(self) -> None:
-        self._server.stop_listening()
-        try:
-            await self._gateway.drain(self._gateway.config.drain_s)
-            await self._metrics.stop()
-        finally:
-            self._server.close()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.event_loop.add_signal_handler(number, stop)
+
+
+async def drain(server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
+    server.stop_listening()
+    try:
+        await gateway.drain(gateway.config.drain_s)
+        await metrics.stop()
+    finally:
+        server.close()

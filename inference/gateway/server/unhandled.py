@@ -30,19 +30,22 @@ class UnhandledRequests:
 
     def refused(
         self,
-        request_id: str,
         target: bytes,
         error: ApiError,
         status: int,
+        *,
         headers: Headers = (),
-    ) -> None:
+        request_id: str = "",
+    ) -> str:
         """The server has read no body, and did not ask whose it is. ``headers`` are empty where it
-        could not read them."""
+        could not read them. Returns the request's id."""
+        request_id = request_id or new_request_id()
         call = self._open_call(request_id, target, headers)
         if headers and api_path_of(target) is not None:
             self._gateway.spawn(self._close_identified(call, headers, error, status))
         else:
             self._close(call, error, status)
+        return request_id
 
     async def _close_identified(
         self, call: Call, headers: Headers, error: ApiError, status: int

@@ -176,18 +176,18 @@ class RequestSpans:
             start_time=self._ns(sent_s),
             attributes=attributes,
         )
-        self._attempt = _Attempt(span, counter, sent_s, has_stages=has_stages)
-        counter.when_settled(self._attempt.settle)
+        self._attempt = _Attempt(span, counter, sent_s, has_stages)
         return span
 
     def _end_attempt(self, attempt: _Attempt, error: str) -> None:
         span = attempt.span
         if not span.is_recording():
             return
-        ended_s = attempt.ended_s or time.monotonic()
+        ended_s = attempt.counter.settled_s or time.monotonic()
         context = trace.set_span_in_context(span, Context())
-        if attempt.has_stages:
-            for stage in attempt.stages(ended_s):
+        times = attempt.counter.stage_times
+        if attempt.has_stages and times is not None:
+            for stage in reported_stages(times, sent_s=attempt.sent_s, ended_s=ended_s):
                 self._span(stage.name, stage.start_s, stage.end_s, {}, context=context)
         _fail(span, error)
         span.end(self._ns(ended_s))
@@ -215,24 +215,11 @@ class RequestSpans:
         return self._unix_ns + round(moment_s * 1e9)
 
 
-class _Attempt:
-    def __init__(
-        self, span: Span, counter: UsageCounter, sent_s: float, *, has_stages: bool
-    ) -> None:
-        self.span = span
-        self.has_stages = has_stages
-        self.ended_s: float | None = None
-        self._counter = counter
-        self._sent_s = sent_s
-
-    def settle(self) -> None:
-        self.ended_s = time.monotonic()
-
-    def stages(self, ended_s: float) -> list[Stage]:
-        times = self._counter.stage_times
-        if times is None:
-            return []
-        return reported_stages(times, sent_s=self._sent_s, ended_s=ended_s)
+class _Attempt(NamedTuple):
+    span: Span
+    counter: UsageCounter
+    sent_s: float
+    has_stages: bool
 
 
 def traceparent_of(span: Span) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fleet.upstreams.http import unversioned
 from inference.gateway.upstreams.links import UpstreamLink
-from inference.protocol.events import Event, Failure
+from inference.protocol.events import Event
 from inference.wire.errors import RequestFailedError
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
@@ -26,10 +26,16 @@ from inference.wire.upstream.answer_events import (
     UpstreamFaultError,
 )
 from inference.wire.upstream.dialects import JSON, Exchange
-from inference.wire.upstream.refusals import FAILED, UNAVAILABLE, failure_in_stream, failure_of
+from inference.wire.upstream.refusals import (
+    FAILED,
+    UNAVAILABLE,
+    failed,
+    failure_in_stream,
+    failure_of,
+)
 
 if TYPE_CHECKING:
-    from inference.gateway.upstreams.transport import UpstreamResponse
+    from inference.gateway.upstreams.connection import UpstreamConnection
 
 
 OK, FIRST_ERROR = 200, 400
@@ -58,8 +64,8 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
         raise _failed(name, "broke off", has_begun()) from None
 
 
-async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
-    status = response.status_code
+async def check_status(link: UpstreamLink, response: UpstreamConnection) -> None:
+    status = response.status
     if status == OK:
         return
     if status < FIRST_ERROR:
@@ -77,7 +83,7 @@ async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
     )
 
 
-async def read_whole(response: UpstreamResponse, max_bytes: int, *, cuts: bool = False) -> bytes:
+async def read_whole(response: UpstreamConnection, max_bytes: int, *, cuts: bool = False) -> bytes:
     content = bytearray()
     async for part in response.parts():
         content += part
@@ -90,7 +96,7 @@ async def read_whole(response: UpstreamResponse, max_bytes: int, *, cuts: bool =
 
 def _failed(name: str, what: str, has_begun: bool) -> RequestFailedError:
     code = FAILED if has_begun else UNAVAILABLE
-    return RequestFailedError(Failure(code=code, message=f"The upstream {name} {what}."))
+    return failed(f"The upstream {name} {what}.", code)
 
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -107,7 +113,7 @@ class UpstreamAnswer:
         exchange: Exchange,
         answer: AnswerEvents,
         *,
-        timeout_s: float,
+        until_s: float,
         max_output_tokens: int,
         headers: Mapping[str, str],
     ) -> None:
@@ -117,11 +123,12 @@ class UpstreamAnswer:
         self._headers = headers
         self._reader = exchange.reader_of(answer)
         self._frames = exchange.frames()
-        self._left_s = min(timeout_s, link.entry.first_token_timeout_s)
+        now_s = asyncio.get_running_loop().time()
+        self._left_s = min(max(0.0, until_s - now_s), link.entry.first_token_timeout_s)
         self._left_bytes = min(
             MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * max_output_tokens
         )
-        self._response: UpstreamResponse | None = None
+        self._response: UpstreamConnection | None = None
         self._fault: Exception | None = None
 
     async def next_events(self) -> list[Event]:
@@ -132,8 +139,9 @@ class UpstreamAnswer:
             if self._response is not None:
                 return await self._streamed(self._response)
             response = self._response = await self._sent()
+            content_type = response.headers.get("content-type", "")
             is_streamed = self._exchange.content_type != JSON
-            if is_streamed and self._exchange.content_type in response.content_type:
+            if is_streamed and self._exchange.content_type in content_type.lower():
                 return await self._streamed(response)
             async with asyncio.timeout(self._left_s):
                 body = await read_whole(response, MAX_BODY_BYTES)
@@ -144,11 +152,11 @@ class UpstreamAnswer:
         if response is None:
             return
         if self._answer.is_ended:
-            response.close_drained()
+            self._link.free_drained(response)
         else:
-            response.close()
+            self._link.free(response)
 
-    async def _sent(self) -> UpstreamResponse:
+    async def _sent(self) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._left_s
         headers = {
@@ -161,13 +169,13 @@ class UpstreamAnswer:
         url = (unversioned(url) if exchange.is_unversioned else url) + exchange.path
         response = await self._link.post(url, exchange.body, headers, until_s=deadline_s)
         self._response = response
-        if response.status_code != OK:
+        if response.status != OK:
             async with asyncio.timeout_at(deadline_s):
                 await check_status(self._link, response)
         self._left_s = deadline_s - loop.time()
         return response
 
-    async def _streamed(self, response: UpstreamResponse) -> list[Event]:
+    async def _streamed(self, response: UpstreamConnection) -> list[Event]:
         """Comments do not count: an upstream that sends only those gives no token. Only waiting for
         the upstream counts, not the client's time."""
         while not self._answer.is_ended:
@@ -177,8 +185,9 @@ class UpstreamAnswer:
             self._count(len(part))
             events = self._events_of(part)
             if self._answer.has_begun:
-                self._left_s = self._pause_s
-                response.gather()
+                pause_s = self._link.entry.token_timeout_s
+                self._left_s = TAIL_TIMEOUT_S if self._answer.has_finished else pause_s
+                response.gathers = True
             if events:
                 return events
             if self._fault is not None:
@@ -202,11 +211,7 @@ class UpstreamAnswer:
         self._answer.end()
         return self._answer.take()
 
-    @property
-    def _pause_s(self) -> float:
-        return TAIL_TIMEOUT_S if self._answer.has_finished else self._link.entry.token_timeout_s
-
-    async def _next_part(self, response: UpstreamResponse) -> bytes | None:
+    async def _next_part(self, response: UpstreamConnection) -> bytes | None:
         import httpx2
 
         loop = asyncio.get_running_loop()

@@ -3,20 +3,17 @@
     opened ─▶ send_request ─▶ head ─▶ next_part ─▶ finish ─┬▶ the next request
                                                           └▶ abort
 
-    RequestWriter: head ─▶ part … ─▶ end
-    AnswerParser:  begin ─▶ feed … ─▶ has_head ─▶ take … ─▶ is_complete      feed_eof: no more comes
+    AnswerParser: begin ─▶ feed … ─▶ has_head ─▶ take … ─▶ is_complete      feed_eof: no more comes
 
-llhttp parses, which is strict: no bare line feeds, no two lengths, no length beside chunks.
-
-Received bytes are parsed when they are read, and no more than ``MAX_UNREAD_BYTES`` wait here. One
-timer bounds all waits of a request. Errors are httpx2's. Must not know the requests.
+llhttp parses, which is strict: no bare line feeds, no two lengths, no length beside chunks. It
+parses bytes as they come; while more than ``MAX_UNREAD_BYTES`` of a body wait here, nothing is
+read. Errors are httpx2's. Must not know the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
 
 import httptools
@@ -35,37 +32,16 @@ TARGET = re.compile(rb"[\x21-\x7e]+")
 Headers = list[tuple[bytes, bytes]]
 
 
-class RequestWriter:
-    def __init__(self, method: bytes, target: bytes, headers: Headers) -> None:
-        if not TARGET.fullmatch(target):
-            raise httpx2.LocalProtocolError("A request's target has an illegal character.")
-        self._left_bytes = 0
-        self._is_chunked = False
-        lines = [b"%s %s HTTP/1.1" % (method, target)]
-        for name, value in headers:
-            if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
-                raise httpx2.LocalProtocolError("A header has an illegal character.")
-            lines.append(b"%s: %s" % (name, value))
-            if name.lower() == CONTENT_LENGTH:
-                self._left_bytes = int(value)
-            elif name.lower() == TRANSFER_ENCODING:
-                self._is_chunked = True
-        self.head = b"\r\n".join((*lines, b"", b""))
-
-    def part(self, data: bytes) -> bytes:
-        if self._is_chunked:
-            return b"%x\r\n%s\r\n" % (len(data), data)
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            raise httpx2.LocalProtocolError("A body is longer than its declared length.")
-        return data
-
-    def end(self) -> bytes:
-        if self._is_chunked:
-            return b"0\r\n\r\n"
-        if self._left_bytes:
-            raise httpx2.LocalProtocolError("A body is shorter than its declared length.")
-        return b""
+def request_head(method: bytes, target: bytes, headers: Headers) -> bytes:
+    """``headers`` have the body's length. Raises ``httpx2.LocalProtocolError``."""
+    if not TARGET.fullmatch(target):
+        raise httpx2.LocalProtocolError("A request's target has an illegal character.")
+    lines = [b"%s %s HTTP/1.1" % (method, target)]
+    for name, value in headers:
+        if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
+            raise httpx2.LocalProtocolError("A header has an illegal character.")
+        lines.append(b"%s: %s" % (name, value))
+    return b"\r\n".join((*lines, b"", b""))
 
 
 class AnswerParser:
@@ -84,8 +60,11 @@ class AnswerParser:
         self._ends_at_eof = False
         self._num_bytes_without_body = 0
         self._body.clear()
+        self.num_unread_bytes = 0
 
     def feed(self, data: bytes) -> None:
+        if self.fault:
+            return
         self._num_bytes_without_body += len(data)
         try:
             self._http.feed_data(data)
@@ -98,16 +77,13 @@ class AnswerParser:
         self.is_complete = self.is_complete or (self._ends_at_eof and not self.fault)
         self._refuse("The upstream has closed the connection.")
 
-    @property
-    def has_part(self) -> bool:
-        return bool(self._body)
-
     def take(self) -> bytes:
         body = self._body
         if not body:
             return b""
         taken = body[0] if len(body) == 1 else b"".join(body)
         body.clear()
+        self.num_unread_bytes = 0
         return taken
 
     # Called by httptools.
@@ -142,6 +118,7 @@ class AnswerParser:
     def on_body(self, body: bytes) -> None:
         self._num_bytes_without_body = 0
         self._body.append(body)
+        self.num_unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
         self.is_complete = self.has_head
@@ -161,30 +138,26 @@ GATHER_S = 0.02
 """Tokens within this time of the last ones are given together: each wake-up costs as much as ten
 tokens."""
 OK = 200
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 class UpstreamConnection(asyncio.Protocol):
     """One request at a time. Belongs to one event loop. ``until_s``: a wait raises ``TimeoutError``
     after this time of its clock; ``None``: no limit."""
 
+    transport: asyncio.Transport
+    status: int
+    headers: dict[str, str]
+    """Of the present answer, names in lower case."""
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._answer = AnswerParser()
-        self._transport: asyncio.Transport | None = None
-        self._unread: deque[bytes] = deque()
-        self._num_unread_bytes = 0
-        self._is_paused = False
         self._has_ended = False
-        self._is_lost = False
         self._may_write = True
         self._is_sent = False
         self._waiter: asyncio.Future[None] | None = None
-        self._until_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._awaits_part = False
-        self._has_given = False
         self._last_part_s = 0.0
         self.gathers = False
         self.idle_since_s = 0.0
@@ -193,27 +166,29 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._unread.append(data)
-        self._num_unread_bytes += len(data)
-        if self._num_unread_bytes > MAX_UNREAD_BYTES and self._transport is not None:
-            self._transport.pause_reading()
-            self._is_paused = True
-        if not self._waits_for_more(data):
+        answer = self._answer
+        answer.feed(data)
+        is_full = answer.num_unread_bytes > MAX_UNREAD_BYTES
+        if is_full:
+            self.transport.pause_reading()
+        if self._has_head_alone:
+            return
+        due_s = self._last_part_s + GATHER_S
+        if is_full or answer.is_complete or not self.gathers or self._loop.time() >= due_s:
             self._wake()
+        elif self._gathering is None:
+            self._gathering = self._loop.call_at(due_s, self._wake)
 
     def eof_received(self) -> None:
         self._has_ended = True
+        self._answer.feed_eof()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._has_ended = self._is_lost = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._wake()
+        self.eof_received()
 
     def pause_writing(self) -> None:
         self._may_write = False
@@ -225,20 +200,16 @@ class UpstreamConnection(asyncio.Protocol):
     # Called for a request.
 
     @property
-    def transport(self) -> asyncio.Transport:
-        assert self._transport is not None, "a connection that is not made"
-        return self._transport
-
-    @property
     def is_complete(self) -> bool:
         return self._answer.is_complete
 
     @property
     def is_reusable(self) -> bool:
-        return not self._unread and not self._has_ended and not self.transport.is_closing()
+        is_open = not self._has_ended and not self.transport.is_closing()
+        return self._is_sent and self.is_complete and self._answer.keeps_alive and is_open
 
     def tunnelled(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self.transport = transport
         self._answer = AnswerParser()
 
     async def send_request(
@@ -250,121 +221,73 @@ class UpstreamConnection(asyncio.Protocol):
         until_s: float | None = None,
     ) -> None:
         """Raises ``httpx2.TransportError``, ``TimeoutError``."""
-        self._is_sent = False
+        self._is_sent = self.gathers = False
         self._answer.begin()
-        writer = RequestWriter(method, target, headers)
+        if self._has_ended:
+            self._answer.feed_eof()
+        head = request_head(method, target, headers)
         if isinstance(body, bytes) and len(body) <= WRITE_BYTES:
-            self._write(b"%s%s%s" % (writer.head, writer.part(body) if body else b"", writer.end()))
+            self.transport.write(head + body)
         else:
-            self._write(writer.head)
-            async for part in _one(body) if isinstance(body, bytes) else body:
-                if not await self._send_part(writer, part, until_s):
+            self.transport.write(head)
+            async for part in _pieces(body):
+                self.transport.write(part)
+                while not (self._may_write or self._is_answered):
+                    await self._woken(until_s)
+                if self._is_answered:
                     return
-            self._write(writer.end())
         self._is_sent = True
 
-    async def head(
-        self, until_s: float | None = None, *, with_part: bool = False
-    ) -> tuple[int, Headers]:
-        """The status and headers of the answer, names in lower case. ``with_part``: waits for some
-        of a success's body too, which saves a wake-up. Raises ``httpx2.TransportError``,
-        ``TimeoutError``."""
+    async def read_head(self, until_s: float | None = None, *, with_part: bool = False) -> None:
+        """Reads ``status`` and ``headers``. ``with_part``: waits for some of a success's body too,
+        which saves a wake-up. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         self._awaits_part = with_part
         answer = self._answer
-        while True:
-            self._parse()
-            if answer.has_head and not self._has_head_alone:
-                self._awaits_part = False
-                return answer.status, answer.headers
+        while not answer.has_head or self._has_head_alone:
             await self._more(until_s)
+        self._awaits_part = False
+        self.status = answer.status
+        self.headers = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
 
     async def next_part(self, until_s: float | None = None) -> bytes | None:
         """Raises ``httpx2.TransportError``, ``TimeoutError``."""
-        if self._has_given:
-            self._has_given, self._last_part_s = False, self._loop.time()
         answer = self._answer
-        while True:
-            self._parse()
-            if part := answer.take():
-                self._has_given = True
-                return part
+        while not (part := answer.take()):
             if answer.is_complete:
                 return None
             await self._more(until_s)
+        self._last_part_s = self._loop.time()
+        self.transport.resume_reading()
+        return part
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Raises ``httpx2.TransportError``."""
         while (part := await self.next_part()) is not None:
             yield part
 
-    def finish(self) -> bool:
-        self.gathers = self._has_given = False
-        answer = self._answer
-        return self._is_sent and answer.is_complete and answer.keeps_alive and self.is_reusable
-
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self.transport.abort()
 
-    async def _send_part(self, writer: RequestWriter, part: bytes, until_s: float | None) -> bool:
-        for start in range(0, len(part), WRITE_BYTES):
-            self._write(writer.part(part[start : start + WRITE_BYTES]))
-            while not self._may_write and not self._unread and not self._has_ended:
-                await self._woken(until_s)
-            if self._unread or self._has_ended:
-                return False
-        return True
-
-    def _write(self, data: bytes) -> None:
-        if data and not self._is_lost:
-            self.transport.write(data)
-
-    def _parse(self) -> None:
-        answer = self._answer
-        while self._unread and not answer.is_complete and not answer.fault:
-            answer.feed(self._read())
-        if self._has_ended and not self._unread:
-            answer.feed_eof()
+    @property
+    def _is_answered(self) -> bool:
+        return self._answer.has_head or bool(self._answer.fault)
 
     @property
     def _has_head_alone(self) -> bool:
         answer = self._answer
         is_open = self._awaits_part and not answer.is_complete and not answer.fault
-        return is_open and answer.status == OK and not answer.has_part
-
-    def _read(self) -> bytes:
-        data = self._unread.popleft()
-        self._num_unread_bytes -= len(data)
-        if self._is_paused and not self._unread:
-            self._is_paused = False
-            self.transport.resume_reading()
-        return data
+        return is_open and answer.status in (0, OK) and not answer.num_unread_bytes
 
     async def _more(self, until_s: float | None) -> None:
         if fault := self._answer.fault:
             raise httpx2.RemoteProtocolError(fault)
         await self._woken(until_s)
 
-    def _waits_for_more(self, data: bytes) -> bool:
-        if self._awaits_part:
-            self._parse()
-            return self._has_head_alone
-        if not self.gathers or self._is_paused or data.endswith(LAST_CHUNK):
-            return False
-        if self._gathering is None:
-            due_s = self._last_part_s + GATHER_S
-            if self._loop.time() >= due_s:
-                return False
-            self._gathering = self._loop.call_at(due_s, self._wake)
-        return True
-
     async def _woken(self, until_s: float | None) -> None:
-        self._until_s = until_s
-        if until_s is not None and (self._timer is None or self._timer.when() > until_s):
-            self._set_timer(until_s)
         self._waiter = self._loop.create_future()
         try:
-            await self._waiter
+            async with asyncio.timeout_at(until_s):
+                await self._waiter
         finally:
             self._waiter = None
 
@@ -375,22 +298,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _set_timer(self, when_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(when_s, self._on_timer)
 
-    def _on_timer(self) -> None:
-        """Ends a wait that has timed out. The timer is not moved for each wait or request: it is
-        set again here for a longer wait."""
-        self._timer = None
-        if self._waiter is None or self._waiter.done() or self._until_s is None:
-            return
-        if self._loop.time() < self._until_s:
-            self._set_timer(self._until_s)
-        else:
-            self._waiter.set_exception(TimeoutError())
-
-
-async def _one(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+async def _pieces(body: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(body, bytes):
+        for start in range(0, len(body), WRITE_BYTES):
+            yield body[start : start + WRITE_BYTES]
+        return
+    async for part in body:
+        yield part

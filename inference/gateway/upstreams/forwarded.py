@@ -1,6 +1,6 @@
 """One request that an upstream answers: reserved, forwarded and counted like any other.
 
-    begin: may it leave? ─▶ translate ─▶ reserve       next_events: place ─▶ answer ─▶ events
+    begin: may it leave? ─▶ translate ─▶ reserve ─▶ place      next_events: answer ─▶ events
                                                                                └▶ usage, once
 
 No tokenizer of ours counts the prompt and nothing refuses a longer one, so a cap reserves its sure
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,6 +19,7 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
 from fleet.upstreams.entry import UpstreamEntry
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import with_defaults_at
 from inference.gateway.request.attempt import Asked
 from inference.gateway.request.identify import has_passed, passed_on
@@ -33,107 +32,74 @@ from inference.gateway.request.tokens import (
     token_bounds,
 )
 from inference.gateway.upstreams.answer import UpstreamAnswer
-from inference.gateway.upstreams.links import UpstreamLink, UpstreamPlace
-from inference.protocol.events import (
-    Embedded,
-    Event,
-    Failure,
-    Finished,
-    TokensCounted,
-    Usage,
-)
-from inference.protocol.generation import (
-    GenerationRequest,
-    Request,
-    TokenCountRequest,
-)
-from inference.wire.common.parts import ImageFile
-from inference.wire.errors import (
-    ForbiddenError,
-    InvalidRequestError,
-    RequestFailedError,
-)
+from inference.gateway.upstreams.links import UpstreamLink
+from inference.protocol.events import Embedded, Event, Finished, TokensCounted, Usage
+from inference.protocol.generation import GenerationRequest, Request, TokenCountRequest
+from inference.wire.errors import ForbiddenError, InvalidRequestError
 from inference.wire.upstream.answer_events import AnswerEvents
 from inference.wire.upstream.dialects import Exchange, Forwarded, exchange_of, is_forwarded
-from inference.wire.upstream.refusals import FAILED
+from inference.wire.upstream.refusals import failed
 from inference.wire.upstream.sending import Sending, not_forwarded
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Attempt:
-    made: AnswerEvents
-    place: UpstreamPlace
-    counter: UsageCounter
-    most: Usage
-    bounds: TokenBounds
-    answer: UpstreamAnswer | None = None
-
-
 class ForwardedRequest:
-    def __init__(
-        self,
-        asked: Asked,
-        served: UpstreamModel,
-        *,
-        files: Sequence[ImageFile] = (),
-        place_deadline_s: float | None = None,
-        floor: TokenBounds | None = None,
-    ) -> None:
-        """``served``: of the entry's source or one of its targets. ``place_deadline_s``, where it
-        is earlier than the request's, is for a place of the upstream. ``floor``: see
-        ``TokenBudget``."""
+    """A ``RunningRequest``."""
+
+    _link: UpstreamLink
+    _bounds: TokenBounds
+    _most: Usage
+    _made: AnswerEvents
+    _counter: UsageCounter
+
+    def __init__(self, asked: Asked, served: UpstreamModel) -> None:
+        """``served``: of the entry's source or one of its targets."""
+        self._asked = asked
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
-        self._request, self._deadline_s = asked.request, asked.deadline_s
+        self._request = asked.request
         self._served = served
-        self._files = files
-        self._place_deadline_s = place_deadline_s or asked.deadline_s
-        self._budget = asked.budget(floor)
+        self._files = asked.files
+        self._budget = asked.budget()
         self.is_sent = False
         self._uncounted: list[Event] = []
-        self._waiting: tuple[UpstreamLink, Exchange, TokenBounds] | None = None
-        self._attempt: _Attempt | None = None
+        self._answer: UpstreamAnswer | None = None
 
     async def begin(self) -> None:
         """Raises ``ApiError``."""
-        self._call.placed_model = self._entry.name
-        upstream = permitted_upstream(
-            self._gateway.pseudonym, self._call, self._entry, self._served
-        )
-        request = self._request = with_defaults_at(self._request, self._entry, upstream)
+        gateway, call, entry = self._gateway, self._call, self._entry
+        call.placed_model = entry.name
+        upstream = permitted_upstream(gateway.pseudonym, call, entry, self._served)
+        request = self._request = with_defaults_at(self._request, entry, upstream)
         if isinstance(request, TokenCountRequest) and _is_empty(request):
-            self._uncounted = [TokensCounted(request_id=self._call.request_id, prompt_tokens=0)]
+            self._uncounted = [TokensCounted(request_id=call.request_id, prompt_tokens=0)]
             return
         if not isinstance(request, Forwarded) or not is_forwarded(upstream.dialect, request):
-            raise not_forwarded(self._entry.name, upstream.name, upstream.dialect)
+            raise not_forwarded(entry.name, upstream.name, upstream.dialect)
         if isinstance(request, GenerationRequest):
             self._check_length(request)
-        link = await self._gateway.upstreams.link(upstream)
-        bounds = forwarded_bounds(request, self._entry)
-        await self._budget.reserve(bounds, is_enforced=False)
+        self._link = await gateway.upstreams.link(upstream)
+        self._bounds = forwarded_bounds(request, entry)
+        await self._budget.reserve(self._bounds, is_enforced=False)
         exchange = exchange_of(upstream.dialect, request, self._sending(upstream, request))
         self._files = ()
-        self._waiting = link, exchange, bounds
+        await self._send(exchange, request)
 
     async def next_events(self) -> list[Event]:
         if self._uncounted:
             return self._uncounted
+        answer = self._answer
+        assert answer is not None, "a request that has not begun, or has ended"
         try:
-            if self._waiting is not None:
-                waiting, self._waiting = self._waiting, None
-                await self._begin_attempt(*waiting)
-            attempt = self._attempt
-            assert attempt is not None, "a request that has not begun, or has ended"
-            assert attempt.answer is not None, "an attempt that could not be made"
-            events = await attempt.answer.next_events()
-            attempt.place.answered()
-            events = self._counted(attempt, events)
+            events = [self._charged(event) for event in await answer.next_events()]
+            self._link.has_answered()
+            for event in events:
+                self._counter.count(event)
         except BaseException as error:
             self._leave(error)
             raise
-        if attempt.made.is_ended:
+        if self._made.is_ended:
             self._leave(None)
         return events
 
@@ -168,64 +134,53 @@ class ForwardedRequest:
         least = min((limit for limit in limits if limit is not None), default=None)
         return None if least is None or least >= DEFAULT_OUTPUT_TOKENS else least
 
-    async def _begin_attempt(
-        self, link: UpstreamLink, exchange: Exchange, bounds: TokenBounds
-    ) -> None:
-        request, loop = self._request, asyncio.get_running_loop()
-        most = self._budget.most_usage(num_prompts=num_prompts(request), context_tokens=None)
-        made = AnswerEvents(
+    async def _send(self, exchange: Exchange, request: Forwarded) -> None:
+        bounds = self._bounds
+        most = self._most = self._budget.most_usage(
+            num_prompts=num_prompts(request), context_tokens=None
+        )
+        self._made = AnswerEvents(
             self._call.request_id,
             num_choices=bounds.num_choices if isinstance(request, GenerationRequest) else 0,
             prompt_tokens=min(bounds.estimated_prompt_tokens, most.prompt_tokens),
             max_prompt_tokens=most.prompt_tokens,
             max_output_tokens=most.completion_tokens,
         )
-        since_s = loop.time()
-        place_s = min(self._deadline_s, self._place_deadline_s) - since_s
-        place = await link.take_place(timeout_s=max(0.0, place_s))
-        self.is_sent = True
-        self._call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"
-        counter = UsageCounter()
-        self._gateway.accounting.submitted(self._call, counter)
-        attempt = self._attempt = _Attempt(made, place, counter, most, bounds)
-        headers = attempt_headers(
-            self._gateway.pseudonym, self._call, link.entry, self._served, since_s
+        self._counter, headers = await begin_attempt(
+            self._gateway,
+            self._call,
+            self._link,
+            self._served,
+            until_s=min(self._asked.deadline_s, self._asked.place_until_s),
         )
-        attempt.answer = UpstreamAnswer(
-            link,
+        self.is_sent = True
+        self._answer = UpstreamAnswer(
+            self._link,
             exchange,
-            made,
-            timeout_s=max(0.0, self._deadline_s - loop.time()),
+            self._made,
+            until_s=self._asked.deadline_s,
             max_output_tokens=most.completion_tokens,
             headers=headers,
         )
 
     def _leave(self, error: BaseException | None) -> None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
+        answer, self._answer = self._answer, None
+        if answer is None:
             return
         try:
-            if attempt.answer is not None:
-                attempt.answer.close()
-            if not attempt.counter.is_settled:
+            answer.close()
+            if not self._counter.is_settled:
                 # A request without a token costs nothing and is not estimated.
-                self._call.is_usage_estimated = attempt.counter.first_token_s is not None
-                attempt.counter.settle_as_counted()
+                self._call.is_usage_estimated = self._counter.first_token_s is not None
+                self._counter.settle_as_counted()
         finally:
-            attempt.place.end(error)
+            self._link.leave_place(error)
 
-    def _counted(self, attempt: _Attempt, events: list[Event]) -> list[Event]:
-        charged = [self._charged(event, attempt) for event in events]
-        for event in charged:
-            attempt.counter.count(event)
-        return charged
-
-    def _charged(self, event: Event, attempt: _Attempt) -> Event:
+    def _charged(self, event: Event) -> Event:
         if not isinstance(event, Finished | Embedded):
             return event
-        made, most, bounds = attempt.made, attempt.most, attempt.bounds
-        reported = made.reported_usage
-        if reported is not None and _is_within(reported, most):
+        most, bounds, reported = self._most, self._bounds, self._made.reported_usage
+        if reported is not None and is_within(reported, most):
             self._gateway.limits.ratios.observe(
                 self._entry.name, bounds.text_bound, reported.prompt_tokens - bounds.exact_tokens
             )
@@ -241,7 +196,28 @@ class ForwardedRequest:
                 most.completion_tokens,
             )
         self._call.is_usage_estimated = True
-        return msgspec.structs.replace(event, usage=made.estimated_usage)
+        return msgspec.structs.replace(event, usage=self._made.estimated_usage)
+
+
+async def begin_attempt(
+    gateway: Gateway, call: Call, link: UpstreamLink, served: UpstreamModel, *, until_s: float
+) -> tuple[UsageCounter, dict[str, str]]:
+    """Waits for a place of the upstream, which the caller leaves. Returns the attempt's counter,
+    and headers that its request has. Raises ``ServiceUnavailableError``."""
+    since_s = asyncio.get_running_loop().time()
+    await link.take_place(timeout_s=max(0.0, until_s - since_s))
+    call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"
+    counter = UsageCounter()
+    gateway.accounting.submitted(call, counter)
+    headers = {"via": passed_on(call.via, gateway.pseudonym)}
+    if (spans := call.spans) is not None:
+        spans.placed(since_s, call.neuron)
+        traceparent = spans.begin_upstream(
+            link.entry, served.model, call.neuron, counter, endpoint=call.endpoint
+        )
+        if traceparent:
+            headers["traceparent"] = traceparent
+    return counter, headers
 
 
 def permitted_upstream(
@@ -250,34 +226,14 @@ def permitted_upstream(
     """Raises ``ApiError``."""
     upstream = entry.upstream_named(served.upstream)
     if upstream is None:
-        raise RequestFailedError(
-            Failure(code=FAILED, message=f"The upstream {served.upstream} has been removed.")
-        )
+        raise failed(f"The upstream {served.upstream} has been removed.")
     check_network(entry, upstream, call.who)
     if has_passed(call.via, pseudonym):
-        raise RequestFailedError(
-            Failure(
-                code=FAILED,
-                message=f"The upstream {served.upstream} is not asked: this request came from "
-                "here, and an upstream has sent it back.",
-            )
+        raise failed(
+            f"The upstream {served.upstream} is not asked: this request came from here, and an "
+            "upstream has sent it back."
         )
     return upstream
-
-
-def attempt_headers(
-    pseudonym: str, call: Call, upstream: UpstreamEntry, served: UpstreamModel, since_s: float
-) -> dict[str, str]:
-    headers = {"via": passed_on(call.via, pseudonym)}
-    spans, counter = call.spans, call.usage_counter
-    if spans is None:
-        return headers
-    assert counter is not None, "an attempt that nothing counts"
-    spans.placed(since_s, call.neuron)
-    traceparent = spans.begin_upstream(
-        upstream, served.model, call.neuron, counter, endpoint=call.endpoint
-    )
-    return headers | {"traceparent": traceparent} if traceparent else headers
 
 
 def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
@@ -305,7 +261,7 @@ def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal
         )
 
 
-def _is_within(usage: Usage, most: Usage) -> bool:
+def is_within(usage: Usage, most: Usage) -> bool:
     is_within = usage.completion_tokens <= most.completion_tokens
     return is_within and usage.prompt_tokens <= most.prompt_tokens
 

@@ -3,7 +3,7 @@
     UpstreamEntry ─▶ UpstreamLink ─┬▶ take_place()  waits while all are taken; refuses while it is
                                    │                left out
                                    └▶ post()        over its UpstreamTransport
-    another entry ─▶ another link; the old one is closed once its last request has ended
+    another entry ─▶ another link; the old one's requests end
 
 An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left out:
 
@@ -29,14 +29,15 @@ from fleet.upstreams.discovery import list_url
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.http import client_options, headers_of
 from fleet.upstreams.secret import unseal
-from inference.protocol.events import Failure
+from inference.logs.throttled import ThrottledLog
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
-from inference.wire.upstream.refusals import FAILED, UNAVAILABLE
+from inference.wire.upstream.refusals import UNAVAILABLE, failed
 
 if TYPE_CHECKING:
     import httpx2
 
-    from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+    from inference.gateway.upstreams.connection import UpstreamConnection
+    from inference.gateway.upstreams.transport import UpstreamTransport
 
 
 logger = logging.getLogger(__name__)
@@ -47,33 +48,6 @@ PROBE_AFTER_S = 5.0
 PROBE_TIME_LIMIT_S = 4.0
 FIRST_SERVER_ERROR = 500
 UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
-
-
-class UpstreamPlace:
-    """One request's, until it ends. Tells the link whether the upstream was available."""
-
-    def __init__(self, link: UpstreamLink) -> None:
-        self._link = link
-        self._has_answered = False
-
-    def __enter__(self) -> UpstreamPlace:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        self.end(error)
-
-    def answered(self) -> None:
-        """The upstream is well from its first token on: others are sent before this one ends."""
-        if not self._has_answered:
-            self._has_answered = True
-            self._link.has_answered()
-
-    def end(self, error: BaseException | None) -> None:
-        if error is None or (isinstance(error, RequestFailedError) and error.code != UNAVAILABLE):
-            self.answered()
-        elif isinstance(error, RequestFailedError) and not self._has_answered:
-            self._link.was_unavailable(error.message)
-        self._link.leave_place()
 
 
 class UpstreamLink:
@@ -89,25 +63,22 @@ class UpstreamLink:
     ) -> None:
         self.entry = entry
         self._transport = transport
+        self.free, self.free_drained = transport.free, transport.free_drained
         self._headers = [
             (b"host", urlsplit(entry.url).netloc.encode()),
             *((name.encode(), value.encode()) for name, value in headers_of(entry, secret).items()),
         ]
         self.secret = secret
-        self.num_open = 0
+        self._num_open = 0
         self._num_waiting = 0
         self._max_waiting = max_waiting
         self._places = asyncio.Semaphore(entry.concurrency)
-        self._is_replaced = False
-        self._closing: asyncio.Task[None] | None = None
-        self._probing: asyncio.Task[None] | None = None
-        self.is_left_out = False
         self._num_failures = 0
-        self._was_left_out = False
-        """It was left out, and has answered no request since."""
+        self._probing: asyncio.Task[None] | None = None
+        self._log = ThrottledLog(logger, logging.WARNING)
 
     def __repr__(self) -> str:
-        return f"<UpstreamLink {self.entry.name}: {self.num_open} open>"
+        return f"<UpstreamLink {self.entry.name}: {self._num_open} open>"
 
     async def post(
         self,
@@ -116,9 +87,9 @@ class UpstreamLink:
         headers: Mapping[str, str],
         *,
         until_s: float,
-    ) -> UpstreamResponse:
-        """Returns the answer, for the caller to close, with its head and, if it succeeded, some of
-        its body. ``url`` is of the upstream's origin; ``headers`` have the length of a streamed
+    ) -> UpstreamConnection:
+        """Returns the answer, for the caller to ``free``, with its head and, if it succeeded, some
+        of its body. ``url`` is of the upstream's origin; ``headers`` have the length of a streamed
         body. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         sent = [
             *self._headers,
@@ -129,68 +100,72 @@ class UpstreamLink:
         return await self._transport.send(b"POST", _url(url), sent, body, until_s, with_part=True)
 
     @property
+    def is_left_out(self) -> bool:
+        return self._num_failures >= MAX_FAILURES
+
+    @property
     def state(self) -> TargetState:
         return TargetState(
             is_ready=not self.is_left_out and not self._places.locked(),
             queue=self._num_waiting,
-            num_requests=self.num_open,
+            num_requests=self._num_open,
         )
 
-    async def take_place(self, *, timeout_s: float) -> UpstreamPlace:
-        """Raises ``ServiceUnavailableError`` where too many wait, none is free in time, or the
-        upstream is left out."""
-        self.num_open += 1
+    async def take_place(self, *, timeout_s: float) -> None:
+        """For one request, which calls ``leave_place``. Raises ``ServiceUnavailableError`` where
+        too many wait, none is free in time, or the upstream is left out."""
+        self._num_open += 1
         try:
             await self._acquire(timeout_s)
         except BaseException:
-            self._left()
+            self._num_open -= 1
             raise
         if self.is_left_out:
-            self.leave_place()
+            self._release()
             raise ServiceUnavailableError(
                 UNAVAILABLE,
                 f"The upstream {self.entry.name} was unavailable several times in a row, and is "
                 "left out for a moment.",
                 retry_after_s=PROBE_AFTER_S,
             )
-        return UpstreamPlace(self)
 
-    def leave_place(self) -> None:
-        self._places.release()
-        self._left()
+    def leave_place(self, error: BaseException | None) -> None:
+        """``error``: with which the request has ended."""
+        self._release()
+        if error is None:
+            self.has_answered()
+        elif isinstance(error, RequestFailedError):
+            if error.code == UNAVAILABLE:
+                self._was_unavailable(error.message)
+            else:
+                self.has_answered()
 
     def has_answered(self) -> None:
-        if self._was_left_out:
-            logger.info("the upstream %s answers again", self.entry.name)
-        self.is_left_out = self._was_left_out = False
+        """Call it with a request's first token: the upstream is well, and others are sent."""
         self._num_failures = 0
 
-    def was_unavailable(self, why: str) -> None:
-        self._num_failures += 1
-        if self.is_left_out or self._num_failures < MAX_FAILURES:
-            return
-        if not self._was_left_out:
-            logger.warning("the upstream %s is left out: %s", self.entry.name, why)
-        self.is_left_out = self._was_left_out = True
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe())
-
-    async def replace(self) -> None:
-        self._is_replaced = True
-        if not self.num_open:
-            await self.close()
-
-    async def close(self) -> None:
+    def retire(self) -> None:
+        """Requests that are open end; none follows."""
         if self._probing is not None:
             self._probing.cancel()
-        await self._transport.aclose()
+        self._transport.retire()
+
+    def close(self) -> None:
+        self.retire()
+        self._transport.close()
+
+    def _was_unavailable(self, why: str) -> None:
+        self._num_failures += 1
+        if self.is_left_out and (self._probing is None or self._probing.done()):
+            self._log.log("left out", f"the upstream {self.entry.name} is left out: {why}")
+            self._probing = asyncio.create_task(self._probe())
 
     async def _probe(self) -> None:
         """Checks an offline upstream, at the cost of no client's request."""
         while self.is_left_out:
             await asyncio.sleep(PROBE_AFTER_S)
             if await self._is_reachable():
-                self.is_left_out = False
+                self._num_failures = min(self._num_failures, MAX_FAILURES - 1)
 
     async def _is_reachable(self) -> bool:
         import httpx2
@@ -201,21 +176,21 @@ class UpstreamLink:
             response = await self._transport.send(b"GET", url, self._headers, b"", until_s)
         except (httpx2.HTTPError, TimeoutError):
             return False
-        response.close()
-        return response.status_code < FIRST_SERVER_ERROR
+        self.free(response)
+        return response.status < FIRST_SERVER_ERROR
 
     async def _acquire(self, timeout_s: float) -> None:
+        if not self._places.locked():
+            await self._places.acquire()
+            return
         name = self.entry.name
-        if self._places.locked() and self._num_waiting >= self._max_waiting:
+        if self._num_waiting >= self._max_waiting:
             raise ServiceUnavailableError(
                 "queue_full",
                 f"{self._max_waiting:,} requests wait for the upstream {name}, which is as many as "
                 "may (HELEXA_MAX_WAITING_REQUESTS).",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if not self._places.locked():
-            await self._places.acquire()
-            return
         self._num_waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -227,10 +202,9 @@ class UpstreamLink:
         finally:
             self._num_waiting -= 1
 
-    def _left(self) -> None:
-        self.num_open -= 1
-        if self._is_replaced and not self.num_open:
-            self._closing = asyncio.create_task(self.close())
+    def _release(self) -> None:
+        self._places.release()
+        self._num_open -= 1
 
 
 class UpstreamLinks:
@@ -251,7 +225,7 @@ class UpstreamLinks:
                 return found
             made = self._links[entry.name] = await self._opened(entry)
         if found is not None:
-            await found.replace()
+            found.retire()
         return made
 
     def state_of(self, name: str) -> TargetState:
@@ -261,10 +235,10 @@ class UpstreamLinks:
     def left_out(self) -> list[str]:
         return [name for name, link in self._links.items() if link.is_left_out]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         links, self._links = list(self._links.values()), {}
         for link in links:
-            await link.close()
+            link.close()
 
     async def _opened(self, entry: UpstreamEntry) -> UpstreamLink:
         from inference.gateway.upstreams.transport import UpstreamTransport
@@ -276,12 +250,8 @@ class UpstreamLinks:
             options = await asyncio.to_thread(client_options, entry, secret)
         except (UpstreamSecretError, UpstreamUnavailableError) as error:
             logger.error("the upstream %s cannot be used: %s", entry.name, error)
-            raise RequestFailedError(
-                Failure(
-                    code=FAILED,
-                    message=f"The upstream {entry.name} cannot be used; this server's log has the "
-                    "reason.",
-                )
+            raise failed(
+                f"The upstream {entry.name} cannot be used; this server's log has the reason."
             ) from None
         transport = UpstreamTransport(
             options["verify"],

@@ -1,7 +1,7 @@
 """One request that is passed through (audio, images, moderation): permitted, reserved, sent to one
 of its model's upstreams, and metered by its parameters or the upstream's report.
 
-    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ PassedAnswer ─▶ bytes ─▶ settle the units used
+    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ _PassedAnswer ─▶ bytes ─▶ settle
                                             ▲            │
                                             └── leave ───┘ before the first byte
 
@@ -30,7 +30,7 @@ import orjson
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
-from fleet.catalogue.targets import UPSTREAM_PREFIX, Target
+from fleet.catalogue.targets import Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import check_task
@@ -39,14 +39,10 @@ from inference.gateway.request.identify import cleaned
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
 from inference.gateway.server.bodies import parse_aside, spooled_file
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
-from inference.gateway.upstreams.forwarded import attempt_headers, permitted_upstream
-from inference.gateway.upstreams.links import UpstreamLink, UpstreamPlace
-from inference.protocol.events import Failure, Usage
-from inference.wire.errors import (
-    ModelNotAllowedError,
-    RequestFailedError,
-    UnsupportedParameterError,
-)
+from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
+from inference.gateway.upstreams.links import UpstreamLink
+from inference.protocol.events import Usage
+from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
 from inference.wire.openai.passed.form import Rewritten, read_form
 from inference.wire.openai.passed.request import (
     END_USER_FIELDS,
@@ -65,103 +61,122 @@ from inference.wire.upstream.answer_events import (
     UpstreamErrorObject,
     UpstreamFaultError,
 )
-from inference.wire.upstream.refusals import FAILED
+from inference.wire.upstream.refusals import failed
 from metering.prices import NOT_METERED, Metered
 
 if TYPE_CHECKING:
-    from inference.gateway.upstreams.transport import UpstreamResponse
+    from inference.gateway.upstreams.connection import UpstreamConnection
 
 logger = logging.getLogger(__name__)
 
 
-async def pass_through(reply: PassThroughConsumer, request: PassedRequest) -> None:
-    """Raises ``ApiError``."""
-    gateway, call = reply.gateway, reply.call
-    call.model_asked = request.model
-    if call.who.names_end_user:
-        call.end_user = call.end_user or cleaned(request.end_user)
-    entry = await gateway.catalogue.find(request.model)
-    call.model = call.placed_model = entry.name
-    call.is_billed = not call.who.is_self_test
-    if not call.who.may_use(entry):
-        raise ModelNotAllowedError(entry.name)
-    check_task(entry, request.endpoint.task)
-    most = most_tokens(entry, request)
-    is_counted = most is not NO_TOKENS and call.who.tokens_per_minute is not None
-    await gateway.limits.acquire(call, most if is_counted else None, entry.name)
-    await _PassedThrough(reply, request, entry, most).run()
+HELD_BYTES = 64 * 1024
+TYPES = re.compile(
+    r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
+    r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
+)
+"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
+as one of this server's."""
+BINARY = "application/octet-stream"
 
 
-class _PassedThrough:
-    def __init__(
-        self,
-        reply: PassThroughConsumer,
-        request: PassedRequest,
-        entry: CatalogueEntry,
-        most: TokenBounds,
-    ) -> None:
-        gateway = self._gateway = reply.gateway
-        self._call = reply.call
-        self._reply = reply
-        self._request = request
-        self._entry = entry
-        self._most = most
-        self._unit = UNIT_OF_TASK[entry.task]
-        self._deadline_s = asyncio.get_running_loop().time() + gateway.config.request_timeout_s
+class PassThroughConsumer(ApiConsumer):
+    method = "POST"
+
+    _request: PassedRequest
+    _entry: CatalogueEntry
+    _most: TokenBounds
+    _failover: Failover
+
+    def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:
+        super().__init__(gateway=gateway, endpoint=passed.path)
+        self._passed = passed
+        self._form = spooled_file() if passed.is_form else None
+
+    async def keep_body(self, part: bytes) -> None:
+        if self._form is None:
+            await super().keep_body(part)
+        else:
+            await asyncio.to_thread(self._form.write, part)
+
+    async def answer(self, body: bytes) -> None:
+        if self._form is None:
+            self._request = await parse_aside(partial(read_json, self._passed, body), len(body))
+        else:
+            self._request = await asyncio.to_thread(self._read_form)
+        await self._permit()
+        self._deadline_s = asyncio.get_running_loop().time() + self.gateway.config.request_timeout_s
+        entry = self._entry
         self._failover = Failover(
-            gateway,
-            reply.call,
-            entry,
-            entry.ordered_targets,
-            deadline_s=self._deadline_s,
+            self.gateway, self.call, entry, entry.ordered_targets, deadline_s=self._deadline_s
         )
-
-    async def run(self) -> None:
         self._failover.begin()
         await self._reserve()
         await self._failover.run(self._attempt)
 
+    async def begin_events(self, *, type_: bytes) -> None:
+        """Starts a stream of events. Where it fails later, an error is its last one."""
+        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
+
+    def _read_form(self) -> PassedRequest:
+        assert self._form is not None, "an endpoint of JSON"
+        content_type = self.context().headers.get("content-type", "")
+        return read_upload(self._passed, read_form(content_type, self._form))
+
+    async def _permit(self) -> None:
+        gateway, call, request = self.gateway, self.call, self._request
+        call.model_asked = request.model
+        if call.who.names_end_user:
+            call.end_user = call.end_user or cleaned(request.end_user)
+        entry = self._entry = await gateway.catalogue.find(request.model)
+        call.model = call.placed_model = entry.name
+        call.is_billed = not call.who.is_self_test
+        if not call.who.may_use(entry):
+            raise ModelNotAllowedError(entry.name)
+        check_task(entry, request.endpoint.task)
+        most = self._most = most_tokens(entry, request)
+        is_counted = most is not NO_TOKENS and call.who.tokens_per_minute is not None
+        await gateway.limits.acquire(call, most if is_counted else None, entry.name)
+
     async def _reserve(self) -> None:
-        call, most_units = self._call, self._request.most_units
+        call, most_units = self.call, self._request.most_units
         each = [self._metered(one, most_units) for one in self._failover.permitted()]
         call.metered = max(each, key=lambda metered: metered.micro_usd)
         try:
             if call.is_billed:
-                await self._gateway.accounting.reserve(call, self._most)
+                await self.gateway.accounting.reserve(call, self._most)
         finally:
             call.metered = NOT_METERED
 
     def _metered(self, target: Target, units: int) -> Metered:
-        prices = self._entry.unit_prices_at(target).less(self._call.discount_percent)
-        return prices.metered(self._unit, units)
+        prices = self._entry.unit_prices_at(target).less(self.call.discount_percent)
+        return prices.metered(UNIT_OF_TASK[self._entry.task], units)
 
     async def _attempt(self, target: Target) -> None:
         served = target.upstream_model
         assert served is not None, "a task that no engine has"
-        call, loop = self._call, asyncio.get_running_loop()
-        upstream = permitted_upstream(self._gateway.pseudonym, call, self._entry, served)
+        gateway, call = self.gateway, self.call
+        upstream = permitted_upstream(gateway.pseudonym, call, self._entry, served)
         if upstream.dialect != "openai":
             raise UnsupportedParameterError(
                 "model", f"the upstream {upstream.name} speaks no dialect that has this endpoint"
             )
-        link = await self._gateway.upstreams.link(upstream)
-        since_s = loop.time()
+        link = await gateway.upstreams.link(upstream)
         place_s = min(self._deadline_s, self._failover.place_deadline_s or self._deadline_s)
-        with await link.take_place(timeout_s=max(0.0, place_s - since_s)) as place:
-            self._failover.is_sent = True
-            call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
-            counter = UsageCounter()
-            self._gateway.accounting.submitted(call, counter)
-            answer = PassedAnswer(link, self._request, self._reply, place)
-            headers = attempt_headers(self._gateway.pseudonym, call, upstream, served, since_s)
-            content, content_headers = self._content(served.model)
+        content, content_headers = self._content(served.model)
+        counter, headers = await begin_attempt(gateway, call, link, served, until_s=place_s)
+        self._failover.is_sent = True
+        headers |= content_headers
+        answer = _PassedAnswer(link, self._request, self, counter)
+        try:
             try:
-                await answer.pass_on(
-                    content, {**headers, **content_headers}, deadline_s=self._deadline_s
-                )
+                await answer.pass_on(content, headers, deadline_s=self._deadline_s)
             finally:
                 self._settle(answer, target, counter)
-                counter.settle_as_counted()
+        except BaseException as error:
+            link.leave_place(error)
+            raise
+        link.leave_place(None)
 
     def _content(self, model: str) -> tuple[bytes | AsyncIterator[bytes], dict[str, str]]:
         form = self._request.form
@@ -176,96 +191,52 @@ class _PassedThrough:
         }
         return _chunks(rewritten), headers
 
-    def _settle(self, answer: PassedAnswer, target: Target, counter: UsageCounter) -> None:
-        if not answer.has_begun:
-            return
-        request, (reported, reported_tokens) = self._request, answer.reported
-        units = request.likely_units
+    def _settle(self, answer: _PassedAnswer, target: Target, counter: UsageCounter) -> None:
+        if answer.has_begun:
+            units = self._units_used(answer)
+            self.call.metered = self._metered(target, units)
+            if self._entry.charges_tokens_at(target):
+                counter.settle(self._tokens_used(answer, units))
+        counter.settle_as_counted()
+
+    def _units_used(self, answer: _PassedAnswer) -> int:
+        request, reported = self._request, answer.reported[0]
         if reported is not None and reported <= request.most_units:
-            units = reported
-        else:
-            self._call.is_usage_estimated = not (request.is_exact and answer.is_whole)
-        if reported is not None and reported > request.most_units:
+            return reported
+        self.call.is_usage_estimated = not (request.is_exact and answer.is_whole)
+        if reported is not None:
             logger.warning(
                 "request %s: its upstream reports %d %ss, and %d are the most; they are estimated",
-                self._call.request_id,
+                self.call.request_id,
                 reported,
-                self._unit,
+                UNIT_OF_TASK[self._entry.task],
                 request.most_units,
             )
-        self._call.metered = self._metered(target, units)
-        if self._entry.charges_tokens_at(target):
-            used = believed(reported_tokens, self._most)
-            if used is None:
-                self._call.is_usage_estimated = True
-                used = estimate(self._most, request, units=units, num_bytes=answer.num_bytes)
-            counter.settle(used)
+        return request.likely_units
+
+    def _tokens_used(self, answer: _PassedAnswer, units: int) -> Usage:
+        reported, most = answer.reported[1], self._most
+        most_used = Usage(
+            prompt_tokens=most.prompt_tokens, completion_tokens=most.output_tokens or 0
+        )
+        if reported is not None and is_within(reported, most_used):
+            return reported
+        self.call.is_usage_estimated = True
+        return estimate(most_used, self._request, units=units, num_bytes=answer.num_bytes)
 
 
-async def _chunks(rewritten: Rewritten) -> AsyncIterator[bytes]:
-    chunks = rewritten.chunks()
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        yield chunk
-
-
-NO_TOKENS = TokenBounds(prompt_tokens=0, output_tokens=0, default_output_tokens=0, num_choices=1)
-TOKENS_A_SECOND = 10
-"""Tokens of audio, as OpenAI's models count a user's: one for each 100 ms."""
-
-
-def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
-    if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
-        return NO_TOKENS
-    num_answers = request.most_units if request.endpoint.task == "images" else 1
-    return TokenBounds(
-        prompt_tokens=entry.max_context_tokens or 0,
-        output_tokens=(entry.max_output_tokens or 0) * num_answers,
-        default_output_tokens=0,
-        num_choices=1,
-    )
-
-
-def believed(reported: Usage | None, most: TokenBounds) -> Usage | None:
-    """``None``: nothing is reported, or more than possible."""
-    if reported is None:
-        return None
-    is_within = reported.completion_tokens <= (most.output_tokens or 0)
-    return reported if is_within and reported.prompt_tokens <= most.prompt_tokens else None
-
-
-def estimate(most: TokenBounds, request: PassedRequest, *, units: int, num_bytes: int) -> Usage:
-    prompt_tokens, output_tokens = most.prompt_tokens, most.output_tokens or 0
-    if request.endpoint.task == "transcription":
-        prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
-        output_tokens = min(output_tokens, -(-num_bytes // BYTES_A_TOKEN))
-    else:
-        output_tokens = output_tokens * units // max(1, request.most_units)
-    return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
-
-
-HELD_BYTES = 64 * 1024
-TYPES = re.compile(
-    r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
-    r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
-)
-"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
-as one of this server's."""
-BINARY = "application/octet-stream"
-
-
-class PassedAnswer:
+class _PassedAnswer:
     def __init__(
         self,
         link: UpstreamLink,
         request: PassedRequest,
         reply: PassThroughConsumer,
-        place: UpstreamPlace,
+        counter: UsageCounter,
     ) -> None:
         self._link = link
-        self._call = reply.call
         self._request = request
         self._reply = reply
-        self._place = place
+        self._counter = counter
         self._guard = SecretGuard(link.secret)
         self._units: UnitsReader | None = None
         self.has_begun = False
@@ -303,12 +274,11 @@ class PassedAnswer:
                 async with aclosing(self._parts(response, until_s)) as parts:
                     await self._pass_parts(parts, type_)
             finally:
-                response.close()
+                self._link.free(response)
         if self._units is not None and self._units.has_failed:
-            message = f"The upstream {entry.name} failed in its answer."
-            raise RequestFailedError(Failure(code=FAILED, message=message))
+            raise failed(f"The upstream {entry.name} failed in its answer.")
 
-    async def _parts(self, response: UpstreamResponse, until_s: float) -> AsyncGenerator[bytes]:
+    async def _parts(self, response: UpstreamConnection, until_s: float) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
         left_bytes = MAX_ANSWER_BYTES
         while (part := await response.next_part(until_s)) is not None:
@@ -342,12 +312,10 @@ class PassedAnswer:
 
     def _begin(self) -> None:
         """The request is charged from now on, and no other target answers it."""
-        counter = self._call.usage_counter
-        assert counter is not None, "an attempt that nothing counts"
         self.has_begun = True
-        self._call.may_move = False
-        counter.begun_s = counter.first_token_s = time.monotonic()
-        self._place.answered()
+        self._reply.call.may_move = False
+        self._counter.begun_s = self._counter.first_token_s = time.monotonic()
+        self._link.has_answered()
 
     def _checked(self, part: bytes) -> bytes:
         assert self._units is not None, "an answer without a type"
@@ -363,7 +331,40 @@ class PassedAnswer:
             await self._reply.send_body(part)
 
 
-def _type_of(response: UpstreamResponse) -> str:
+async def _chunks(rewritten: Rewritten) -> AsyncIterator[bytes]:
+    chunks = rewritten.chunks()
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        yield chunk
+
+
+NO_TOKENS = TokenBounds(prompt_tokens=0, output_tokens=0, default_output_tokens=0, num_choices=1)
+TOKENS_A_SECOND = 10
+"""Tokens of audio, as OpenAI's models count a user's: one for each 100 ms."""
+
+
+def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
+    if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
+        return NO_TOKENS
+    num_answers = request.most_units if request.endpoint.task == "images" else 1
+    return TokenBounds(
+        prompt_tokens=entry.max_context_tokens or 0,
+        output_tokens=(entry.max_output_tokens or 0) * num_answers,
+        default_output_tokens=0,
+        num_choices=1,
+    )
+
+
+def estimate(most: Usage, request: PassedRequest, *, units: int, num_bytes: int) -> Usage:
+    prompt_tokens, output_tokens = most.prompt_tokens, most.completion_tokens
+    if request.endpoint.task == "transcription":
+        prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
+        output_tokens = min(output_tokens, -(-num_bytes // BYTES_A_TOKEN))
+    else:
+        output_tokens = output_tokens * units // max(1, request.most_units)
+    return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
+
+
+def _type_of(response: UpstreamConnection) -> str:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UpstreamFaultError("a compressed body")
@@ -389,34 +390,3 @@ def _check_object(body: bytes) -> None:
         raise UpstreamFaultError("something that is no JSON") from None
     if isinstance(found, dict) and found.get("error"):
         raise UpstreamErrorObject(found["error"])
-
-
-class PassThroughConsumer(ApiConsumer):
-    method = "POST"
-
-    def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:
-        super().__init__(gateway=gateway, endpoint=passed.path)
-        self._passed = passed
-        self._form = spooled_file() if passed.is_form else None
-
-    async def keep_body(self, part: bytes) -> None:
-        if self._form is None:
-            await super().keep_body(part)
-        else:
-            await asyncio.to_thread(self._form.write, part)
-
-    async def answer(self, body: bytes) -> None:
-        if self._form is None:
-            request = await parse_aside(partial(read_json, self._passed, body), len(body))
-        else:
-            request = await asyncio.to_thread(self._read_form)
-        await pass_through(self, request)
-
-    async def begin_events(self, *, type_: bytes) -> None:
-        """Starts a stream of events. Where it fails later, an error is its last one."""
-        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
-
-    def _read_form(self) -> PassedRequest:
-        assert self._form is not None, "an endpoint of JSON"
-        content_type = self.context().headers.get("content-type", "")
-        return read_upload(self._passed, read_form(content_type, self._form))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable
 
 import httpx2
 
@@ -37,6 +37,7 @@ class UpstreamTransport:
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._draining: set[asyncio.Task[None]] = set()
+        self._is_retired = False
 
     async def send(
         self,
@@ -47,11 +48,11 @@ class UpstreamTransport:
         until_s: float | None = None,
         *,
         with_part: bool = False,
-    ) -> UpstreamResponse:
+    ) -> UpstreamConnection:
         """``headers`` are all that are sent, ``host`` and the body's length among them. Returns
-        once the answer's head is read, with some of its body where it is a success and
-        ``with_part`` is set; ``until_s``, on the event loop's clock, bounds that. Raises
-        ``httpx2.TransportError``, ``TimeoutError``."""
+        the connection, for the caller to free, once the answer's head is read, with some of its
+        body where it is a success and ``with_part`` is set; ``until_s``, on the event loop's clock,
+        bounds that. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         connection = self._taken()
         if connection is None:
             async with asyncio.timeout_at(until_s):
@@ -59,23 +60,25 @@ class UpstreamTransport:
         self._open.add(connection)
         try:
             await connection.send_request(method, self._target(url), headers, body, until_s)
-            status, received = await connection.head(until_s, with_part=with_part)
+            await connection.read_head(until_s, with_part=with_part)
         except BaseException:
             self.free(connection)
             raise
-        return UpstreamResponse(self, connection, status, received)
+        return connection
 
     def free(self, connection: UpstreamConnection) -> None:
         if connection not in self._open:
             return
         self._open.discard(connection)
-        if not connection.finish():
+        if self._is_retired or not connection.is_reusable:
             connection.abort()
             return
+        connection.transport.resume_reading()  # to see that the upstream closes it
         connection.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
     def free_drained(self, connection: UpstreamConnection) -> None:
+        """Waits a moment for the end of the answer, to keep the connection."""
         if connection.is_complete:
             self.free(connection)
             return
@@ -83,7 +86,14 @@ class UpstreamTransport:
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
 
-    async def aclose(self) -> None:
+    def retire(self) -> None:
+        """No connection is kept any more."""
+        self._is_retired = True
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def close(self) -> None:
         for task in self._draining:
             task.cancel()
         for connection in (*self._idle, *self._open):
@@ -145,9 +155,9 @@ class UpstreamTransport:
             address = f"{host}:{_port(url)}".encode("ascii")
             headers: Headers = [(b"host", address), (b"user-agent", b"helexa")]
             await connection.send_request(b"CONNECT", address, headers, b"")
-            status, _ = await connection.head()
-            if not OK <= status < FIRST_REDIRECT:
-                raise httpx2.ProxyError(f"The proxy answers with status {status}.")
+            await connection.read_head()
+            if not OK <= connection.status < FIRST_REDIRECT:
+                raise httpx2.ProxyError(f"The proxy answers with status {connection.status}.")
             secured = await asyncio.get_running_loop().start_tls(
                 connection.transport, connection, self._context, server_hostname=url.host
             )
@@ -157,49 +167,6 @@ class UpstreamTransport:
         assert secured is not None
         connection.tunnelled(secured)
         return connection
-
-
-class UpstreamResponse:
-    """An answer whose head is read, for its reader to close."""
-
-    def __init__(
-        self,
-        transport: UpstreamTransport,
-        connection: UpstreamConnection,
-        status: int,
-        headers: Headers,
-    ) -> None:
-        self._transport = transport
-        self._connection = connection
-        self.status_code = status
-        self.raw_headers = headers
-
-    @property
-    def headers(self) -> httpx2.Headers:
-        return httpx2.Headers(self.raw_headers)
-
-    @property
-    def content_type(self) -> str:
-        for name, value in self.raw_headers:
-            if name == b"content-type":
-                return value.decode("latin-1").lower()
-        return ""
-
-    async def next_part(self, until_s: float | None) -> bytes | None:
-        """Raises ``httpx2.TransportError``, ``TimeoutError``."""
-        return await self._connection.next_part(until_s)
-
-    def parts(self) -> AsyncIterator[bytes]:
-        return self._connection.parts()
-
-    def gather(self) -> None:
-        self._connection.gathers = True
-
-    def close(self) -> None:
-        self._transport.free(self._connection)
-
-    def close_drained(self) -> None:
-        self._transport.free_drained(self._connection)
 
 
 def _port(url: httpx2.URL) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from inference.protocol.events import Failure
+from inference.wire.errors import RequestFailedError
 
 FAILED, UNAVAILABLE = "upstream_failed", "upstream_unavailable"
 REFUSED = "upstream_refused"
@@ -45,6 +46,10 @@ STATUS_OF_TYPE = {
     "request_too_large": 413,
     "overloaded_error": 529,
 }
+
+
+def failed(message: str, code: str = FAILED) -> RequestFailedError:
+    return RequestFailedError(Failure(code=code, message=message))
 
 
 def failure_of(

@@ -155,9 +155,9 @@ async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: Recordin
         (CHAT, [], ""),
         ("/admin/", [], ""),
     ):
-        request_id, error = new_request_id(), RequestTooLargeError(10)
+        error = RequestTooLargeError(10)
         refused = UnhandledRequests(rig.gateway).refused
-        refused(request_id, target.encode(), error, error.status, headers)
+        request_id = refused(target.encode(), error, error.status, headers=headers)
         await until(lambda: bool(rig.records.ended))
         one = rig.refused(413, "request_too_large", account=account)
         assert one.settle.request_id == request_id

@@ -60,7 +60,7 @@ def beast(redis_client: redis.asyncio.Redis) -> FakeNeuron:
 def watch(
     redis_client: redis.asyncio.Redis, streams: RequestStreams, around: Any
 ) -> HeldRequestsWatch:
-    return HeldRequestsWatch(redis_client, GATEWAY, streams, around, around)
+    return HeldRequestsWatch(redis_client, GATEWAY, streams, around, around, lambda: ["beast"])
 
 
 @each_case(
@@ -187,7 +187,7 @@ async def test_a_gateway_without_requests_looks_seldom(
     async def looks() -> list[str]:
         for _ in range(SIGHTINGS_UNTIL_CANCELLED):
             await beast.hold({GATEWAY: ["nobody's"]})
-            await watch.look_if_due(["beast"])
+            await watch.look_if_due()
         return around.cancelled
 
     assert await looks() == []

@@ -190,15 +190,10 @@ async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
     opening = encoder.opening()
     call = gateway.open_call(request_id="r", endpoint="/v1/responses")
     run = runs.start(request, call=call, encoder=encoder, opening=opening)
-    watch = run.log.watch(lambda: None)
-    assert await watch.take() == (opening, False)
+    assert await run.log.take(0) == (opening, False)
     runs.cancel("resp_r")
-    assert await asyncio.wait_for(watch.take(), 60) == (b"", True)
+    assert await asyncio.wait_for(run.log.take(run.log.end), 60) == (b"", True)
     assert len(runs) == 0
-
-
-def never() -> None:
-    raise AssertionError("nobody was too slow")
 
 
 def frames(*numbers: int) -> bytes:
@@ -207,53 +202,47 @@ def frames(*numbers: int) -> bytes:
 
 async def test_everything_that_is_there_comes_as_one_and_the_end_is_reported() -> None:
     log = FrameLog()
-    watch = log.watch(never)
     log.put(frames(0))
     log.put(b"")
     log.put(frames(1, 2))
-    assert await watch.take() == (frames(0, 1, 2), False)
-    waiting = asyncio.create_task(watch.take())
+    assert await log.take(0) == (frames(0, 1, 2), False)
+    waiting = asyncio.create_task(log.take(3))
     await asyncio.sleep(0)
     log.put(frames(3))
     assert await waiting == (frames(3), False)
     log.put(frames(4))
     log.close()
-    assert await watch.take() == (frames(4), True)
+    assert await log.take(4) == (frames(4), True)
 
 
 async def test_from_any_event_on() -> None:
     log = FrameLog()
     log.put(frames(0, 1, 2, 3))
     assert log.end == 4
-    for after in range(-1, 3):
-        expected = frames(*range(after + 1, 4))
-        assert await log.watch(never, after=after).take() == (expected, False)
-    ahead = log.watch(never, after=5)
-    waiting = asyncio.create_task(ahead.take())
+    for number in range(4):
+        assert await log.take(number) == (frames(*range(number, 4)), False)
+    waiting = asyncio.create_task(log.take(6))
+    await asyncio.sleep(0)
     log.put(frames(4, 5))
     await asyncio.sleep(0)
     assert not waiting.done(), "none of them is after the fifth"
     log.put(frames(6))
     assert await waiting == (frames(6), False)
     log.close()
-    assert await log.watch(never, after=5).take() == (frames(6), True)
-    assert await log.watch(never, after=9).take() == (b"", True)
+    assert await log.take(6) == (frames(6), True)
+    assert await log.take(10) == (b"", True)
 
 
 async def test_who_does_not_read_is_given_up_and_the_work_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(background, "MAX_KEPT_BYTES", 3 * len(frames(0)))
-    aborted: list[str] = []
     log = FrameLog()
-    log.watch(never).leave()  # who left is not given up
-    log.watch(lambda: aborted.append("slow"))
-    reader = log.watch(lambda: aborted.append("reader"))
     for number in range(5):
         log.put(frames(number))
-        assert await reader.take() == (frames(number), False)
-    assert aborted == ["slow"]
-    with pytest.raises(EventsGoneError) as gone:
-        log.watch(never, after=0)
-    assert gone.value.first == 2
-    assert await log.watch(never, after=1).take() == (frames(2, 3, 4), False)
+        assert await log.take(number) == (frames(number), False)
+    for slow in (0, 1):
+        with pytest.raises(EventsGoneError) as gone:
+            await log.take(slow)
+        assert gone.value.first == 2
+    assert await log.take(2) == (frames(2, 3, 4), False)

@@ -127,6 +127,14 @@ async def test_another_socket_knows_only_what_is_stored(
     assert (await client.get(f"{RESPONSES}/{forgotten}")).status == 404
 
 
+async def test_what_is_stored_is_what_was_sent(client: AsgiClient, neuron: FakeNeuron) -> None:
+    """Its last events come together: what it stored had no text."""
+    async with connect(client) as socket:
+        sent = (await socket.turn(create(store=True)))[-1]["response"]
+    stored = (await client.get(f"{RESPONSES}/{sent['id']}")).json
+    assert stored["output"] == sent["output"] and sent["output"]
+
+
 async def test_a_turn_that_fails_forgets_what_it_continued(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:

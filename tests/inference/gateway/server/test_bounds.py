@@ -18,7 +18,7 @@ from inference.gateway.gateway import LifespanConsumer
 from inference.gateway.request.admission import Bounds
 from inference.gateway.server.bodies import BODY, FILE_PIECE_BYTES, with_large_bodies
 from inference.gateway.server.clients import ENDLESS, OpenClients
-from inference.gateway.server.run import _Stopper
+from inference.gateway.server.run import drain
 from inference.wire.errors import ApiError
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -236,8 +236,8 @@ async def under_daphne(gateway: Any) -> None:
     async def stop_metrics() -> None: ...
 
     metrics: Any = SimpleNamespace(stop=stop_metrics)
-    _Stopper(server, gateway, metrics).stop()
-    await closed.wait()
+    await drain(server, gateway, metrics)
+    assert closed.is_set()
 
 
 async def under_uvicorn(gateway: Any) -> None:

@@ -321,11 +321,12 @@ async def test_a_body_that_is_refused_is_recorded_with_its_headers() -> None:
     """The server refuses a declared length, and a body without one once too much has come."""
     recorded: list[tuple[bytes, int, dict[bytes, bytes]]] = []
 
-    def on_refused(_id: str, target: bytes, _error: ApiError, status: int, headers: Any) -> None:
+    def record(target: bytes, _error: ApiError, status: int, *, headers: Any) -> str:
         recorded.append((target, status, dict(headers)))
+        return REQUEST_ID
 
     server = DaphneServer.__new__(DaphneServer)
-    server.errors_of, server._on_refused = Connection._errors_of, on_refused
+    server.errors_of, server.record_refusal = Connection._errors_of, record
     server.connections, server.max_body_bytes = {}, 4
     server.clients = SimpleNamespace(opened=lambda _: None, closed=lambda _: None)
     lengths = (b"Content-Length: 5", b"Transfer-Encoding: chunked")

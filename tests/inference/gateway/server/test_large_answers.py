@@ -266,7 +266,7 @@ async def test_other_tasks_run_between_the_frames_that_end_an_item() -> None:
     try:
         end = ChoiceFinished(request_id="r", reason="stop")
         events: list[Event] = [Delta(request_id="r", text="x"), end]
-        assert await generation.frames_of(Encoder(), events) == b"abbb"
+        assert await generation.encoded(Encoder(), events) == [b"a", b"b", b"b", b"b"]
     finally:
         ticking.cancel()
     assert len(set(num_turns)) == 3

@@ -14,8 +14,12 @@ import pytest
 
 from inference.gateway.upstreams import connection as connection_module
 from inference.gateway.upstreams import transport as transport_module
-from inference.gateway.upstreams.connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES
-from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+from inference.gateway.upstreams.connection import (
+    MAX_HEAD_BYTES,
+    MAX_UNREAD_BYTES,
+    UpstreamConnection,
+)
+from inference.gateway.upstreams.transport import UpstreamTransport
 from tests.cases import each_case
 from tests.inference.gateway.waiting import until
 from tests.live.fleets.certificates import Authority
@@ -45,7 +49,7 @@ async def transport_of(
     try:
         yield made
     finally:
-        await made.aclose()
+        made.close()
 
 
 @asynccontextmanager
@@ -70,19 +74,19 @@ def sending(*parts: bytes, closes: bool = False) -> Handler:
     return handler
 
 
-async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> UpstreamResponse:
+async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> UpstreamConnection:
     """The answer's head."""
     asked = httpx2.URL(url)
     headers = [(b"host", asked.netloc), (b"content-length", b"%d" % len(body))]
     return await transport.send(b"POST", asked, headers, body)
 
 
-async def read(response: UpstreamResponse) -> bytes:
+async def read(transport: UpstreamTransport, response: UpstreamConnection) -> bytes:
     """The whole body."""
     try:
         return b"".join([part async for part in response.parts()])
     finally:
-        response.close()
+        transport.free(response)
 
 
 async def head_of(reader: asyncio.StreamReader) -> bytes:
@@ -115,12 +119,12 @@ async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None
     async with connecting(handler) as (transport, url):
         url = url
         for number in range(3):
-            assert (await read(await ask(transport, url))) == b""
+            assert (await read(transport, await ask(transport, url))) == b""
             if number == 1:  # the close that nothing announces has come
                 await until(lambda: not any(one.is_reusable for one in transport._idle))
         assert num_connections == 2
     async with connecting(leaves) as (transport, url):
-        (await ask(transport, url)).close()
+        transport.free(await ask(transport, url))
         await asyncio.wait_for(left.wait(), PATIENCE_S)
 
 
@@ -138,7 +142,7 @@ async def test_an_idle_connection_is_not_used_after_a_while(
 
     async with connecting(handler) as (transport, url):
         for _ in range(2):
-            await read(await ask(transport, url))
+            await read(transport, await ask(transport, url))
         await asyncio.wait_for(closed.wait(), PATIENCE_S)
 
 
@@ -160,7 +164,7 @@ async def test_a_private_authority_is_trusted_where_it_is_named(tmp_path: Path) 
         url = f"https://127.0.0.1:{port}/"
         trusting = ssl.create_default_context(cadata=authority.pem)
         async with transport_of(context=trusting) as transport:
-            assert (await ask(transport, url)).status_code == 200
+            assert (await ask(transport, url)).status == 200
         async with transport_of() as transport:
             with pytest.raises(httpx2.ConnectError):
                 await ask(transport, url)
@@ -195,9 +199,9 @@ async def test_a_proxy_is_asked_for_the_address_and_sees_no_tls(tmp_path: Path) 
     async with serving(proxy) as proxy_port, serving(answers_empty, tls) as port:
         address = f"http://127.0.0.1:{proxy_port}"
         async with transport_of(context=trusting, proxy=address) as transport:
-            assert (await ask(transport, "http://nowhere.test/v1/x")).status_code == 200
+            assert (await ask(transport, "http://nowhere.test/v1/x")).status == 200
             assert seen[-1].startswith(b"POST http://nowhere.test/v1/x HTTP/1.1\r\n")
-            assert (await ask(transport, f"https://127.0.0.1:{port}/v1/x")).status_code == 200
+            assert (await ask(transport, f"https://127.0.0.1:{port}/v1/x")).status == 200
             assert seen[-1].startswith(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n" % port)
             assert b"v1/x" not in seen[-1]
             with pytest.raises(httpx2.ProxyError, match="403"):
@@ -227,7 +231,7 @@ async def test_a_hosts_addresses_are_tried_in_turn_and_asked_for_again(
     async with serving(once) as port, transport_of() as transport:
         monkeypatch.setattr(loop, "getaddrinfo", rotating)
         for _ in range(4):
-            assert (await ask(transport, f"http://gpu-box.test:{port}/")).status_code == 200
+            assert (await ask(transport, f"http://gpu-box.test:{port}/")).status == 200
             await asyncio.sleep(0)
         addresses[:] = ["127.0.0.2"]
         with pytest.raises(httpx2.ConnectError):
@@ -254,12 +258,12 @@ async def test_tokens_that_come_fast_are_given_together_and_the_end_at_once(
         response = await ask(transport, url)
         parts = response.parts()
         assert await anext(parts) == b"a"
-        response.gather()
+        response.gathers = True
         goes_on.set()
         async with asyncio.timeout(PATIENCE_S / 2):
             assert [part async for part in parts] == [b"bcd"]
         monkeypatch.setattr(connection_module, "GATHER_S", 0.01)
-        response.close()
+        transport.free(response)
 
 
 async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,11 +281,11 @@ async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.Monkey
         response = await ask(transport, url)
         parts = response.parts()
         assert await anext(parts) == b"a"
-        response.gather()
+        response.gathers = True
         goes_on.set()
         async with asyncio.timeout(PATIENCE_S):
             assert await anext(parts) == b"b"
-        response.close()
+        transport.free(response)
 
 
 async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
@@ -293,13 +297,13 @@ async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
     async with connecting(refuses) as (transport, url):
         async with asyncio.timeout(PATIENCE_S / 2):
             response = await ask(transport, url, b"x" * 64 * 1024 * 1024)
-            assert (response.status_code, await read(response)) == (413, b"big")
+            assert (response.status, await read(transport, response)) == (413, b"big")
 
 
 async def test_a_body_that_the_socket_does_not_take_at_once_is_sent_whole() -> None:
     async with connecting(sending(EMPTY)) as (transport, url):
         response = await ask(transport, url, b"x" * 32 * 1024 * 1024)
-        assert (response.status_code, await read(response)) == (200, b"")
+        assert (response.status, await read(transport, response)) == (200, b"")
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
@@ -324,8 +328,8 @@ async def test_no_more_is_read_than_is_taken() -> None:
         # What the two sockets' buffers hold is the kernel's.
         assert num_written < 32 * 1024 * 1024
         (connection,) = transport._open
-        assert sum(map(len, connection._unread)) <= MAX_UNREAD_BYTES + 256 * 1024
-        response.close()
+        assert connection._answer.num_unread_bytes <= MAX_UNREAD_BYTES + 256 * 1024
+        transport.free(response)
 
 
 @each_case(
@@ -341,7 +345,23 @@ async def test_no_more_is_read_than_is_taken() -> None:
 async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
     async with connecting(sending(answer, closes=True)) as (transport, url):
         with pytest.raises(httpx2.RemoteProtocolError):
-            await read(await ask(transport, url))
+            await read(transport, await ask(transport, url))
+
+
+async def test_an_answer_that_nobody_read_does_not_stop_the_next_one() -> None:
+    body = b"x" * 2 * MAX_UNREAD_BYTES
+    large = b"HTTP/1.1 500 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(large)
+
+    async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            response = await ask(transport, url)
+            await asyncio.sleep(0.05)  # all of it may have come
+            transport.free(response)
+        assert await read(transport, await ask(transport, url)) == body
 
 
 async def test_what_came_before_a_break_is_given() -> None:
@@ -352,7 +372,7 @@ async def test_what_came_before_a_break_is_given() -> None:
         assert await anext(parts) == b"hello"
         with pytest.raises(httpx2.RemoteProtocolError):
             await anext(parts)
-        response.close()
+        transport.free(response)
 
 
 async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
@@ -368,13 +388,13 @@ async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
 
     async with connecting(handler) as (transport, url):
         for _ in range(2):
-            assert (await read(await ask(transport, url))) == b""
+            assert (await read(transport, await ask(transport, url))) == b""
     assert num_connections == 2
 
 
 async def post(
     transport: UpstreamTransport, url: str, until_s: float | None = None
-) -> UpstreamResponse:
+) -> UpstreamConnection:
     headers, body = [(b"content-length", b"2")], b"{}"
     return await transport.send(b"POST", httpx2.URL(url), headers, body, until_s, with_part=True)
 
@@ -402,7 +422,7 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         asyncio.get_running_loop().call_later(0.2, goes_on.set)
         assert await answer.next_part(now_s() + PATIENCE_S) == b"b", "the earlier times are over"
         assert await answer.next_part(now_s() + PATIENCE_S) is None
-        answer.close()
+        transport.free(answer)
         with pytest.raises(TimeoutError):
             await post(transport, url, now_s() + 0.05)
         assert not transport._open
@@ -426,10 +446,10 @@ async def test_a_success_is_given_with_some_of_its_body_and_everything_else_at_o
             for _ in answers:
                 answer = await post(transport, url)
                 if not statuses:
-                    assert answer._connection._answer.has_part
-                statuses.append(answer.status_code)
-                transport._open.discard(answer._connection)
-                answer._connection.abort()
+                    assert answer._answer.num_unread_bytes
+                statuses.append(answer.status)
+                transport._open.discard(answer)
+                answer.abort()
     assert statuses == [200, 500, 200]
 
 
@@ -450,7 +470,7 @@ async def test_the_end_of_an_answer_that_is_left_is_waited_for_a_moment(
     async def left(transport: UpstreamTransport, url: str) -> None:
         answer = await post(transport, url)
         assert await answer.next_part(None) == b"a"
-        answer.close_drained()
+        transport.free_drained(answer)
         async with asyncio.timeout(PATIENCE_S):
             while transport._open:
                 await asyncio.sleep(0.01)
