@@ -13,9 +13,10 @@ prompts, however short: packed weights are unpacked for each chunk. One model of
 the pace of prompts, the running limit and drafts.
 
 Cancellations take effect between steps, and are to free their sequence within 200 ms: so a step
-should take a tenth of a second, however many rows that is on this machine. On a GPU the operator's
-whole limit fits; on two CPU cores a step of 256 rows takes 0.4 s, and a few dozen rows reach the
-same tokens per second. Times are arguments, except the wall clock of the last forward pass.
+should take a tenth of a second, one that only decodes half as long again, however many rows that is
+on this machine. On a GPU the operator's whole limit fits; on two CPU cores a step of 256 rows takes
+0.4 s, and a few dozen rows reach the same tokens per second. Times are arguments, except the wall
+clock of the last forward pass.
 """
 
 from __future__ import annotations
@@ -241,6 +242,9 @@ UNIFORM = 0.06
 of a step with prompts."""
 PROBE = 1.3
 """The relative length of a chunk that separates them: one in some ten."""
+ROW_TARGETS = 1.5
+"""A step of decoding rows alone may take so many times the target: rows share a read of the weights,
+and who does not decode waits."""
 UNTRIED_TARGET_S = 0.1
 """The first guess of a step's time where no target is set."""
 MOST_TARGETS = 5
@@ -263,7 +267,7 @@ class StepPacer:
         self._num_steps_that_fit = 0
         self._target_s = target_s
         self._running_limit = float(min(MIN_RUNNING, max_running))
-        """The estimated number of rows of a step of ``target_s``."""
+        """The estimated number of rows of the longest step that only decodes."""
         self._chunks = Spread()
         begin_s = UNTRIED_TARGET_S if target_s is None else target_s
         self.step_time = StepTimeModel(
@@ -310,7 +314,9 @@ class StepPacer:
             whole_s = self.step_time.seconds(num_decode_rows, num_prefill_tokens)
             decode_s = self.step_time.seconds(num_decode_rows, 0)
             share = decode_s / whole_s if whole_s > 0 else 1.0
-            self._adjust_running_limit(num_decode_rows, step_s * share, self._target_s)
+            self._adjust_running_limit(
+                num_decode_rows, step_s * share, ROW_TARGETS * self._target_s
+            )
 
     def _record_fit(self) -> None:
         """Raises the bound now and then: other users of the memory may have released some."""
