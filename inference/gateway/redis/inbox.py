@@ -1,12 +1,13 @@
 """Sends frames to neurons' inboxes, and rings where an inbox was empty.
 
-    push ─▶ a task: its entries ─▶ a script: XADD each, ring when the inbox was empty
-                        ▲                │
-                        └── no answer ───┘  again, until the stall's limit
+    push ─▶ pending[neuron] ─▶ a script: XADD each entry, ring when the inbox was empty
+                 ▲                 │
+                 └── no answer ────┘  again, until the stall's limit
 
-Unacknowledged frames are resent, and neurons drop duplicates. A large frame takes several entries,
-and several calls of the script. Commands of one link keep their order, so a request is cancelled
-after it was submitted.
+Frames pushed while others are on their way go with the next ones, so that a burst costs two round
+trips and not one for each request. Frames of one neuron keep their order. Unacknowledged frames are
+resent, and neurons drop duplicates. A large frame takes several entries, and several calls of the
+script.
 
 The ring is the Celery message for ``drain_inbox``, built by hand.
 ``apply_async`` takes 600 µs and blocks; this takes a few and goes out through redis.asyncio. The
@@ -23,7 +24,9 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,8 +42,8 @@ from inference.wire.errors import ServiceUnavailableError
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-ENTRIES_A_PUSH = 16
-"""2 MiB."""
+FRAMES_A_PUSH = 256
+BYTES_A_PUSH = 2 * 1024 * 1024
 MAX_INBOX_ENTRIES = 20_000
 """The most unread entries: a neuron that reads none must not fill Redis."""
 LOG_INTERVAL_S = 10.0
@@ -66,22 +69,34 @@ then of each entry its part, which may be empty, and its bytes. A lost ring cost
 the heartbeat drains the inbox too."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    frame: bytes
+    delivered: asyncio.Future[None]
+
+
 class Dispatcher:
     def __init__(self, link: RedisLink, *, stall_limit_s: float) -> None:
         self._link = link
         self._stall_limit_s = stall_limit_s
         self._log = ThrottledLog(logger, logging.WARNING, interval_s=LOG_INTERVAL_S)
         self._num_pending_bytes = 0
-        self._sending: set[asyncio.Task[None]] = set()
+        self._pending: defaultdict[str, list[_Outgoing]] = defaultdict(list)
+        self._senders: dict[str, asyncio.Task[None]] = {}
 
-    def push(self, neuron: str, frame: InboxFrame) -> asyncio.Task[None]:
+    def push(self, neuron: str, frame: InboxFrame) -> asyncio.Future[None]:
         """Done once the frame is in the inbox; fails with ``ServiceUnavailableError`` when Redis
-        did not take it within the stall's limit. When it is cancelled, the rest is not sent."""
-        has_limit = isinstance(frame, Submit)
-        sending = asyncio.create_task(self._send(neuron, encode_inbox_frame(frame), has_limit))
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-        return sending
+        did not take it within the stall's limit. Cancelled before it was sent, it is not sent."""
+        outgoing = _Outgoing(encode_inbox_frame(frame), asyncio.get_running_loop().create_future())
+        num_bytes = self._num_pending_bytes + len(outgoing.frame)
+        if isinstance(frame, Submit) and num_bytes > MAX_PENDING_BYTES:
+            outgoing.delivered.set_exception(_too_much())
+            return outgoing.delivered
+        self._num_pending_bytes = num_bytes
+        self._pending[neuron].append(outgoing)
+        if neuron not in self._senders:
+            self._senders[neuron] = asyncio.create_task(self._send_pending(neuron))
+        return outgoing.delivered
 
     def cancel_soon(self, neuron: str, request_id: str) -> None:
         """Asks the neuron to drop a request, for callers that cannot wait. A lost cancellation is
@@ -89,27 +104,46 @@ class Dispatcher:
         self.push(neuron, Cancel(request_id=request_id)).add_done_callback(_log_loss)
 
     async def close(self, timeout_s: float) -> None:
-        if self._sending:
-            _, late = await asyncio.wait(set(self._sending), timeout=timeout_s)
-            for sending in late:
-                sending.cancel()
+        if senders := list(self._senders.values()):
+            _, late = await asyncio.wait(senders, timeout=timeout_s)
+            for sender in late:
+                sender.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _send(self, neuron: str, frame: bytes, has_limit: bool) -> None:
-        if has_limit and self._num_pending_bytes + len(frame) > MAX_PENDING_BYTES:
-            raise _too_much()
-        give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
-        entries = inbox_entries(frame)
-        self._num_pending_bytes += len(frame)
+    async def _send_pending(self, neuron: str) -> None:
         try:
-            for start in range(0, len(entries), ENTRIES_A_PUSH):
-                push = partial(self._push, neuron, entries[start : start + ENTRIES_A_PUSH])
-                await until_answered(push, give_up_s=give_up_s)
-        except Exception as error:
-            self._log.log(neuron, f"cannot reach the inbox of {neuron}: {error}")
-            raise redis_unavailable() from error
+            while batch := self._next_batch(neuron):
+                await self._send(neuron, batch)
+                self._num_pending_bytes -= sum(len(outgoing.frame) for outgoing in batch)
         finally:
-            self._num_pending_bytes -= len(frame)
+            del self._senders[neuron]
+
+    def _next_batch(self, neuron: str) -> list[_Outgoing]:
+        waiting = self._pending.pop(neuron, [])
+        batch: list[_Outgoing] = []
+        num_bytes = 0
+        for position, outgoing in enumerate(waiting):
+            if outgoing.delivered.cancelled():
+                self._num_pending_bytes -= len(outgoing.frame)
+                continue
+            num_bytes += len(outgoing.frame)
+            if batch and (len(batch) == FRAMES_A_PUSH or num_bytes > BYTES_A_PUSH):
+                self._pending[neuron] = waiting[position:]
+                break
+            batch.append(outgoing)
+        return batch
+
+    async def _send(self, neuron: str, batch: list[_Outgoing]) -> None:
+        give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
+        try:
+            for entries in _pushes(batch):
+                await until_answered(partial(self._push, neuron, entries), give_up_s=give_up_s)
+        except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
+            self._fail(neuron, batch, error)
+            return
+        for outgoing in batch:
+            if not outgoing.delivered.done():
+                outgoing.delivered.set_result(None)
 
     async def _push(self, neuron: str, entries: Sequence[Entry]) -> None:
         now = datetime.datetime.now(datetime.UTC)
@@ -121,6 +155,25 @@ class Dispatcher:
         inbox, queue = keys.inbox_key(neuron), keys.neuron_queue(neuron)
         await self._link.run(PUSH_SCRIPT, keys=[inbox, queue], args=args)
 
+    def _fail(self, neuron: str, batch: list[_Outgoing], error: Exception) -> None:
+        self._log.log(neuron, f"cannot reach the inbox of {neuron}: {error}")
+        for outgoing in batch:
+            if not outgoing.delivered.done():
+                outgoing.delivered.set_exception(redis_unavailable())
+
+
+def _pushes(batch: Sequence[_Outgoing]) -> Iterator[list[Entry]]:
+    entries: list[Entry] = []
+    num_bytes = 0
+    for outgoing in batch:
+        for entry in inbox_entries(outgoing.frame):
+            num_bytes += len(entry[keys.INBOX_FRAME_FIELD])
+            if entries and num_bytes > BYTES_A_PUSH:
+                yield entries
+                entries, num_bytes = [], len(entry[keys.INBOX_FRAME_FIELD])
+            entries.append(entry)
+    yield entries
+
 
 def _too_much() -> ServiceUnavailableError:
     limit_mib = MAX_PENDING_BYTES // 2**20
@@ -129,7 +182,7 @@ def _too_much() -> ServiceUnavailableError:
     )
 
 
-def _log_loss(delivered: asyncio.Task[None]) -> None:
+def _log_loss(delivered: asyncio.Future[None]) -> None:
     if not delivered.cancelled() and (error := delivered.exception()):
         logger.debug("a cancel was not delivered: %s", error)
 
@@ -140,9 +193,6 @@ _NO_ARGUMENTS: tuple[Any, ...] = (
     {"callbacks": None, "errbacks": None, "chain": None, "chord": None},
 )
 _BODY = base64.b64encode(orjson.dumps(_NO_ARGUMENTS)).decode()
-_UNUSED_HEADERS = dict.fromkeys(
-    ("shadow", "eta", "group", "group_index", "parent_id", "stamped_headers")
-)
 _ORIGIN = f"gateway{os.getpid()}@{socket.gethostname()}"
 
 
@@ -154,22 +204,7 @@ def ring_message(neuron: str, *, task_id: uuid.UUID, now: datetime.datetime) -> 
             "body": _BODY,
             "content-encoding": "utf-8",
             "content-type": "application/json",
-            "headers": {
-                "lang": "py",
-                "task": keys.TASK_DRAIN_INBOX,
-                "id": name,
-                "expires": expires.isoformat(),
-                "retries": 0,
-                "timelimit": [None, None],
-                "root_id": name,
-                "argsrepr": "()",
-                "kwargsrepr": "{}",
-                "origin": _ORIGIN,
-                "ignore_result": True,
-                "replaced_task_nesting": 0,
-                "stamps": {},
-                **_UNUSED_HEADERS,
-            },
+            "headers": _headers(name, expires.isoformat()),
             "properties": {
                 "correlation_id": name,
                 "reply_to": "",
@@ -182,3 +217,27 @@ def ring_message(neuron: str, *, task_id: uuid.UUID, now: datetime.datetime) -> 
             },
         }
     )
+
+
+def _headers(task_id: str, expires: str) -> dict[str, Any]:
+    return {
+        "lang": "py",
+        "task": keys.TASK_DRAIN_INBOX,
+        "id": task_id,
+        "shadow": None,
+        "eta": None,
+        "expires": expires,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": task_id,
+        "parent_id": None,
+        "argsrepr": "()",
+        "kwargsrepr": "{}",
+        "origin": _ORIGIN,
+        "ignore_result": True,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
