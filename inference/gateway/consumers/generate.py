@@ -166,6 +166,8 @@ class GenerationConsumer(StreamingConsumer):
 
 
 TOKENS = (Delta, ReasoningDelta, ToolCallDelta)
+LARGE_PART_BYTES = 4096
+"""A turn of the loop for each smaller part would cost more than the part."""
 
 
 async def encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
@@ -179,7 +181,8 @@ async def encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
             continue
         for part in parts_of(event):
             parts.append(part)
-            await asyncio.sleep(0)
+            if len(part) > LARGE_PART_BYTES:
+                await asyncio.sleep(0)
     return [part for part in parts if part]
 
 
