@@ -244,6 +244,7 @@ async def test_large_bodies_are_parsed_beside_the_loop(
 async def test_other_tasks_run_between_the_frames_that_end_an_item() -> None:
     """Each of the three holds all log probabilities of the answer."""
     num_turns: list[int] = []
+    large = b"b" * (generation.LARGE_PART_BYTES + 1)
 
     class Encoder:
         def encode(self, event: Event) -> bytes:
@@ -252,7 +253,7 @@ async def test_other_tasks_run_between_the_frames_that_end_an_item() -> None:
         def parts(self, event: Event) -> Iterator[bytes]:
             for _ in range(3):
                 num_turns.append(ticks)
-                yield b"b"
+                yield large
 
     ticks = 0
 
@@ -266,7 +267,7 @@ async def test_other_tasks_run_between_the_frames_that_end_an_item() -> None:
     try:
         end = ChoiceFinished(request_id="r", reason="stop")
         events: list[Event] = [Delta(request_id="r", text="x"), end]
-        assert await generation.encoded(Encoder(), events) == [b"a", b"b", b"b", b"b"]
+        assert await generation.encoded(Encoder(), events) == [b"a", large, large, large]
     finally:
         ticking.cancel()
     assert len(set(num_turns)) == 3
