@@ -243,8 +243,8 @@ of a step with prompts."""
 PROBE = 1.3
 """The relative length of a chunk that separates them: one in some ten."""
 ROW_TARGETS = 1.5
-"""A step of decoding rows alone may take so many times the target: rows share a read of the weights,
-and who does not decode waits."""
+"""A step of decoding rows alone may take so many times the target: rows share a read of the
+weights, and who does not decode waits."""
 UNTRIED_TARGET_S = 0.1
 """The first guess of a step's time where no target is set."""
 MOST_TARGETS = 5
