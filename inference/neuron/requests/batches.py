@@ -6,7 +6,7 @@ any other ─▶ Fragment … Fragment
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -29,17 +29,7 @@ MAX_CHARACTER_BYTES = 4
 
 def batches_within(max_bytes: int, events: Sequence[Event]) -> Iterator[list[Event]]:
     """The events in their order, each list of at most ``max_bytes`` in msgpack."""
-    batch: list[Event] = []
-    num_bytes = 0
-    for event in events:
-        for part, part_bytes in _parts(event, max_bytes):
-            if batch and num_bytes + part_bytes > max_bytes:
-                yield batch
-                batch, num_bytes = [], 0
-            batch.append(part)
-            num_bytes += part_bytes
-    if batch:
-        yield batch
+    return _groups((part for event in events for part in _parts(event, max_bytes)), max_bytes)
 
 
 def _parts(event: Event, max_bytes: int) -> Iterator[tuple[Event, int]]:
@@ -59,19 +49,19 @@ def _parts(event: Event, max_bytes: int) -> Iterator[tuple[Event, int]]:
 def _parts_of_its_kind(event: Event, max_bytes: int) -> Iterator[Event]:
     match event:
         case Embedded():
-            *groups, last = _groups(event.vectors, max_bytes)
+            *groups, last = _groups(_with_bytes(event.vectors), max_bytes)
             for vectors in groups:
                 yield EmbeddedPart(request_id=event.request_id, vectors=vectors)
             yield msgspec.structs.replace(event, vectors=last)
         case PromptScored():
-            for tokens in _groups(event.tokens, max_bytes):
+            for tokens in _groups(_with_bytes(event.tokens), max_bytes):
                 yield msgspec.structs.replace(event, tokens=tokens)
         case Delta():
             step = max_bytes // MAX_CHARACTER_BYTES
             texts = [event.text[start : start + step] for start in range(0, len(event.text), step)]
             bare = msgspec.structs.replace(event, text="", num_tokens=0, logprobs=None)
             parts = [msgspec.structs.replace(bare, text=text) for text in texts]
-            for some in _groups(event.logprobs or [], max_bytes):
+            for some in _groups(_with_bytes(event.logprobs or []), max_bytes):
                 parts.append(msgspec.structs.replace(bare, logprobs=some))
             yield from parts[:-1]
             yield msgspec.structs.replace(parts[-1], num_tokens=event.num_tokens)
@@ -86,11 +76,15 @@ def _fragments(request_id: str, data: bytes, max_bytes: int) -> Iterator[tuple[F
         yield fragment, len(piece) + OVERHEAD_BYTES
 
 
-def _groups(items: Sequence[Item], max_bytes: int) -> Iterator[list[Item]]:
+def _with_bytes(items: Iterable[Item]) -> Iterator[tuple[Item, int]]:
+    return ((item, len(msgspec.msgpack.encode(item))) for item in items)
+
+
+def _groups(items: Iterable[tuple[Item, int]], max_bytes: int) -> Iterator[list[Item]]:
+    """``items`` with the bytes of each; one that is longer than ``max_bytes`` is a group alone."""
     group: list[Item] = []
     num_bytes = 0
-    for item in items:
-        item_bytes = len(msgspec.msgpack.encode(item))
+    for item, item_bytes in items:
         if group and num_bytes + item_bytes > max_bytes:
             yield group
             group, num_bytes = [], 0
