@@ -34,7 +34,7 @@ class ServeOptions:
 
 
 def parser_of(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """It exits with code 2 and a usage line for an unknown flag."""
+    """The parser ends the process with code 2 and a usage line for an unknown flag."""
     prog = f"{program()} {command}"
     return argparse.ArgumentParser(prog=prog, description=description, epilog=epilog)
 

@@ -153,7 +153,7 @@ class ApiConsumer(AbortableConsumer):
         return run_request(self.gateway, self.call, request, abort=self.abort)
 
     async def last_event(self, request: Request) -> Event:
-        """Of a request that is answered at once. Raises ``ApiError``."""
+        """Returns the end of a request that is answered at once. Raises ``ApiError``."""
         async with self.running(request) as stream:
             *_, last = await stream.next_events()
         return last

@@ -49,7 +49,7 @@ Listed = tuple[CatalogueEntry, FleetSnapshot, CatalogueEntry | None]
 
 class ListedModelsConsumer(ApiConsumer):
     async def listed(self) -> list[Listed]:
-        """Those that the caller may use. Raises ``ApiError``."""
+        """Returns the models that the caller may use. Raises ``ApiError``."""
         entries = await self.gateway.catalogue.entries()
         return await self._with_bases([one for one in entries if self.call.who.may_use(one)])
 

@@ -57,13 +57,13 @@ class Asked:
     call: Call
     request: Request
     entry: CatalogueEntry
-    """It is placed by this, an adapter's base."""
+    """The entry that decides the place: an adapter's is its base's."""
     deadline_s: float
     abort: Callable[[], None]
     files: Sequence[ImageFile] = ()
     adapter: AdapterSpec | None = None
     place_deadline_s: float | None = None
-    """Where it is earlier than ``deadline_s``: for a replica, or a place of the upstream."""
+    """Ends the wait for a replica, or for a place of the upstream; ``None``: ``deadline_s``."""
     queue_deadline_s: float | None = None
     """For the replica's queue; ``None``: the model's limit."""
     floor: TokenBounds | None = None

@@ -147,7 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
     transport: asyncio.Transport
     status: int
     headers: dict[str, str]
-    """Of the present answer, names in lower case."""
+    """The present answer's, with names in lower case."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

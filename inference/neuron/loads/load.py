@@ -213,9 +213,9 @@ class Load:
 
     spec: LoadSpec
     devices: tuple[str, ...] = ()
-    """Where it goes, or went."""
+    """The devices that the load goes to, or went to."""
     claims: dict[str, Claim] = field(default_factory=dict)
-    """Its memory of each of its devices, by their names; empty before and after."""
+    """The load's memory of each of its devices, by their names; empty before and after."""
     host_claim: Claim | None = None
     """The host's memory for its weights, where it sleeps or is about to."""
     pid: int | None = None
