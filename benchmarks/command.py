@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 from rich.console import Console
@@ -20,17 +21,18 @@ from rich.console import Console
 from benchmarks.engine_costs import bookkeeping_ms_per_step
 from benchmarks.ports import free_port
 from benchmarks.report import as_json, print_table
-from benchmarks.run import Asked, Measurement, Results, measurements, run
+from benchmarks.run import Measurement, Results, measurements, run
 from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import default_interpreter, process_environment
 from benchmarks.weights.dequantised import dequantised_folder
 from benchmarks.weights.model_files import KNOWN, SMOLLM2, model_file
+from benchmarks.weights.random_folder import random_folder
+from benchmarks.weights.shapes import SHAPES, DenseShape
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.load_errors import LoadError
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 BOOKKEEPING_SEQUENCES = 256
-CUDA_WORD = "--cuda"
 READING_A_GGUF = ("transformers", "accelerate")
 """transformers dequantises a GGUF with accelerate alone."""
 IMPORTABLE_PEERS = {
@@ -41,12 +43,15 @@ IMPORTABLE_PEERS = {
 """Subject kind -> the modules that must be importable for it."""
 PACKAGES = {"llama_cpp": "llama-cpp-python"}
 """Module -> its pip package, where that differs."""
-KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm_cpu")
+KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm")
 """The kinds of subjects in the order of the report's columns; ratios are to the first one."""
 BOOKKEEPING, MASKS, QUALITY = "bookkeeping", "masks", "quality"
 """The rows that are measured once, after the rounds."""
 OF_QUALITY = ("helexa_engine", "llama_cpp")
 """The kinds of subjects that tell a prompt's log-probabilities."""
+FILE = "file"
+WEIGHTS = (FILE, "bf16", "q8", "q4")
+CPU = "cpu"
 READY_PREFIX = "ready: "
 SERVER_STOP_TIMEOUT_S = 20
 
@@ -94,11 +99,6 @@ class BenchServer:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if CUDA_WORD in words:
-        from benchmarks.cuda import command
-
-        sys.exit(command.main([word for word in words if word != CUDA_WORD]))
     parser = arguments_parser()
     arguments = parser.parse_args()
     try:
@@ -111,7 +111,7 @@ def main() -> None:
     try:
         results = _measure(arguments, selection, console)
         costs = _own_costs(arguments, selection)
-    except (LoadError, ServerDidNotStartError, SubjectError) as error:
+    except (CalledProcessError, LoadError, ServerDidNotStartError, SubjectError) as error:
         sys.exit(f"scripts/bench: {error}")
     _print(results, costs, as_json_text=arguments.json)
     if results.ended:
@@ -119,8 +119,8 @@ def main() -> None:
 
 
 def select(arguments: argparse.Namespace) -> Selection:
-    """Raises ``ValueError`` where ``--only`` names no row, or ``--beside`` no checkouts that the
-    report can tell apart."""
+    """Raises ``ValueError`` where ``--only`` names no row, ``--beside`` no checkouts that the
+    report can tell apart, or ``--device`` and ``--weights`` what is not there."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
     own_rows = [row for row in (BOOKKEEPING, MASKS, QUALITY) if row.startswith(beginnings)]
@@ -131,7 +131,9 @@ def select(arguments: argparse.Namespace) -> Selection:
     wanted = [kind for kind in KINDS if kind in arguments.subjects and kind not in skipped]
     if not rows:
         wanted = [kind for kind in wanted if QUALITY in own_rows and kind in OF_QUALITY]
-    missing = {kind: why for kind in wanted if (why := _why_missing(kind, arguments.vllm_python))}
+    if problem := _why_unusable(arguments):
+        raise ValueError(problem)
+    missing = {kind: why for kind in wanted if (why := _why_missing(kind, arguments))}
     beside = [checkout.resolve() for checkout in arguments.beside] if rows else []
     if len({checkout.name for checkout in beside}) < len(beside):
         raise ValueError("two checkouts have one name")
@@ -142,9 +144,31 @@ def select(arguments: argparse.Namespace) -> Selection:
     return Selection(kinds, missing, rows, own_rows, beside)
 
 
-def _why_missing(kind: str, vllm_python: Path | None) -> str | None:
-    if kind == "vllm_cpu":
-        if vllm_python is not None and os.access(vllm_python, os.X_OK):
+def _why_unusable(arguments: argparse.Namespace) -> str | None:
+    import torch
+
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        return f"no CUDA device: torch {torch.__version__} sees none"
+    is_dense = isinstance(SHAPES.get(arguments.model), DenseShape) and arguments.gguf is None
+    if arguments.weights != FILE and not is_dense:
+        dense = ", ".join(name for name in SHAPES if isinstance(SHAPES[name], DenseShape))
+        return f"--weights {arguments.weights} needs a dense shape as its --model: {dense}"
+    return None
+
+
+def _why_missing(kind: str, arguments: argparse.Namespace) -> str | None:
+    is_file, on_card = arguments.weights == FILE, arguments.device != CPU
+    if kind == "helexa_http" and (on_card or arguments.gguf or arguments.model != SMOLLM2):
+        return "its server has the default model"
+    if kind == "llama_cpp" and not is_file:
+        return "it reads GGUF files alone"
+    if on_card and is_file and kind not in OF_QUALITY:
+        return "--weights bf16 measures it on a card"
+    if on_card and kind == "transformers_generate":
+        return "it is measured on a CPU alone"
+    if kind == "vllm":
+        python = arguments.vllm_python
+        if python is not None and os.access(python, os.X_OK):
             return None
         return "no interpreter with vLLM: python -m benchmarks.vllm_interpreter makes one"
     missing = [
@@ -173,7 +197,7 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
                 results.ended[name] = f"{error} while it was opened"
         results.subjects |= {subject.kind: subject.description for subject in subjects}
         run(
-            [Asked(one.kind, one.kind, one, selection.rows) for one in subjects],
+            subjects,
             results,
             measurements=selection.rows,
             num_rounds=arguments.rounds,
@@ -194,36 +218,45 @@ def _open_subject(
 ) -> SubjectProcess:
     if kind == "helexa_http":
         assert server is not None
-        return SubjectProcess(kind, url=server.url, model=server.model)
+        return SubjectProcess(kind, {"url": server.url, "model": server.model})
     if kind == "helexa_engine":
         return _open_engine(arguments)
-    threads = str(arguments.threads)
-    gguf = _gguf(arguments)
-    if kind == "vllm_cpu":
+    options = _card(arguments) | {"num_threads": str(arguments.threads)}
+    if kind == "vllm":
         python = arguments.vllm_python
-        return SubjectProcess(
-            kind,
-            python=str(python),
-            environment=process_environment(python, arguments.threads, DATA_DIR / "vllm-cache"),
-            folder=str(dequantised_folder(Path(gguf), DATA_DIR)),
-            num_threads=threads,
-        )
-    return SubjectProcess(kind, gguf=gguf, num_threads=threads)
+        cache_dir = DATA_DIR / "vllm-cache"
+        on_cpu = arguments.device == CPU
+        environment = process_environment(python, arguments.threads, cache_dir) if on_cpu else None
+        path = _weights(arguments)
+        folder = path if path.is_dir() else dequantised_folder(path, DATA_DIR)
+        options["folder"] = str(folder)
+        return SubjectProcess(kind, options, python=str(python), environment=environment)
+    return SubjectProcess(kind, options | {"gguf": str(_weights(arguments))})
 
 
 def _open_engine(arguments: argparse.Namespace, checkout: Path | None = None) -> SubjectProcess:
     data_dir = DATA_DIR if checkout is None else checkout / DATA_DIR.relative_to(REPOSITORY_DIR)
-    return SubjectProcess(
-        "helexa_engine",
-        checkout=checkout,
-        gguf=_gguf(arguments),
-        num_threads=str(arguments.threads),
-        data_dir=str(data_dir),
-    )
+    options = _card(arguments) | {
+        "gguf": str(_weights(arguments)),
+        "num_threads": str(arguments.threads),
+        "data_dir": str(data_dir),
+    }
+    if arguments.weights != FILE:
+        options["quantization"] = "none" if arguments.weights == "bf16" else arguments.weights
+    return SubjectProcess("helexa_engine", options, checkout=checkout)
 
 
-def _gguf(arguments: argparse.Namespace) -> str:
-    return str((arguments.gguf or model_file(arguments.model, DATA_DIR)).resolve())
+def _card(arguments: argparse.Namespace) -> dict[str, str]:
+    """Without it where it is the default, which checkouts from before it have."""
+    return {} if arguments.device == CPU else {"device": arguments.device}
+
+
+def _weights(arguments: argparse.Namespace) -> Path:
+    """The GGUF, or the folder of dense weights."""
+    if arguments.weights != FILE:
+        return random_folder(arguments.model, DATA_DIR, arguments.device)
+    file: Path = arguments.gguf or model_file(arguments.model, DATA_DIR)
+    return file.resolve()
 
 
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
@@ -248,7 +281,7 @@ def _quality(arguments: argparse.Namespace, kinds: list[str]) -> dict[str, dict[
     from benchmarks.quality import exact_log_probabilities, mean_error, open_on_cpu, prompts
 
     errors: dict[str, dict[str, float]] = {}
-    with open_on_cpu(Path(_gguf(arguments)), DATA_DIR) as opened:
+    with open_on_cpu(_weights(arguments), DATA_DIR) as opened:
         token_ids = prompts(opened)
         exact = {name: exact_log_probabilities(opened, ids) for name, ids in token_ids.items()}
     for kind in kinds:
@@ -300,9 +333,14 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="all readings, to standard output")
     parser.add_argument(
-        CUDA_WORD,
-        action="store_true",
-        help="the rows that need a card instead, which have options of their own: --cuda --help",
+        "--device", default=CPU, metavar="cuda:0", help="a card, instead of the CPU"
+    )
+    parser.add_argument(
+        "--weights",
+        default=FILE,
+        choices=WEIGHTS,
+        help="the GGUF's, or random ones in bfloat16 at --model's shape, which helexa's engine "
+        "quantises while it loads them, or not",
     )
     parser.add_argument("--subjects", nargs="+", default=KINDS, choices=KINDS, metavar="SUBJECT")
     parser.add_argument("--skip", nargs="*", default=[], choices=KINDS, metavar="SUBJECT")
@@ -319,7 +357,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--only", nargs="+", default=[""], metavar="ROW", help="rows that begin so: decode, memory"
     )
     parser.add_argument(
-        "--vllm-python", type=Path, default=default_interpreter(), help="has vLLM's CPU build"
+        "--vllm-python", type=Path, default=default_interpreter(), help="has vLLM for the device"
     )
     return parser
 

@@ -45,6 +45,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "machine": machine(),
         "subjects": results.subjects,
         "measurements": rows,
+        "ended": results.ended,
         "memory_over_llama_cpp": memory_over_llama_cpp(results),
     }
 

@@ -53,7 +53,7 @@ class Results:
     units: dict[str, str] = field(default_factory=dict)
     readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
-    """Why subjects did not last, by their labels."""
+    """Why subjects did not last, by their kinds."""
 
     def add(self, name: str, unit: str, subject: str, value: float) -> None:
         self.units[name] = unit
@@ -75,6 +75,7 @@ class Results:
 class Process(Protocol):
     """The used part of ``SubjectProcess``."""
 
+    kind: str
     description: str
 
     def ask(self, **question: Any) -> Any: ...
@@ -82,18 +83,8 @@ class Process(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A subject, the report's column of its readings, and the measurements it is asked for."""
-
-    label: str
-    column: str
-    process: Process
-    measurements: Sequence[Measurement]
-
-
 def run(
-    subjects: Sequence[Asked],
+    subjects: Sequence[Process],
     results: Results,
     *,
     measurements: Sequence[Measurement],
@@ -101,23 +92,22 @@ def run(
     on_reading: Callable[[str, str, float], None],
 ) -> None:
     """Round 0 warms up and is discarded. Each (measurement, round) has its own prompts, the same
-    for all subjects: its place among all ``measurements`` is their seed. Where one ends, the others
-    go on."""
+    for all subjects. Where a subject ends, the others go on."""
     for round_number in range(num_rounds + 1):
         for index, measurement in enumerate(measurements):
             for subject in subjects[:: 1 if round_number % 2 else -1]:
-                if subject.label in results.ended or measurement not in subject.measurements:
+                if subject.kind in results.ended:
                     continue
                 seed = 1000 * round_number + index
                 try:
-                    answer = subject.process.ask(**measurement.question, seed=seed)
+                    answer = subject.ask(**measurement.question, seed=seed)
                 except SubjectError as error:
-                    results.ended[subject.label] = f"{error}, asked for {measurement.name}"
+                    results.ended[subject.kind] = f"{error}, asked for {measurement.name}"
                     continue
                 for name, value in _named(measurement, answer):
-                    on_reading(name, subject.column, value)
+                    on_reading(name, subject.kind, value)
                     if round_number > 0:
-                        results.add(name, measurement.unit, subject.column, value)
+                        results.add(name, measurement.unit, subject.kind, value)
 
 
 def _named(measurement: Measurement, answer: object) -> Iterator[tuple[str, float]]:

@@ -15,7 +15,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,21 +65,21 @@ class SubjectError(Exception):
 
 
 class SubjectProcess:
-    """The parent's end. ``kind`` is ``opener``'s, ``options`` are for its result. ``checkout``:
-    another one than this, whose subject it is."""
+    """The parent's end. ``kind``: a module of ``benchmarks.subjects``, whose ``open_subject`` gets
+    the ``options``. ``checkout``: another one than this, whose subject it is."""
 
     def __init__(
         self,
         kind: str,
+        options: Mapping[str, str],
         *,
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         checkout: Path | None = None,
-        **options: str,
     ) -> None:
         self.kind = kind if checkout is None else f"{kind}, {checkout.name}"
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.subject", kind, json.dumps(options)],
+            [python, "-m", "benchmarks.subject", kind, json.dumps(dict(options))],
             env=environment,
             cwd=checkout or REPOSITORY_DIR,
             stdin=subprocess.PIPE,
@@ -127,26 +127,17 @@ def _how(exit_code: int) -> str:
 
 def main() -> None:
     """The child: opens its subject, then answers a question a line."""
-    open_subject, options = opener(sys.argv[1]), json.loads(sys.argv[2])
-    libraries = sys.modules[open_subject.__module__].LIBRARIES
-    for name in libraries or ():
+    module = importlib.import_module(f"benchmarks.subjects.{sys.argv[1]}")
+    for name in module.LIBRARIES or ():
         importlib.import_module(name)
-    interpreter_mib = None if libraries is None else _resident_mib()
-    subject = open_subject(**options)
+    interpreter_mib = None if module.LIBRARIES is None else _resident_mib()
+    subject: Subject = module.open_subject(**json.loads(sys.argv[2]))
     _write({"description": subject.describe()})
     try:
         for line in sys.stdin:
             _write({"answer": _answer(subject, json.loads(line), interpreter_mib)})
     finally:
         subject.close()
-
-
-def opener(kind: str) -> Callable[..., Subject]:
-    """``open_subject`` of the module that ``kind`` names, or ``open_folder`` of ``NAME:folder``."""
-    name, _, what = kind.partition(":")
-    module = importlib.import_module(f"benchmarks.subjects.{name}")
-    found: Callable[..., Subject] = getattr(module, f"open_{what or 'subject'}")
-    return found
 
 
 def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float | None) -> object:

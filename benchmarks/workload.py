@@ -18,6 +18,8 @@ DECODE_PROMPT_TOKENS = 16
 DECODE_OUTPUT_TOKENS = 64
 PREFILL_LENGTHS = (512, 4096)
 PREFIX_TOKENS = 4096
+CARD_KV_BYTES = 2 * 10**9
+"""Keys and values of a subject on a card, whose other memory is for the other subjects."""
 
 
 class PromptMaker:

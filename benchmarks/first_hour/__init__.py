@@ -1,5 +1,4 @@
 """scripts/first-hour-on-a-card: everything that needs a card, in parts of at most eight minutes.
 
-plan ─▶ parts in their order ─▶ command runs each in a process of its own ─▶ state.json, logs
-                                                                          └─▶ table
+parts ─▶ command runs each in a process of its own ─▶ state.json, logs ─▶ table
 """

@@ -13,6 +13,7 @@ and a new process answers the same.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.first_hour.state import print_facts
 from helexa_site.doctor.examine import package_findings
 from helexa_site.doctor.findings import Level, lines_of
 from helexa_site.doctor.host_checks import gpu_findings
@@ -42,6 +42,8 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
 from inference.protocol.sampling import SamplingParams
 
+FACTS = "FACTS "
+"""Begins the line of JSON in which a check reports."""
 BATCH_SIZE, BATCH_TOKENS = 8, 64
 PROMPT_TOKENS, LONG_PROMPT_TOKENS = 64, 1024
 KV_BYTES = 2 * 10**9
@@ -147,6 +149,10 @@ def main() -> int:
         "kill": check_kill,
     }
     return 0 if checks[check](spec_of(Path(*model), device)) else 1
+
+
+def print_facts(**facts: object) -> None:
+    print(FACTS + json.dumps(facts), flush=True)
 
 
 def check_host(device: str) -> bool:

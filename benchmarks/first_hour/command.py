@@ -1,63 +1,141 @@
 """The first hour on a card: doctor, the tests marked gpu, loads of every kind of file, figures
 beside the peers, sleep and wake, a kill in mid-step. Each part has at most eight minutes and keeps
-its logs; a run resumes after the last finished part. Nothing is downloaded. --device cpu --shapes
-tiny is a trial run without a card."""
+its logs; a run resumes after the last finished part. Nothing is downloaded. --device cpu is a trial
+run without a card, on tiny models.
+
+FOLDER/state.json     how each part ended
+FOLDER/logs/PART.N.out, .err     the output of its Nth run; none is ever overwritten
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import json
 import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.cuda.command import device_problem
-from benchmarks.cuda.random_model import ALL_SHAPES, SHAPES
-from benchmarks.first_hour.checks import free_bytes
-from benchmarks.first_hour.models import KINDS, chosen
-from benchmarks.first_hour.plan import Part, Setup, parts_of
-from benchmarks.first_hour.state import State, StateError, open_parts, run_part, table_of
+from benchmarks.first_hour.checks import FACTS, free_bytes
+from benchmarks.first_hour.parts import Host, Part, parts_of
 from benchmarks.report import machine
 from benchmarks.subject import REPOSITORY_DIR
 from inference.build import build_of_checkout
 
+Outcome = Literal["passed", "failed", "timed out"]
+END_TIMEOUT_S = 10.0
+"""The time for an overdue part to end its own processes, before all are killed."""
 TABLE_WIDTH = 160
 INTERRUPTED = 130
 
 
+class StateError(Exception):
+    """The state cannot be read; the message names its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    outcome: Outcome
+    seconds: float
+    summary: str
+    log: str
+    """The log's name in the folder, without its ending."""
+    commit: str = ""
+    """The commit of the checkout that ran it."""
+
+
+class State:
+    """``results`` by the parts' names; the latest counts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``StateError``."""
+        self._folder = folder
+        self._file = folder / "state.json"
+        self.results: dict[str, Result] = {}
+        if not self._file.exists():
+            return
+        try:
+            kept = json.loads(self._file.read_bytes())
+            self.results = {name: Result(**result) for name, result in kept.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StateError(f"{self._file} is no state of a first hour: {error}") from error
+
+    def keep(self, part: Part, result: Result) -> None:
+        self.results[part.name] = result
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Atomic: the machine may die at any moment.
+        unfinished = self._file.with_suffix(".unfinished")
+        kept = {name: asdict(result) for name, result in self.results.items()}
+        unfinished.write_text(json.dumps(kept, indent=2))
+        unfinished.replace(self._file)
+
+    def next_log(self, part: Part) -> Path:
+        """The path of the part's next log, without its extension, unused by earlier runs."""
+        logs = self._folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", part.name)
+        number = 1 + sum(1 for _ in logs.glob(f"{name}.*.out"))
+        return logs / f"{name}.{number}"
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 where every part that this host has room for has passed."""
+    import torch
+
     arguments = _parser().parse_args(words)
-    if problem := device_problem(arguments.device) or _shapes_problem(arguments.shapes):
-        return _refuse(problem)
-    setup = _setup(arguments)
-    parts = parts_of(setup)
-    folder = arguments.folder or _default_folder(setup)
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        return _refuse(
+            f"no CUDA device: torch {torch.__version__} sees none (--device cpu: a trial)"
+        )
+    host = _host(arguments)
+    parts = parts_of(host)
+    folder = arguments.folder or REPOSITORY_DIR / "var" / "first-hour" / host.device.replace(
+        ":", ""
+    )
     try:
         state = State(folder)
     except StateError as error:
         return _refuse(str(error))
-    again = _named(parts, state, arguments.again)
+    again = {word for word in arguments.again if word != "failed"}
     if unknown := {*arguments.only, *again} - {part.name for part in parts}:
         return _refuse(f"no part is called {', '.join(sorted(unknown))}: --list names them")
+    if "failed" in arguments.again:
+        again |= {name for name, one in state.results.items() if one.outcome != "passed"}
     todo = open_parts(parts, state.results, only=arguments.only, again=again)
-    code = 0
-    if not arguments.list:
-        code = _run(todo, state, folder, arguments.minutes)
+    code = 0 if arguments.list else _run(todo, state, folder, arguments.minutes)
     console = Console(width=max(TABLE_WIDTH, Console().width))
     console.print(table_of(parts, state.results, f"{machine()}; {folder}"), markup=False)
-    return code or _exit_code(parts, state)
+    wanted = [state.results.get(part.name) for part in parts if not part.left_out]
+    return code or (0 if all(one and one.outcome == "passed" for one in wanted) else 1)
 
 
-def _exit_code(parts: Sequence[Part], state: State) -> int:
-    wanted = [part.name for part in parts if not part.left_out]
-    results = [state.results.get(name) for name in wanted]
-    return 0 if all(result and result.outcome == "passed" for result in results) else 1
+def open_parts(
+    parts: Sequence[Part],
+    results: Collection[str],
+    *,
+    only: Collection[str],
+    again: Collection[str],
+) -> list[Part]:
+    """The parts to run: those without a result or in ``again``; of ``only``, if any."""
+    return [
+        part
+        for part in parts
+        if not part.left_out
+        and (not only or part.name in only)
+        and (part.name in again or part.name not in results)
+    ]
 
 
 def _run(todo: Sequence[Part], state: State, folder: Path, minutes: float | None) -> int:
@@ -86,51 +164,117 @@ def _run(todo: Sequence[Part], state: State, folder: Path, minutes: float | None
     return 0
 
 
-def _named(parts: Sequence[Part], state: State, words: Collection[str]) -> set[str]:
-    """The parts that ``--again`` names; ``failed`` are all that have not passed."""
-    found = {word for word in words if word != "failed"}
-    if "failed" in words:
-        known = {part.name for part in parts}
-        found |= {n for n, result in state.results.items() if result.outcome != "passed"} & known
-    return found
-
-
-def _setup(arguments: argparse.Namespace) -> Setup:
-    arguments.data_dir.mkdir(parents=True, exist_ok=True)
-    disk_bytes = shutil.disk_usage(arguments.data_dir).free
-    is_tiny = arguments.shapes == ["tiny"]
-    card_bytes = 0 if is_tiny else free_bytes(arguments.device)
-    models = [
-        chosen(kind, is_tiny=is_tiny, card_bytes=card_bytes, disk_bytes=disk_bytes)
-        for kind in KINDS
-    ]
-    return Setup(
-        device=arguments.device,
-        shapes=arguments.shapes,
-        models=models,
-        data_dir=arguments.data_dir,
-        num_threads=arguments.threads,
-        rounds=arguments.rounds,
-        vllm_python=arguments.vllm_python or _own_vllm(arguments.device),
+def run_part(part: Part, log: Path, environment: Mapping[str, str], commit: str) -> Result:
+    """Writes ``log`` with the endings .out and .err. An interruption of the run ends the part's
+    processes as well."""
+    began_s = time.monotonic()
+    out, err = log.with_name(f"{log.name}.out"), log.with_name(f"{log.name}.err")
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = subprocess.Popen(
+            [sys.executable, *part.command],
+            cwd=REPOSITORY_DIR,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out_file,
+            stderr=err_file,
+            start_new_session=True,
+        )
+        try:
+            outcome: Outcome = "passed" if process.wait(part.limit_s) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            outcome = "timed out"
+        finally:
+            _end_group(process)
+    output, errors = out.read_text(errors="replace"), err.read_text(errors="replace")
+    return Result(
+        outcome=outcome,
+        seconds=round(time.monotonic() - began_s, 1),
+        summary=summary_of(output, errors, has_passed=outcome == "passed"),
+        log=f"{log.parent.name}/{log.name}",
+        commit=commit,
     )
 
 
-def _own_vllm(device: str) -> str | None:
-    """This interpreter, where it has vLLM. scripts/bench measures its builds for CPUs."""
-    has_vllm = device != "cpu" and importlib.util.find_spec("vllm") is not None
-    return sys.executable if has_vllm else None
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process group, with the part's remaining processes. Engines are in sessions of their
+    own and exit with the process that holds their socket."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+            # The leader has exited; others of its group get the second signal.
+    process.wait()
 
 
-def _default_folder(setup: Setup) -> Path:
-    """One for each device and choice of shapes, whose results do not mix."""
-    name = "_".join([setup.device.replace(":", ""), *setup.shapes])
-    return REPOSITORY_DIR / "var" / "first-hour" / name
+def summary_of(output: str, errors: str, *, has_passed: bool) -> str:
+    """Facts that a check printed, the medians of a bench, or the last line of any other output."""
+    if output.startswith("{"):
+        with contextlib.suppress(ValueError):
+            return _bench_in_words(json.loads(output))
+    for line in reversed(output.splitlines()):
+        if line.startswith(FACTS):
+            facts = json.loads(line.removeprefix(FACTS))
+            return ", ".join(f"{name} {_value(value)}" for name, value in facts.items())
+    said, complaint = _last_line(output), _last_line(errors)
+    # pytest reports failures on its standard output.
+    found = said if has_passed or " failed" in said else complaint
+    return found or said or complaint or "no output: see the log"
 
 
-def _shapes_problem(shapes: Sequence[str]) -> str | None:
-    if "tiny" in shapes and len(shapes) > 1:
-        return "--shapes tiny stands alone: it replaces every real shape"
-    return None
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _bench_in_words(report: Mapping[str, Any]) -> str:
+    """``decode, 1 at once: 800 tok/s, 1.40 of llama_cpp``"""
+    words = []
+    for name, row in report["measurements"].items():
+        ours, peers = row["median"].get("helexa_engine"), dict(row["median"])
+        peers.pop("helexa_engine", None)
+        rates = ["unmeasured" if ours is None else f"{ours:,.0f} {row['unit']}"]
+        rates += [f"{ours / rate:.2f} of {peer}" for peer, rate in peers.items() if ours and rate]
+        words.append(f"{name}: {', '.join(rates)}")
+    words += [f"{kind} is not measured: {why}" for kind, why in report["ended"].items()]
+    return "; ".join(words)
+
+
+def table_of(parts: Sequence[Part], results: Mapping[str, Result], title: str) -> Table:
+    """Earlier findings of a part stay in the table where it is left out now."""
+    table = Table(title=title, title_justify="left")
+    for name in ("part", "result", "seconds", "found", "log"):
+        table.add_column(name, no_wrap=name != "found")
+    for part in parts:
+        if (one := results.get(part.name)) is None:
+            outcome = "left out" if part.left_out else "not run"
+            table.add_row(part.name, outcome, "", part.left_out, "")
+        else:
+            table.add_row(part.name, one.outcome, f"{one.seconds:.0f}", one.summary, one.log)
+    return table
+
+
+def _host(arguments: argparse.Namespace) -> Host:
+    data_dir = REPOSITORY_DIR / "var" / "bench"
+    data_dir.mkdir(parents=True, exist_ok=True)
+    has_card = arguments.device != "cpu"
+    own_vllm = sys.executable if has_card and importlib.util.find_spec("vllm") else None
+    return Host(
+        device=arguments.device,
+        card_bytes=free_bytes(arguments.device) if has_card else 0,
+        disk_bytes=shutil.disk_usage(data_dir).free,
+        data_dir=data_dir,
+        num_threads=arguments.threads,
+        rounds=arguments.rounds,
+        vllm_python=arguments.vllm_python or own_vllm,
+    )
 
 
 def _refuse(problem: str) -> int:
@@ -141,7 +285,6 @@ def _refuse(problem: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/first-hour-on-a-card", description=__doc__)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(ALL_SHAPES))
     parser.add_argument("--list", action="store_true", help="print the table and run nothing")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="no other parts")
     parser.add_argument(
@@ -157,13 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=2, help="kept rounds of scripts/bench")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--vllm-python", help="an interpreter that has vLLM for this card")
-    parser.add_argument("--folder", type=Path, help="of state and logs (var/first-hour/…)")
-    parser.add_argument(
-        "--data-dir",
-        type=lambda word: Path(word).absolute(),
-        default=REPOSITORY_DIR / "var" / "bench",
-        help="where weights are kept",
-    )
+    parser.add_argument("--folder", type=Path, help="of state and logs (var/first-hour/DEVICE)")
     return parser
 
 

@@ -8,7 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+import torch
+
+from benchmarks.workload import (
+    CARD_KV_BYTES,
+    DECODE_OUTPUT_TOKENS,
+    DECODE_PROMPT_TOKENS,
+    PromptMaker,
+)
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
@@ -27,28 +34,24 @@ class HelexaEngine:
         assert isinstance(self._loaded.engine, Engine), "the workload is for a model of text"
         self._engine = self._loaded.engine
         self._num_submitted = 0
+        (device,) = spec.devices or ["cpu"]
+        self._device = torch.cuda.get_device_name(device) if device != "cpu" else device
 
     def describe(self) -> str:
         report = self._loaded.report
-        return f"helexa engine, {report.compiled}; {report.quantization}"
+        return f"helexa engine on {self._device}, {report.compiled}; {report.quantization}"
 
-    def decode(
-        self,
-        concurrency: int,
-        seed: int,
-        prompt_tokens: int = DECODE_PROMPT_TOKENS,
-        output_tokens: int = DECODE_OUTPUT_TOKENS,
-    ) -> float:
+    def decode(self, concurrency: int, seed: int) -> float:
         """The clock starts when every sequence has its first token."""
         prompts = PromptMaker(seed)
         for _ in range(concurrency):
-            self._submit(prompts.prompt(prompt_tokens), _greedy(2 * output_tokens))
+            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), _greedy(2 * DECODE_OUTPUT_TOKENS))
         waiting = concurrency
         while waiting:
             waiting -= sum(output.num_cached_tokens is not None for output in self._step())
         started = time.perf_counter()
         num_tokens = 0
-        for _ in range(output_tokens):
+        for _ in range(DECODE_OUTPUT_TOKENS):
             num_tokens += sum(len(output.token_ids) for output in self._step())
         elapsed_s = time.perf_counter() - started
         self._engine.cancel_all()
@@ -112,24 +115,17 @@ def _greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
 
-def open_subject(gguf: str, num_threads: str, data_dir: str) -> HelexaEngine:
-    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
-    return HelexaEngine(spec, int(num_threads), Path(data_dir))
-
-
-def open_folder(
-    folder: str, device: str, quantization: str, kv_bytes: str, num_threads: str, data_dir: str
+def open_subject(
+    gguf: str, num_threads: str, data_dir: str, device: str = "cpu", quantization: str = "auto"
 ) -> HelexaEngine:
-    """The engine on dense weights, quantised while they load or not. Keys and values are bfloat16
-    in ``kv_bytes`` of memory: the card's lower bounds assume the one, and other subjects need the
-    rest."""
+    """``gguf``: the file, or a folder of dense weights, which ``quantization`` quantises while they
+    load."""
     spec = LoadSpec(
         job_id="bench",
         model="bench",
-        source=f"path:{folder}",
+        source=f"path:{gguf}",
         devices=[device],
         quantization=cast(Quantization, quantization),
-        kv_dtype="bf16",
-        kv_memory_bytes=int(kv_bytes),
+        kv_memory_bytes=None if device == "cpu" else CARD_KV_BYTES,
     )
     return HelexaEngine(spec, int(num_threads), Path(data_dir))

@@ -15,6 +15,7 @@ from benchmarks.workload import (
 
 LIBRARIES = ("llama_cpp", "numpy")
 MAX_SEQUENCES = 32
+ALL_LAYERS = 999
 UBATCH_TOKENS = 512
 """llama.cpp's own default number of prompt tokens in one forward pass."""
 
@@ -22,16 +23,17 @@ UBATCH_TOKENS = 512
 class LlamaCpp:
     """One model and two contexts: 32 short sequences for decoding, one long one for prompts."""
 
-    def __init__(self, gguf: str, num_threads: int) -> None:
+    def __init__(self, gguf: str, num_threads: int, device: str) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
-        self._num_threads = num_threads
+        self._num_threads, self._device = num_threads, device
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_SILENT(llama_cpp), ctypes.c_void_p(0))
-        self._model = llama_cpp.llama_model_load_from_file(
-            gguf.encode(), llama_cpp.llama_model_default_params()
-        )
+        params = llama_cpp.llama_model_default_params()
+        if device != "cpu":
+            params.n_gpu_layers = ALL_LAYERS
+        self._model = llama_cpp.llama_model_load_from_file(gguf.encode(), params)
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {gguf}")
         vocabulary = llama_cpp.llama_model_get_vocab(self._model)
@@ -42,7 +44,8 @@ class LlamaCpp:
         self._batch = llama_cpp.llama_batch_init(2 * PREFIX_TOKENS, 0, 1)
 
     def describe(self) -> str:
-        return f"llama.cpp (llama-cpp-python {self._lib.__version__}, {self._num_threads} threads)"
+        version, device = self._lib.__version__, self._device
+        return f"llama.cpp (llama-cpp-python {version}, {device}, {self._num_threads} threads)"
 
     def decode(self, concurrency: int, seed: int) -> float:
         prompts = PromptMaker(seed)
@@ -143,5 +146,5 @@ def _SILENT(lib: Any) -> Any:  # noqa: N802
 _silent_callback: Any = None
 
 
-def open_subject(gguf: str, num_threads: str) -> LlamaCpp:
-    return LlamaCpp(gguf, int(num_threads))
+def open_subject(gguf: str, num_threads: str, device: str = "cpu") -> LlamaCpp:
+    return LlamaCpp(gguf, int(num_threads), device)

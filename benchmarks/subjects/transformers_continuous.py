@@ -6,7 +6,6 @@ The figures come from the token times that the manager itself records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,10 @@ from benchmarks.workload import (
 )
 
 LIBRARIES = ("torch", "transformers")
-CARD_PAGE_TOKENS = 256
-"""transformers' own choice, which its flash attention requires."""
+CPU_PAGE_TOKENS, CARD_PAGE_TOKENS = 32, 256
+"""The card's is transformers' own choice, which its flash attention requires."""
 SPARE_PAGES = 32
 RESULT_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSize:
-    """The required size of the manager's cache."""
-
-    num_sequences: int
-    sequence_tokens: int
-    """The longest sequence, prompt and output."""
-    batch_tokens: int
-    """The most tokens that one step computes."""
-    page_tokens: int
-
-    @property
-    def num_pages(self) -> int:
-        return self.num_sequences * -(-self.sequence_tokens // self.page_tokens) + SPARE_PAGES
-
-
-WORKLOAD_CACHE = CacheSize(
-    num_sequences=max(DECODE_CONCURRENCIES),
-    sequence_tokens=DECODE_PROMPT_TOKENS + 1 + DECODE_OUTPUT_TOKENS,
-    batch_tokens=max(DECODE_CONCURRENCIES) * DECODE_PROMPT_TOKENS,
-    page_tokens=32,
-)
 
 
 class TransformersContinuous:
@@ -59,7 +34,7 @@ class TransformersContinuous:
     limit, since paged attention differs by layer.
     """
 
-    def __init__(self, model: Any, cache: CacheSize) -> None:
+    def __init__(self, model: Any) -> None:
         import transformers
 
         self._model = model
@@ -68,7 +43,7 @@ class TransformersContinuous:
             generation_config=transformers.GenerationConfig(
                 do_sample=False, eos_token_id=-1, pad_token_id=0
             ),
-            continuous_batching_config=_cache_config(transformers, cache),
+            continuous_batching_config=_cache_config(transformers, model.device.type),
         )
         self._manager.start()
 
@@ -81,17 +56,11 @@ class TransformersContinuous:
         on_cpu = self._model.device.type == "cpu"
         return f"{words}, {torch.get_num_threads()} threads" if on_cpu else words
 
-    def decode(
-        self,
-        concurrency: int,
-        seed: int,
-        prompt_tokens: int = DECODE_PROMPT_TOKENS,
-        output_tokens: int = DECODE_OUTPUT_TOKENS,
-    ) -> float:
+    def decode(self, concurrency: int, seed: int) -> float:
         prompts = PromptMaker(seed)
         self._manager.add_requests(
-            [prompts.prompt(prompt_tokens) for _ in range(concurrency)],
-            max_new_tokens=1 + output_tokens,
+            [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)],
+            max_new_tokens=1 + DECODE_OUTPUT_TOKENS,
             record_timestamps=True,
         )
         return tokens_per_s_together([self._next_timestamps() for _ in range(concurrency)])
@@ -118,40 +87,23 @@ class TransformersContinuous:
         return timestamps
 
 
-def _cache_config(transformers: Any, cache: CacheSize) -> Any:
+def _cache_config(transformers: Any, device_type: str) -> Any:
     """The workload's prompts share nothing, and sharing costs hashing."""
+    page_tokens = CPU_PAGE_TOKENS if device_type == "cpu" else CARD_PAGE_TOKENS
+    num_sequences = max(DECODE_CONCURRENCIES)
+    sequence_tokens = DECODE_PROMPT_TOKENS + 1 + DECODE_OUTPUT_TOKENS
     return transformers.ContinuousBatchingConfig(
-        page_size=cache.page_tokens,
-        num_blocks=cache.num_pages,
-        max_batch_tokens=cache.batch_tokens,
-        max_requests_per_batch=cache.num_sequences,
+        page_size=page_tokens,
+        num_blocks=num_sequences * -(-sequence_tokens // page_tokens) + SPARE_PAGES,
+        max_batch_tokens=num_sequences * DECODE_PROMPT_TOKENS,
+        max_requests_per_batch=num_sequences,
         allow_block_sharing=False,
     )
 
 
-def open_subject(gguf: str, num_threads: str) -> TransformersContinuous:
+def open_subject(gguf: str, num_threads: str, device: str = "cpu") -> TransformersContinuous:
+    """``gguf``: the file, or a folder of dense weights."""
     import torch
 
     torch.set_num_threads(int(num_threads))
-    return TransformersContinuous(load_dequantised(Path(gguf)), WORKLOAD_CACHE)
-
-
-def open_folder(
-    folder: str, device: str, num_sequences: str, sequence_tokens: str, batch_tokens: str
-) -> TransformersContinuous:
-    """On dense weights in bfloat16, on any device."""
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    # Read to the host first: reading straight to a device needs a package that nothing else here
-    # uses.
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    cache = CacheSize(
-        num_sequences=int(num_sequences),
-        sequence_tokens=int(sequence_tokens),
-        batch_tokens=int(batch_tokens),
-        page_tokens=CARD_PAGE_TOKENS,
-    )
-    return TransformersContinuous(model.to(device), cache)
+    return TransformersContinuous(load_dequantised(Path(gguf)).to(device))

@@ -40,11 +40,13 @@ def fastest_dtype() -> Any:
 
 
 def load_dequantised(gguf: Path) -> Any:
-    """transformers' model in its fastest dtype, dense."""
+    """transformers' model, dense: of a file in its fastest dtype, of a folder as it is."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if gguf.is_dir():
+        return transformers.AutoModelForCausalLM.from_pretrained(gguf, dtype="auto")
     return transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=fastest_dtype()
     )

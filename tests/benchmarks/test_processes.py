@@ -16,11 +16,11 @@ from benchmarks.vllm_interpreter import process_environment
 @pytest.mark.slow
 def test_a_subject_that_cannot_be_opened_or_broke_reports_it() -> None:
     with pytest.raises(SubjectError, match="no_such_subject ended with exit code 1"):
-        SubjectProcess("no_such_subject")
-    subject = SubjectProcess("device_limits", device="cpu")
-    assert subject.ask(measure="free_bytes") > 0
+        SubjectProcess("no_such_subject", {})
+    subject = SubjectProcess("helexa_http", {"url": "http://127.0.0.1:1", "model": "m"})
+    assert subject.description == "helexa over HTTP (m)"
     for _ in range(2):
-        with pytest.raises(SubjectError, match="device_limits ended"):
+        with pytest.raises(SubjectError, match="helexa_http ended"):
             subject.ask(measure="no_such_question")
     subject.close()
 
@@ -32,7 +32,7 @@ def test_a_subject_may_be_another_checkouts(tmp_path: Path) -> None:
     answer = READY_LINE + '{"description": "theirs"}'
     ends = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     (package / "subject.py").write_text(f"print({answer!r}, flush=True)\n{ends}")
-    subject = SubjectProcess("helexa_engine", checkout=tmp_path / "before")
+    subject = SubjectProcess("helexa_engine", {}, checkout=tmp_path / "before")
     assert (subject.kind, subject.description) == ("helexa_engine, before", "theirs")
     with pytest.raises(SubjectError, match="helexa_engine, before ended by SIGILL"):
         subject.ask(measure="decode")

@@ -17,7 +17,6 @@ from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
     INTERPRETER_ROW,
     MEMORY_ROW,
-    Asked,
     Measurement,
     Results,
     measurements,
@@ -64,7 +63,7 @@ def results_of(num_rounds: int) -> tuple[Results, list[tuple[str, int]]]:
 def run_of(subjects: list[FakeSubject], rows: list[Measurement], num_rounds: int) -> Results:
     results = Results({subject.kind: subject.description for subject in subjects})
     run(
-        [Asked(one.kind, one.kind, one, rows) for one in subjects],
+        subjects,
         results,
         measurements=rows,
         num_rounds=num_rounds,
@@ -203,10 +202,10 @@ def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
     both = ("--subjects", "helexa_http", "helexa_engine")
     assert chosen_by(*both).kinds == ["helexa_engine", "helexa_http"]
     assert chosen_by(*both, "--no-http").kinds == ["helexa_engine"]
-    without = chosen_by("--subjects", "vllm_cpu", "--vllm-python", str(tmp_path / "none"))
+    without = chosen_by("--subjects", "vllm", "--vllm-python", str(tmp_path / "none"))
     assert without.kinds == []
-    assert "no interpreter" in without.missing["vllm_cpu"]
-    assert chosen_by("--subjects", "vllm_cpu", "--vllm-python", sys.executable).kinds
+    assert "no interpreter" in without.missing["vllm"]
+    assert chosen_by("--subjects", "vllm", "--vllm-python", sys.executable).kinds
     monkeypatch.setattr(
         "benchmarks.command.importlib.util.find_spec",
         lambda name: None if name in ("accelerate", "llama_cpp") else object(),
@@ -216,3 +215,18 @@ def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
     needs = "pip install accelerate brings what it needs"
     assert selection.missing["transformers_generate"] == needs
     assert "llama-cpp-python" in selection.missing["llama_cpp"]
+
+
+def test_the_device_and_the_weights_choose_who_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = chosen_by("--model", "qwen3-8b", "--weights", "q4")
+    assert "GGUF" in dense.missing["llama_cpp"]
+    assert "default model" in dense.missing["helexa_http"]
+    with pytest.raises(ValueError, match=r"needs a dense shape.*qwen3-8b"):
+        chosen_by("--weights", "q4")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="no CUDA device"):
+        chosen_by("--device", "cuda:0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    on_card = chosen_by("--device", "cuda:0")
+    assert on_card.kinds[0] == "helexa_engine"
+    assert "--weights bf16" in on_card.missing["transformers_continuous"]

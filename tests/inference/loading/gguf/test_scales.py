@@ -11,7 +11,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from benchmarks.weights.random_blocks import random_blocks
-from benchmarks.weights.random_gguf import MixtureShape, write
+from benchmarks.weights.random_gguf import write
+from benchmarks.weights.shapes import MixtureShape
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_headers
 from inference.loading.gguf.tensors import GGUFTensorFiles

@@ -10,8 +10,10 @@ import time
 from typing import Any
 
 from benchmarks.workload import (
+    CARD_KV_BYTES,
     DECODE_OUTPUT_TOKENS,
     DECODE_PROMPT_TOKENS,
+    PREFIX_TOKENS,
     PromptMaker,
     tokens_per_s_together,
 )
@@ -42,16 +44,10 @@ class VllmEngine:
         dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
         return f"vLLM {self._vllm.__version__} {self._where}, {dtype}"
 
-    def decode(
-        self,
-        concurrency: int,
-        seed: int,
-        prompt_tokens: int = DECODE_PROMPT_TOKENS,
-        output_tokens: int = DECODE_OUTPUT_TOKENS,
-    ) -> float:
+    def decode(self, concurrency: int, seed: int) -> float:
         prompts = PromptMaker(seed)
         for _ in range(concurrency):
-            self._submit(prompts.prompt(prompt_tokens), 1 + output_tokens)
+            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), 1 + DECODE_OUTPUT_TOKENS)
         return tokens_per_s_together(self._arrivals().values())
 
     def prefill(self, num_tokens: int, seed: int) -> float:
@@ -93,20 +89,17 @@ class VllmEngine:
         return arrivals
 
 
-def open_subject(folder: str, num_threads: str) -> VllmEngine:
-    return VllmEngine(folder, f"CPU, {num_threads} threads")
-
-
-def open_folder(folder: str, device: str, kv_bytes: str, sequence_tokens: str) -> VllmEngine:
-    """On a card. ``kv_bytes`` of keys and values: the rest is for the other subjects."""
+def open_subject(folder: str, num_threads: str, device: str = "cpu") -> VllmEngine:
+    if device == "cpu":
+        return VllmEngine(folder, f"CPU, {num_threads} threads")
     import torch
 
     torch.cuda.set_device(torch.device(device))
     return VllmEngine(
         folder,
         f"on {torch.cuda.get_device_name(device)}",
-        kv_cache_memory_bytes=int(kv_bytes),
-        max_model_len=int(sequence_tokens),
+        kv_cache_memory_bytes=CARD_KV_BYTES,
+        max_model_len=2 * PREFIX_TOKENS,
         # Beside others on the card: it only checks that this much is free when it starts.
         gpu_memory_utilization=0.1,
     )

@@ -1,14 +1,21 @@
-"""Files of random weights are whole models: they open, and keep their formats."""
+"""Files and folders of random weights are whole models: they open, and keep their formats."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.weights.random_gguf import DenseShape, HybridShape, MixtureShape, file_bytes, write
+from benchmarks.weights import random_folder
+from benchmarks.weights.random_gguf import file_bytes, write
+from benchmarks.weights.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
+from inference.loading.config.checked_shapes import check_tensors
+from inference.loading.config.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.sources.sources import directory_files
 from inference.models.families.registry import family_of
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 
 SHAPE = MixtureShape(
     vocab_size=256,
@@ -48,17 +55,8 @@ def test_a_mixture_of_random_weights_is_a_model(tmp_path: Path) -> None:
     model.close()
 
 
-HYBRID = HybridShape(
-    vocab_size=256,
-    hidden_size=256,
-    inner_size=256,
-    num_layers=4,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=256,
-    num_delta_heads=2,
-    delta_head_dim=128,
-)
+HYBRID = SHAPES["tiny-hybrid"]
+assert isinstance(HYBRID, HybridShape)
 
 
 def test_a_hybrid_of_random_weights_is_a_model(tmp_path: Path) -> None:
@@ -73,18 +71,34 @@ def test_a_hybrid_of_random_weights_is_a_model(tmp_path: Path) -> None:
 
 
 def test_a_dense_file_of_random_weights_is_a_model(tmp_path: Path) -> None:
-    dense = DenseShape(
-        vocab_size=256,
-        hidden_size=256,
-        inner_size=512,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-    )
+    dense = SHAPES["tiny-dense"]
+    assert isinstance(dense, DenseShape)
     model = opened(dense, tmp_path)
-    assert file_bytes(dense) <= (tmp_path / "x.gguf").stat().st_size < file_bytes(dense) + 10**5
+    assert file_bytes(dense) <= (tmp_path / "x.gguf").stat().st_size < file_bytes(dense) + 10**6
     assert (model.config.intermediate_size, model.config.qk_norm) == (512, True)
     stored = model.weights.stored("model.layers.0.mlp.gate_proj")
     assert not isinstance(stored, DenseWeight) and stored.bits == 4
+    model.close()
+
+
+@each_case("is_fp8", [False, True])
+def test_a_folder_of_random_weights_is_a_model(tmp_path: Path, is_fp8: bool) -> None:
+    """In fp8 a scale for each block comes with each projection."""
+    shape = SHAPES["tiny-dense"]
+    assert isinstance(shape, DenseShape)
+    folder = tmp_path / "tiny-dense"
+    random_folder.write(shape, folder, "cpu", is_fp8=is_fp8)
+    if not is_fp8:
+        files = SafetensorsFiles(directory_files(folder, None, free_bytes=0).weights)
+        check_tensors(read_directory_config(folder), files)
+    written_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    counted_bytes = random_folder.folder_bytes("tiny-dense", is_fp8=is_fp8)
+    assert counted_bytes <= written_bytes < counted_bytes + 10**5
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{folder}", devices=["cpu"])
+    model = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(model, OpenedModel)
+    read = model.weights.stored("model.layers.1.mlp.gate_proj")
+    assert isinstance(read, DenseWeight)
+    assert read.weight.shape == (shape.inner_size, shape.hidden_size)
+    assert 0.01 < float(read.weight.float().square().mean().sqrt()) < 0.03
     model.close()

@@ -1,1 +1,0 @@
-"""The rows of scripts/bench that need a card."""
