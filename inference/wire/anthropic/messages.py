@@ -197,7 +197,6 @@ def _chat_input(
     chat, answer_start = without_answer_start(marked.messages)
     if answer_start:
         _check_prefill(read, choice, thinking)
-        marked.without_last()
     marks = [*marks_of_tools([tool.name for tool in offered], declared), *marked.marks]
     if (ttl := options.cache_of(read)) is not None:
         marks.append(CacheMark(ttl=ttl))

@@ -49,10 +49,6 @@ class MarkedChat:
             has_place = at is not None and not message.parts and at < len(message.content or "")
             self.marks.append(CacheMark(message=index, at=at if has_place else None, ttl=ttl))
 
-    def without_last(self) -> None:
-        last = len(self.messages) - 1
-        self.marks = [mark for mark in self.marks if mark.message != last]
-
 
 def marks_of_tools(offered: Iterable[str], declared: Iterable[Tool]) -> list[CacheMark]:
     caches = {tool.definition.name: tool.cache for tool in declared}
