@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fleet.placement.stages import StageDevice, StagePlan, StageRefusal, plan_stages
+from fleet.placement.stages.layer_memory import NUM_STATES
 from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.load_progress import KindBytes, LayerCost
@@ -52,6 +54,19 @@ def test_a_mixture_is_divided_by_whole_layers() -> None:
     alone = planned(mixture(60), box[1:])
     assert where(alone) == [("box", "cpu")] and alone.where == "box cpu"
     assert plan.tokens_per_s > alone.tokens_per_s
+
+
+def test_a_step_of_a_mixture_reads_only_the_experts_in_use() -> None:
+    card = [device("box", "cuda:0", 24, gb_per_s=900)]
+    # Of each layer a tenth and a sixteenth of its experts: 15.6 %.
+    assert planned(mixture(10), card).step_s < planned(dense(10), card).step_s / 3
+
+
+def test_states_of_layers_take_memory_beside_the_kv_cache() -> None:
+    costs = dense(10, kv_token_bytes=0)
+    held = [replace(layer, state_bytes=10**6) for layer in costs.layers]
+    (stage,) = planned(replace(costs, layers=tuple(held)), [device("box", "cuda:0", 24)]).stages
+    assert stage.kv_bytes == NUM_STATES * len(held) * 10**6
 
 
 def test_two_hosts_hold_what_neither_does() -> None:
