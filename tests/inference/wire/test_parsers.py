@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.common import fields
 from inference.wire.errors import ApiError, TooManyValuesError
@@ -268,6 +269,14 @@ def test_too_many_messages_are_refused_undecoded(
     most = fields.MAX_VALUES // 4 + 1
     body = b'{"messages":[' + b'{"role":"user","content":"Hi"},' * most + b"{}]}"
     assert refusal(parse, body).code == "too_many_values"
+
+
+def test_a_batch_has_no_field_beside_its_requests() -> None:
+    one = {"custom_id": "a", "params": {}}
+    assert len([*anthropic_batches.parse(json.dumps({"requests": [one]}).encode())]) == 1
+    with pytest.raises(ApiError) as refused:
+        [*anthropic_batches.parse(json.dumps({"requests": [one], "priority": 1}).encode())]
+    assert refused.value.param == "priority"
 
 
 def test_a_long_text_full_of_quotes_is_one_string() -> None:

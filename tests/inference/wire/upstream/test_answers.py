@@ -440,6 +440,8 @@ def test_log_probabilities_are_kept_where_they_are_asked_for(
 ) -> None:
     found = read(partial(reader_of, wants_logprobs=True), *frames)
     (delta,) = [event for event in found if isinstance(event, Delta)]
+    unasked = [event for event in read(reader_of, *frames) if isinstance(event, Delta)]
+    assert [event.logprobs for event in unasked] == [None]
     assert delta.logprobs is not None
     assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
     with pytest.raises(UpstreamFaultError):

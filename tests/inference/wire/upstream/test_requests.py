@@ -287,6 +287,12 @@ def test_the_choice_of_a_tool(choice: dict[str, Any], expected: dict[str, Any]) 
     assert openai_sent(ANTHROPIC, **TOOLS, **choice)["tool_choice"] == expected
 
 
+def test_one_call_at_a_time_is_said_only_where_it_is_asked_for() -> None:
+    one = openai_sent(OPENAI, **TOOLS, parallel_tool_calls=False)
+    assert one["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in openai_sent(OPENAI, **TOOLS)
+
+
 @each_case(
     ("dialect", "fields", "param"),
     [

@@ -28,7 +28,12 @@ from inference.protocol.events import (
     Usage,
     UsedSampling,
 )
-from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.errors import (
+    ApiError,
+    BudgetReservedError,
+    InvalidRequestError,
+    RequestFailedError,
+)
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import events as openai_responses_events
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
@@ -172,6 +177,20 @@ def test_a_failure_ends_what_was_begun() -> None:
     assert response["output"][0]["status"] == "incomplete"
     for event in events:
         EVENT_TYPES.validate_python(event, strict=True)
+
+
+@each_case(
+    ("error", "code"),
+    [
+        (BudgetReservedError("No."), "rate_limit_exceeded"),
+        (InvalidRequestError("No."), "invalid_prompt"),
+        (failing(), "server_error"),
+    ],
+)
+def test_a_failed_response_has_a_code_of_its_api(error: ApiError, code: str) -> None:
+    encoder = parse(stream=True).stream_encoder(**MADE)
+    encoder.encode(Accepted(request_id="r", prompt_tokens=1))
+    assert frames(encoder.failed(error))[-1]["response"]["error"]["code"] == code
 
 
 def test_a_failure_before_anything_is_one_event() -> None:
