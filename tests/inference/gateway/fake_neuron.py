@@ -214,6 +214,7 @@ class FakeNeuron:
         self.thread_problems: list[str] = []
         self.is_ready = True
         self.queue_depth = 2
+        self.last_forward_age_s = 0.0
         """The queue that its heartbeat reports of its engine."""
 
     async def beat(self) -> None:
@@ -306,7 +307,7 @@ class FakeNeuron:
             kv_blocks_total=400,
             decode_tokens_per_s=50.0,
             prefill_tokens_per_s=500.0,
-            last_forward_unix_s=now_s,
+            last_forward_unix_s=now_s - self.last_forward_age_s,
         )
         device = DeviceInfo(
             index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30

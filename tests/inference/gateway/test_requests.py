@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 
 from helexa_site.config import Config
 from helexa_site.instance import instance_id
+from inference.gateway.consumers.health import STALLED_AFTER_S
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.supervised_threads import FailureRecord
@@ -150,6 +151,18 @@ async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
     asked = await client.post(CHAT, BODY)
     assert asked.status == 503
     assert neuron.submitted.empty()
+
+
+async def test_an_engine_that_makes_no_progress_is_named(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.last_forward_age_s = STALLED_AFTER_S + 1
+    await neuron.beat()
+    answer = await client.get("/health", headers=OPERATOR)
+    assert (answer.status, answer.json["status"]) == (200, "degraded")
+    assert answer.json["reasons"] == [
+        {"code": "engine_stalled", "message": "tiny makes no progress on beast."}
+    ]
 
 
 async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuron) -> None:

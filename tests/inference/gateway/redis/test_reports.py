@@ -15,9 +15,12 @@ from inference.gateway.redis.reports import (
     MAX_FAULTS,
     WINDOW_S,
     NeuronConduct,
+    QueueDemandReporter,
     RefusalCounts,
 )
 from inference.gateway.request.outcome import RequestOutcome
+from inference.protocol import keys
+from inference.protocol.heartbeat import WaitingModel, decode_waiting_report
 from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
 from metering.ledger.entries import outcome_of
 from tests.metering.operations import settle
@@ -69,6 +72,25 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
     }
     (key,) = redis_db.keys("helexa:refusals:*")
     assert 0 < redis_db.ttl(key) <= 25 * 3600
+
+
+@pytest.mark.asyncio
+async def test_who_waits_is_published_until_nobody_does(
+    redis_url: str, redis_db: redis.Redis
+) -> None:
+    waiting = {"tiny": WaitingModel(num_requests=2, oldest_s=1.5)}
+    client = redis.asyncio.Redis.from_url(redis_url)
+    try:
+        reporter = QueueDemandReporter(client, "g1")
+        await reporter.publish(waiting)
+        report = redis_db.hget(keys.WAITING, "g1")
+        assert isinstance(report, bytes)
+        assert decode_waiting_report(report).models == waiting
+        await reporter.publish({})
+        assert redis_db.hget(keys.WAITING, "g1") is None
+    finally:
+        await client.aclose()
+    await reporter.publish({})  # nothing is sent, so nothing fails
 
 
 @pytest.mark.asyncio
