@@ -75,7 +75,7 @@ async def test_pages_of_models(
     assert answer.json["first_id"] == (ids[0] if ids else None)
 
 
-@each_case("query", ["limit=0", "limit=1001", "limit=x", "after_id=huge"])
+@each_case("query", ["limit=0", "limit=1001", "limit=x", "limit=00001", "after_id=huge"])
 async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, query: str) -> None:
     answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import (
     STANDSTILL_INTERVAL_S,
     RequestStream,
@@ -13,10 +14,11 @@ from inference.gateway.request.event_stream import (
     neuron_lost,
     request_lost,
 )
-from inference.protocol.events import Accepted, Cancelled, Delta, Usage
+from inference.protocol.events import Accepted, Cancelled, Delta, ToolCallStarted, Usage
 from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
+from tests.cases import each_case
 from tests.inference.gateway.answers import open_stream
 
 PROMPT_TOKENS, CACHED_TOKENS = 7, 4
@@ -57,6 +59,19 @@ async def test_tokens_after_a_client_hung_up_are_billed() -> None:
     stream = answering()
     stream.end()
     assert go_on_until_cancelled(stream).completion_tokens == 8
+
+
+@each_case("numbers", [(1,), (0, 0), (0, 2)])
+async def test_tool_calls_begin_in_their_order(numbers: tuple[int, ...]) -> None:
+    stream = open_stream(RequestStreams(), "r", "beast")
+    *sound, wrong = (
+        ToolCallStarted(request_id="r", call_id=f"c{number}", name="f", call_index=number)
+        for number in numbers
+    )
+    for event in sound:
+        stream.put(event)
+    with pytest.raises(AnswerFaultError, match="out of order"):
+        stream.put(wrong)
 
 
 async def test_a_prompt_without_a_token_costs_nothing_after_an_error() -> None:

@@ -305,6 +305,7 @@ async def test_no_more_wait_than_may() -> None:
     with pytest.raises(QuotaExceededError) as refused:
         await queue.reserve(asked("r3"))
     assert refused.value.is_reserved
+    assert not waiting.done(), "the other one is refused at once"
     waiting.cancel()
     await asyncio.wait({waiting})
     assert queue.num_waiting == 0

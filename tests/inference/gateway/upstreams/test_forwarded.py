@@ -170,6 +170,8 @@ async def test_a_cap_holds_without_a_tokenizer(rig: UpstreamRig) -> None:
     assert rig.upstream.asked[0].json["max_tokens"] <= 1_000
     refused = await rig.chat(messages=[{"role": "user", "content": "x" * 2_000}])
     assert refused.status == 429
+    function = {"name": "f", "description": "x" * 2_000}
+    assert (await rig.chat(tools=[{"type": "function", "function": function}])).status == 429
     assert len(rig.upstream.asked) == 1
     assert not rig.ledger.held
 

@@ -151,7 +151,7 @@ async def test_a_fault_after_the_first_token_ends_the_request_once(
     else:
         assert (answer.status, answer.error["code"]) == (503 if is_overloaded else 502, code)
     assert len(rig.upstream.asked) == 1
-    assert rig.settled.outcome == code
+    assert (rig.settled.outcome, rig.settled.is_failure) == (code, True)
     assert rig.settled.completion_tokens >= 1
 
 
