@@ -12,12 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
-
 from inference.protocol.load import LinkIdentity
 
 Purpose = Literal["control", "rows", "rows-back"]
@@ -32,6 +26,13 @@ end names it: while its replica is loaded."""
 
 
 def new_identity() -> LinkIdentity:
+    # Imported here: 5 MiB of every process that knows how to link, and few make identities.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     # A name of its own: certificates of one name are tried as issuers of each other.
     own_name = f"helexa stage {secrets.token_hex(8)}"
