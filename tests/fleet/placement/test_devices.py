@@ -17,10 +17,10 @@ from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.devices.needs import (
     UNKNOWN_BYTES,
     USUAL_CONTEXT_TOKENS,
-    WANTED_CONTEXTS,
     Needs,
 )
 from fleet.placement.refusals import SUGGESTION
+from fleet.placement.stages.devices import WANTED_CONTEXTS
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     FAILED,

@@ -15,9 +15,10 @@ from fleet.placement.devices.capacity import (
     MIN_TIME_SLICE_S,
     QUIET_S,
     idle_age_s,
+    may_sleep,
+    waking_bytes,
 )
 from fleet.placement.devices.moves import moves_for
-from fleet.placement.devices.sleeping import may_sleep, waking_bytes
 from fleet.placement.expected import with_load
 from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import ReplicaStatus, device_name

@@ -13,7 +13,8 @@ from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Load, Route, Wait, place
 from fleet.placement.decisions import Jobs, Observed, Unload, Waiting
 from fleet.placement.devices.capacity import IDLE_TIME_SLICE_S, MIN_TIME_SLICE_S
-from fleet.placement.reconcile import MAX_PROMISE_S, reconcile, time_slices_kept
+from fleet.placement.reconcile import reconcile
+from fleet.placement.time_slices import MAX_PROMISE_S, time_slices_kept
 from tests.fleet.conftest import report as load_report
 from tests.fleet.placement.fleets import (
     DRAINING,

@@ -12,7 +12,7 @@ from fleet.live.snapshot import NeuronView, ReplicaView
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
 from fleet.placement.decisions import Jobs, Observed, Sleep, Unload
 from fleet.placement.devices.capacity import freed_on
-from fleet.placement.devices.sleeping import SLEEP_AGAIN_S
+from fleet.placement.leaving import SLEEP_AGAIN_S
 from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import (

@@ -38,8 +38,7 @@ def test_three_uneven_cards_hold_what_none_of_them_does() -> None:
     assert where(plan) == [("box", "cuda:0"), ("box", "cuda:1"), ("box", "cuda:2")]
     assert plan.num_blocks * 32 >= KV_TOKENS
     # Each reads its own part of 34.2 GB at its own speed.
-    assert 1 / plan.step_s == plan.tokens_per_s
-    assert 34.2 / 900 < plan.step_s < 34.2 / 300
+    assert 300 / 34.2 < plan.tokens_per_s < 900 / 34.2
     assert plan.tokens_per_s_of_many > 3 * plan.tokens_per_s
 
 
@@ -61,7 +60,7 @@ def test_two_hosts_hold_what_neither_does() -> None:
     assert (plan.stages[0].first_layer, plan.stages[-1].last_layer) == (0, 48)
     refused = plan_stages(dense(40), hosts, spread="host")
     assert isinstance(refused, StageRefusal)
-    assert [room.neuron for room in refused.rooms] == ["attic"]
+    assert "of attic" in refused.words and "cellar" not in refused.words
 
 
 def test_what_is_missing_comes_with_its_numbers() -> None:
@@ -69,9 +68,8 @@ def test_what_is_missing_comes_with_its_numbers() -> None:
     assert isinstance(refused, StageRefusal)
     assert refused.needed_bytes == pytest.approx(100 * GB + 48 * 2048 * KV_TOKENS, rel=1e-6)
     # Layers of 1.91 GB, and 10 GB around them on the card.
-    rooms = {(room.device, room.num_layers) for room in refused.rooms}
-    assert rooms == {("cuda:0", 6), ("cpu", 8)}
     assert "cuda:0 of box has 24.0 GB free, for 6 layers" in refused.words
+    assert "cpu of box has 16.0 GB free, for 8 layers; cuda:0" in refused.words
     assert "64.9 GB are missing" in refused.words
     nowhere = plan_stages(dense(1), [])
     assert isinstance(nowhere, StageRefusal) and "no device takes loads" in nowhere.words
@@ -201,7 +199,7 @@ def test_a_plan_lies_on_no_more_than_it_may(
     assert len(plan.neurons) == 1
     assert len(plan.stages) == 1 or spread == "host"
     assert isinstance(widest, StagePlan)
-    assert widest.step_s <= plan.step_s * (1 + 1e-9)
+    assert widest.tokens_per_s >= plan.tokens_per_s * (1 - 1e-9)
 
 
 @given(
