@@ -214,3 +214,14 @@ def device(
             usual.flops_per_s if tera_flops is None else tera_flops * 10**12,
         ),
     )
+
+
+def cards(name: str, *free: float, total: float = 24, **changes: Any) -> NeuronView:
+    """A neuron with so much free memory on each of its cards."""
+    devices = [card(index, free=gib, total=max(gib, total)) for index, gib in enumerate(free)]
+    return neuron(name, *devices, **changes)
+
+
+def box(name: str, free: float, **changes: Any) -> NeuronView:
+    """A neuron with processors alone."""
+    return neuron(name, processor(free=free), **changes)
