@@ -19,7 +19,6 @@ from tests.fleet.placement.fleets import (
     LOADING,
     PINNED,
     PLAIN,
-    READY,
     act,
     busy,
     catalogue,
@@ -31,12 +30,11 @@ from tests.fleet.placement.fleets import (
     replica,
 )
 
-BIG_CARD = KnownDevice(kind="cuda", total_memory_bytes=24 * GIB)
-
 
 def drained(*hosts: Any, for_s: float = 12.0, away_s: float | None = None) -> FleetSnapshot:
     """``hosts``, while an operator drains "a"."""
-    known = KnownHost(devices=(BIG_CARD,), draining_s=for_s, away_s=away_s)
+    big_card = KnownDevice(kind="cuda", total_memory_bytes=24 * GIB)
+    known = KnownHost(devices=(big_card,), draining_s=for_s, away_s=away_s)
     states = DesiredStates(by_neuron={"a": DesiredState(drain=True, host=known)})
     return fleet(*hosts, desired_states=states)
 
@@ -49,30 +47,11 @@ def full(name: str, *holds: Any):
     return host(name, *holds, free=1)
 
 
-ELSEWHERE = replica("tiny", LOADING, on="b")
-SERVED = {
-    "no other host can hold it": (drained(draining(busy("tiny")), full("b")), "Wait"),
-    "it is idle": (drained(draining(replica("tiny")), full("b")), "Wait"),
-    "it has left": (drained(draining(), full("b")), "Wait"),
-    "its host restarts": (drained(full("b"), away_s=3.0), "Wait"),
-    "another one failed just now": (
-        drained(
-            draining(busy("tiny")),
-            full("b", replica("tiny", FAILED, on="b", status_age_s=1.0)),
-        ),
-        "Wait",
-    ),
-    "it moves": (drained(draining(busy("tiny")), full("b", ELSEWHERE)), "Route a"),
-    "it can move": (drained(draining(busy("tiny")), host("b")), "Load b"),
-    "it has moved": (
-        drained(draining(busy("tiny")), full("b", replica("tiny", READY, on="b"))),
-        "Route b",
-    ),
-    "the drain lasts too long": (
-        drained(draining(busy("tiny")), full("b"), for_s=DRAIN_WAIT_S),
-        "Reject",
-    ),
-}
+READY_A, READY_B = replica("tiny"), replica("tiny", on="b")
+LOADS_B = replica("tiny", LOADING, on="b")
+BUSY_A, BUSY_B = busy("tiny"), busy("tiny", on="b")
+FAILED_B = replica("tiny", FAILED, on="b", status_age_s=1.0)
+OTHER_A, OTHER_B = replica("other"), replica("other", on="b")
 
 
 def outcome(decision: Any) -> str:
@@ -80,12 +59,26 @@ def outcome(decision: Any) -> str:
     return type(decision).__name__ + named
 
 
-@each_case(("snapshot", "expected"), SERVED.values(), ids=SERVED.keys())
+@each_case(
+    ("what", "snapshot", "expected"),
+    [
+        ("no other host can hold it", drained(draining(BUSY_A), full("b")), "Wait"),
+        ("it is idle", drained(draining(READY_A), full("b")), "Wait"),
+        ("it has left", drained(draining(), full("b")), "Wait"),
+        ("its host restarts", drained(full("b"), away_s=3.0), "Wait"),
+        ("another failed just now", drained(draining(BUSY_A), full("b", FAILED_B)), "Wait"),
+        ("it moves", drained(draining(BUSY_A), full("b", LOADS_B)), "Route a"),
+        ("it can move", drained(draining(BUSY_A), host("b")), "Load b"),
+        ("it has moved", drained(draining(BUSY_A), full("b", READY_B)), "Route b"),
+        ("too long", drained(draining(BUSY_A), full("b"), for_s=DRAIN_WAIT_S), "Reject"),
+    ],
+)
 def test_a_host_that_drains_gets_no_new_request_but_while_its_model_moves(
-    snapshot, expected
+    what, snapshot, expected
 ) -> None:
-    assert outcome(place(entry("tiny", 20), snapshot)) == expected.replace("Load b", "Wait")
-    assert outcome(place(PLAIN, snapshot, catalogue=catalogue(PLAIN))) == expected
+    assert outcome(place(PLAIN, snapshot, catalogue=catalogue(PLAIN))) == expected, what
+    too_large = outcome(place(entry("tiny", 20), snapshot))
+    assert too_large == expected.replace("Load b", "Wait"), what
 
 
 def test_whoever_waits_is_told_for_what_and_for_how_long() -> None:
@@ -99,21 +92,21 @@ def test_whoever_waits_is_told_for_what_and_for_how_long() -> None:
     )
 
 
-ENDED = {
-    "what runs": busy("tiny"),
-    "what loads": replica("tiny", LOADING),
-    "what has been unloading for long": replica("tiny", DRAINING, in_flight=1),
-    "what sleeps": replica("tiny", ReplicaStatus.ASLEEP),
-}
-
-
-@each_case("held", ENDED.values(), ids=ENDED.keys())
-def test_what_is_left_after_a_drains_time_ends(held) -> None:
-    unloading = frozenset({("tiny", "a")})
-    for tiny in (PLAIN, PINNED):
-        known = {"overdue": frozenset({"a"}), "unloading": unloading}
-        (ended,) = act(catalogue(tiny), fleet(draining(held), full("b")), **known)
-        assert (ended.neuron, ended.model, ended.at_once) == ("a", "tiny", True)
+@each_case("tiny", [PLAIN, PINNED], ids=["plain", "pinned"])
+@each_case(
+    "held",
+    [
+        BUSY_A,
+        replica("tiny", LOADING),
+        replica("tiny", DRAINING, in_flight=1),
+        replica("tiny", ReplicaStatus.ASLEEP),
+    ],
+    ids=["it runs", "it loads", "it has been unloading for long", "it sleeps"],
+)
+def test_what_is_left_after_a_drains_time_ends(tiny, held) -> None:
+    known = {"overdue": frozenset({"a"}), "unloading": frozenset({("tiny", "a")})}
+    (ended,) = act(catalogue(tiny), fleet(draining(held), full("b")), **known)
+    assert (ended.neuron, ended.model, ended.at_once) == ("a", "tiny", True)
 
 
 def test_nothing_else_ends_then() -> None:
@@ -124,146 +117,93 @@ def test_nothing_else_ends_then() -> None:
 
 ON_B = entry("tiny", 10, pinned=True, pinned_on=("b",))
 ALLOWED_ON_B = entry("tiny", 10, pinned_on=("b",))
-MOVES = {
-    "it is loaded where it is to be": (ON_B, [host("a", busy("tiny")), host("b")], [load("b")]),
-    "nothing leaves before that": (ON_B, [host("a", busy("tiny")), host("b", ELSEWHERE)], []),
-    "then it leaves": (
-        ON_B,
-        [host("a", replica("tiny")), host("b", replica("tiny", on="b"))],
-        [
-            Unload(
-                neuron="a",
-                model="tiny",
-                reason="its pinned_on names other neurons, and another one has it",
-            )
-        ],
-    ),
-    "idle models make room": (
-        ON_B,
-        [host("a", busy("tiny")), full("b", replica("other", on="b"))],
-        [load("b", "other")],
-    ),
-    "it stays while it has no room there": (ON_B, [host("a", busy("tiny")), full("b")], []),
-    "and while that host is away": (ON_B, [host("a", replica("tiny"))], []),
-    "what need not be loaded moves, too": (
-        ALLOWED_ON_B,
-        [host("a", replica("tiny")), host("b")],
-        [load("b")],
-    ),
-    "for an idle one nobody makes room": (
-        ALLOWED_ON_B,
-        [host("a", replica("tiny")), full("b", replica("other", on="b"))],
-        [],
-    ),
-}
+MOVED = "its pinned_on names other neurons, and another one has it"
 
 
-@each_case(("tiny", "hosts", "expected"), MOVES.values(), ids=MOVES.keys())
-def test_a_replica_goes_where_pinned_on_wants_it(tiny, hosts, expected) -> None:
+def unload(reason: str, on: str = "a") -> Unload:
+    return Unload(neuron=on, model="tiny", reason=reason)
+
+
+@each_case(
+    ("what", "tiny", "hosts", "expected"),
+    [
+        ("it is loaded where it is to be", ON_B, [host("a", BUSY_A), host("b")], [load("b")]),
+        ("nothing leaves before that", ON_B, [host("a", BUSY_A), host("b", LOADS_B)], []),
+        ("then it leaves", ON_B, [host("a", READY_A), host("b", READY_B)], [unload(MOVED)]),
+        ("others make room", ON_B, [host("a", BUSY_A), full("b", OTHER_B)], [load("b", "other")]),
+        ("it stays while it has no room there", ON_B, [host("a", BUSY_A), full("b")], []),
+        ("and while that host is away", ON_B, [host("a", READY_A)], []),
+        ("not kept, it moves, too", ALLOWED_ON_B, [host("a", READY_A), host("b")], [load("b")]),
+        ("none makes room for it", ALLOWED_ON_B, [host("a", READY_A), full("b", OTHER_B)], []),
+    ],
+)
+def test_a_replica_goes_where_pinned_on_wants_it(what, tiny, hosts, expected) -> None:
     snapshot = fleet(*hosts)
-    assert list(act(catalogue(tiny, entry("other", 10)), snapshot)) == expected
-    serving = "b" if expected and isinstance(expected[0], Unload) else "a"
+    assert list(act(catalogue(tiny, entry("other", 10)), snapshot)) == expected, what
+    serving = "b" if expected == [unload(MOVED)] else "a"
     assert outcome(place(tiny, snapshot)) == f"Route {serving}", "it is served meanwhile"
 
 
-EMPTIED = {
-    "what is pinned moves first": (PINNED, [draining(replica("tiny")), host("b")], [load("b")]),
-    "what is in use moves": (PLAIN, [draining(busy("tiny")), host("b")], [load("b")]),
-    "and leaves when it is there": (
-        PINNED,
-        [draining(replica("tiny")), host("b", replica("tiny", on="b"))],
-        [Unload(neuron="a", model="tiny", reason="its neuron drains, and another one has it")],
-    ),
-    "once its requests are done": (
-        PINNED,
-        [draining(busy("tiny")), host("b", replica("tiny", on="b"))],
-        [],
-    ),
-    "not before": (
-        PINNED,
-        [draining(busy("tiny")), host("b", replica("tiny", LOADING, on="b"))],
-        [],
-    ),
-    "what is in use stays where there is no room": (PLAIN, [draining(busy("tiny"))], []),
-    "what is idle leaves": (
-        PLAIN,
-        [draining(replica("tiny")), host("b")],
-        [Unload(neuron="a", model="tiny", reason="its neuron drains")],
-    ),
-    "what is pinned stays where there is no room": (PINNED, [draining(replica("tiny"))], []),
-}
+MOVED_AWAY = "its neuron drains, and another one has it"
 
 
-@each_case(("tiny", "hosts", "expected"), EMPTIED.values(), ids=EMPTIED.keys())
-def test_a_neuron_that_drains_is_emptied(tiny, hosts, expected) -> None:
-    assert list(act(catalogue(tiny), fleet(*hosts))) == expected
+@each_case(
+    ("what", "tiny", "hosts", "expected"),
+    [
+        ("what is pinned moves first", PINNED, [draining(READY_A), host("b")], [load("b")]),
+        ("what is in use moves", PLAIN, [draining(BUSY_A), host("b")], [load("b")]),
+        ("and leaves", PINNED, [draining(READY_A), host("b", READY_B)], [unload(MOVED_AWAY)]),
+        ("once its requests are done", PINNED, [draining(BUSY_A), host("b", READY_B)], []),
+        ("not before", PINNED, [draining(BUSY_A), host("b", LOADS_B)], []),
+        ("in use, without room elsewhere", PLAIN, [draining(BUSY_A)], []),
+        ("idle", PLAIN, [draining(READY_A), host("b")], [unload("its neuron drains")]),
+        ("pinned, without room elsewhere", PINNED, [draining(READY_A)], []),
+    ],
+)
+def test_a_neuron_that_drains_is_emptied(what, tiny, hosts, expected) -> None:
+    assert list(act(catalogue(tiny), fleet(*hosts))) == expected, what
 
 
-RESTORED = {
-    "what was loaded is loaded again, the last used first": (
-        {"a": ("tiny", "other")},
-        [host("a", free=12)],
-        [load("a")],
-        {"a": {"other"}},
-    ),
-    "not before its neuron takes loads": ({"a": ("tiny",)}, [draining()], [], {}),
-    "nor while it is away": ({"a": ("tiny",)}, [host("b")], [], {}),
-    "what loads is waited for": ({"a": ("tiny",)}, [host("a", replica("tiny", LOADING))], [], {}),
-    "what is there again is done": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny"))],
-        [],
-        {"a": {"tiny"}},
-    ),
-    "what failed is not tried again": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny", FAILED, status_age_s=900.0))],
-        [],
-        {"a": {"tiny"}},
-    ),
-    "what the catalogue lost is done": ({"a": ("lost",)}, [host("a")], [], {"a": {"lost"}}),
-    "what has no room is done, and evicts nobody": (
-        {"a": ("tiny",)},
-        [host("a", replica("other"), free=2)],
-        [],
-        {"a": {"tiny"}},
-    ),
-    "what stood in for it meanwhile does not keep it away": (
-        {"a": ("tiny",)},
-        [host("a"), host("b", busy("tiny", on="b"))],
-        [load("a")],
-        {},
-    ),
-    "one that still loads is waited for, and then leaves": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny")), host("b", replica("tiny", LOADING, on="b"))],
-        [],
-        {},
-    ),
-    "and leaves at once, though it is in use": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny", status_age_s=0.5)), host("b", busy("tiny", on="b"))],
-        [Unload(neuron="b", model="tiny", reason="one of 2, and at most 1 stay")],
-        {},
-    ),
-}
+TINY_TO_A, DONE = {"a": ("tiny",)}, {"a": {"tiny"}}
+FAILED_LONG_AGO = replica("tiny", FAILED, status_age_s=900.0)
+JUST_BACK = replica("tiny", status_age_s=0.5)
 
 
-@each_case(("to_restore", "hosts", "expected", "restored"), RESTORED.values(), ids=RESTORED.keys())
-def test_after_a_drain(to_restore, hosts, expected, restored) -> None:
+@each_case(
+    ("what", "to_restore", "hosts", "expected", "restored"),
+    [
+        ("the last used first", {"a": ("tiny", "other")}, [host()], [load("a")], {"a": {"other"}}),
+        ("not before its neuron takes loads", TINY_TO_A, [draining()], [], {}),
+        ("nor while it is away", TINY_TO_A, [host("b")], [], {}),
+        ("it loads", TINY_TO_A, [host("a", replica("tiny", LOADING))], [], {}),
+        ("it is there again", TINY_TO_A, [host("a", READY_A)], [], DONE),
+        ("what failed is not tried again", TINY_TO_A, [host("a", FAILED_LONG_AGO)], [], DONE),
+        ("the catalogue lost it", {"a": ("lost",)}, [host()], [], {"a": {"lost"}}),
+        ("no room, and it evicts nobody", TINY_TO_A, [host("a", OTHER_A, free=2)], [], DONE),
+        ("it has a substitute", TINY_TO_A, [host("a"), host("b", BUSY_B)], [load("a")], {}),
+        ("which still loads", TINY_TO_A, [host("a", READY_A), host("b", LOADS_B)], [], {}),
+        (
+            "which leaves at once, though it is in use",
+            TINY_TO_A,
+            [host("a", JUST_BACK), host("b", BUSY_B)],
+            [unload("one of 2, and at most 1 stay", on="b")],
+            {},
+        ),
+    ],
+)
+def test_after_a_drain(what, to_restore, hosts, expected, restored) -> None:
     offered = catalogue(PLAIN, entry("other", 10))
     found = plan(offered, fleet(*hosts), to_restore=to_restore)
-    assert list(found.actions) == expected
-    assert found.restored == restored
+    assert (list(found.actions), found.restored) == (expected, restored), what
 
 
 def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_left() -> None:
     offered = catalogue(PLAIN, entry("new", 10))
-    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
+    known = {"to_restore": TINY_TO_A, "loading": frozenset({("new", "a")})}
     leaves = frozenset({("tiny", "a")})
-    there = plan(offered, fleet(host("a", replica("tiny"))), evicting=leaves, **known)
-    assert there.actions == () and there.restored == {}
+    there = plan(offered, fleet(host("a", READY_A)), evicting=leaves, **known)
+    assert (there.actions, there.restored) == ((), {})
     gone = plan(offered, fleet(host("a", replica("new", LOADING))), evicting=leaves, **known)
-    assert gone.actions == (load("a"),) and gone.restored == {}
-    stayed = plan(offered, fleet(host("a", replica("tiny"))), to_restore={"a": ("tiny",)})
-    assert stayed.actions == () and stayed.restored == {"a": {"tiny"}}
+    assert (gone.actions, gone.restored) == ((load("a"),), {})
+    stayed = plan(offered, fleet(host("a", READY_A)), to_restore=TINY_TO_A)
+    assert (stayed.actions, stayed.restored) == ((), DONE)
