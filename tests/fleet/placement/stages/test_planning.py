@@ -12,6 +12,7 @@ from fleet.placement.stages import StageDevice, StagePlan, StageRefusal, plan_st
 from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.load_progress import KindBytes, LayerCost
+from tests.cases import each_case
 from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 
 FEW = settings(max_examples=20)
@@ -75,22 +76,26 @@ def test_what_is_missing_comes_with_its_numbers() -> None:
     assert isinstance(nowhere, StageRefusal) and "no device takes loads" in nowhere.words
 
 
-def test_what_fits_on_a_card_is_not_split_and_goes_to_the_fastest() -> None:
-    cards = [
-        device("box", "cuda:0", 8, gb_per_s=2000),
-        device("box", "cuda:1", 24, gb_per_s=300),
-        device("box", "cuda:2", 48, gb_per_s=500),
-    ]
-    assert where(planned(dense(12), cards)) == [("box", "cuda:2")]
-    assert where(planned(dense(4), cards)) == [("box", "cuda:0")]
+CARDS = [device(neuron, "cuda:0", 24) for neuron in "ab"]
+PROCESSORS = [device(neuron, "cpu", 256) for neuron in "ab"]
+UNLIKE = [
+    device("box", f"cuda:{index}", gb, gb_per_s=speed)
+    for index, (gb, speed) in enumerate([(8, 2000), (24, 300), (48, 500)])
+]
 
 
-def test_one_host_is_taken_over_several_and_cards_over_processors() -> None:
-    cards = [device(neuron, name, 24) for neuron, name in (("a", "cuda:0"), ("b", "cuda:0"))]
-    assert planned(dense(40), cards).neurons == ("a", "b")
-    assert planned(dense(40), [*cards, device("b", "cuda:1", 24)]).neurons == ("b",)
-    beside = [*cards, device("a", "cpu", 256), device("b", "cpu", 256)]
-    assert {stage.kind for stage in planned(dense(40), beside).stages} == {"cuda"}
+@each_case(
+    ("what", "gb", "devices", "expected"),
+    [
+        ("what fits on a card is not split", 12, UNLIKE, "box cuda:2"),
+        ("and goes to the fastest", 4, UNLIKE, "box cuda:0"),
+        ("two hosts", 40, CARDS, "a cuda:0, b cuda:0"),
+        ("one host over several", 40, [*CARDS, device("b", "cuda:1", 24)], "b cuda:0 + cuda:1"),
+        ("cards over processors", 40, [*CARDS, *PROCESSORS], "a cuda:0, b cuda:0"),
+    ],
+)
+def test_where_a_plan_lies(what, gb: float, devices: list[StageDevice], expected: str) -> None:
+    assert planned(dense(gb), devices).where == expected, what
 
 
 def test_the_smallest_stage_decides_how_many_blocks_there_are() -> None:
@@ -112,10 +117,6 @@ def test_requests_in_flight_keep_like_stages_busy() -> None:
     plan = planned(dense(40), hosts)
     # Two groups of 8 rows at work side by side; each stage's weights are read once a group.
     assert plan.tokens_per_s_of_many > 1.8 * 8 * plan.tokens_per_s
-
-
-def is_whole_on_a_card(plan: StagePlan) -> bool:
-    return [stage.kind for stage in plan.stages] == ["cuda"]
 
 
 speeds = st.sampled_from([50, 300, 900, 2000])
