@@ -68,32 +68,25 @@ async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db,
     for name in ("drained", "refused", "plain"):
         publish(redis_db, build.heartbeat(name))
     publish(redis_db, build.heartbeat("leaving", is_leaving=True))
-    publish_desired(
-        redis_db,
-        AdmissionPolicy.AUTOMATIC,
-        drained=DesiredState(drain=True),
-        refused=DesiredState(admission=Admission.REFUSED),
-    )
-    snapshot = live.read_snapshot_sync(redis_db)
-    assert await read_async(redis_url) == snapshot
-    standing = {
-        view.name: (view.is_draining, view.is_leaving, view.is_admitted)
-        for view in snapshot.neurons
+    states = {
+        "drained": DesiredState(drain=True),
+        "refused": DesiredState(admission=Admission.REFUSED),
+        "leaving": DesiredState(),
     }
-    assert standing == {
-        "drained": (True, False, True),
-        "leaving": (True, True, True),
-        "plain": (False, False, True),
-        "refused": (False, False, False),
-    }
-
-
-def test_by_click_a_neuron_that_nobody_knows_is_not_admitted(redis_db, build) -> None:
-    publish(redis_db, build.heartbeat("known"))
-    publish(redis_db, build.heartbeat("new"))
-    publish_desired(redis_db, AdmissionPolicy.CLICK, known=DesiredState())
-    admitted = {view.name: view.is_admitted for view in live.read_snapshot_sync(redis_db).neurons}
-    assert admitted == {"known": True, "new": False}
+    for policy in AdmissionPolicy:
+        publish_desired(redis_db, policy, **states)
+        snapshot = live.read_snapshot_sync(redis_db)
+        assert await read_async(redis_url) == snapshot
+        standing = {
+            view.name: (view.is_draining, view.is_leaving, view.is_admitted)
+            for view in snapshot.neurons
+        }
+        assert standing == {
+            "drained": (True, False, True),
+            "leaving": (True, True, True),
+            "plain": (False, False, policy is AdmissionPolicy.AUTOMATIC),
+            "refused": (False, False, False),
+        }
 
 
 async def test_desired_states_outlive_a_redis_that_lost_them(
