@@ -283,6 +283,8 @@ OF_STATS = VIEWED.intersection(EngineStats.__struct_fields__)
 
 def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaView:
     stats, refusal = state.stats, state.sleep_refusal
+    refused_unix_s = None if refusal is None else refusal.at_unix_s
+    forward_unix_s = None if stats is None else stats.last_forward_unix_s
     copied: dict[str, Any] = {name: getattr(state, name) for name in OF_STATE}
     if stats is not None:
         copied |= {name: getattr(stats, name) for name in OF_STATS}
@@ -294,8 +296,8 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         capabilities=tuple(state.capabilities),
         devices=tuple(state.devices),
         last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
-        sleep_refused_age_s=_age_s(heartbeat, refusal and refusal.at_unix_s),
-        last_forward_age_s=_age_s(heartbeat, stats and stats.last_forward_unix_s),
+        sleep_refused_age_s=_age_s(heartbeat, refused_unix_s),
+        last_forward_age_s=_age_s(heartbeat, forward_unix_s),
         **copied,
     )
 

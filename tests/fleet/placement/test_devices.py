@@ -8,127 +8,82 @@ from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
-from fleet.placement import Decision, Load, Reject, Route, Wait, place
+from fleet.placement import Load, Reject, Wait, place
 from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.devices.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, Needs
 from fleet.placement.refusals import SUGGESTION
 from fleet.placement.stages.devices import WANTED_CONTEXTS
 from tests.cases import each_case
-from tests.fleet.placement.fleets import (
-    FAILED,
-    GIB,
-    LOADING,
-    box,
-    card,
-    cards,
-    entry,
-    fleet,
-    loaded,
-    neuron,
-    processor,
-    refused,
-    replica,
-    took,
-)
+from tests.fleet.placement.fleets import GIB, entry, loaded, refused, took
+from tests.fleet.placement.worlds import brief, host_of, world
 
-
-def load(neuron_name: str, *devices: str) -> Load:
-    return Load(neuron=neuron_name, model="tiny", devices=devices)
-
-
-GATEWAY_BOX = box("a-gateway", 110)
-GPU_HOST = neuron("gpu", processor(free=60), card(0, free=31, total=32))
-BOTH = [GATEWAY_BOX, GPU_HOST]
-BROKEN = replace(box("broken", 110), cuda_unavailable="reboot")
-A_20, B_4 = cards("a", 20), cards("b", 4)
+GATEWAY = "gateway cpu110"
+BOTH = f"{GATEWAY}; gpu cpu60 31/32"
+BROKEN = "broken cpu110 broken-cards"
 VRAM = {"min_device_vram_mb": 20_000}
-
-LOADED: list[tuple[str, CatalogueEntry, list[Any], Load]] = [
-    ("a card before more of a processor", entry(needs_gib=20), BOTH, load("gpu", "cuda:0")),
-    ("the same, of unknown size", entry(), BOTH, load("gpu", "cuda:0")),
-    ("a processor that is asked for", entry(device="cpu"), BOTH, load("a-gateway", "cpu")),
-    ("what is too large for every card", entry(needs_gib=40), BOTH, load("gpu", "cpu")),
-    ("not beside broken cards", entry(needs_gib=10), [BROKEN, BOTH[0]], load("a-gateway", "cpu")),
-    ("unless asked for", entry(needs_gib=10, device="cpu"), [BROKEN], load("broken", "cpu")),
-    ("cards beyond the first", entry(needs_gib=10), [cards("n", 5, 20)], load("n", "cuda:1")),
-    ("the snuggest", entry(needs_gib=8), [cards("n", 24, 12, 9)], load("n", "cuda:1")),
-    ("of tight ones the roomiest", entry(needs_gib=8), [cards("n", 8, 9)], load("n", "cuda:1")),
-    ("the same, of unknown size", entry(), [cards("n", 3, 9), cards("o", 8)], load("n", "cuda:1")),
-    (
-        "two cards are placed as one",
-        entry(needs_gib=30, min_devices=2),
-        [cards("n", 14, 16, 24)],
-        load("n", "cuda:1", "cuda:2"),
-    ),
-    (
-        "and are on one neuron",
-        entry(needs_gib=30, min_devices=2),
-        [cards("one", 24), cards("two", 16, 16)],
-        load("two", "cuda:0", "cuda:1"),
-    ),
-    (
-        "ranks are on a card each",
-        entry(needs_gib=30, tensor_parallel=2),
-        [cards("n", 14, 16, 24)],
-        load("n", "cuda:1", "cuda:2"),
-    ),
-    (
-        "or share a processor that is asked for",
-        entry(tensor_parallel=2, device="cpu"),
-        [GATEWAY_BOX],
-        load("a-gateway", "cpu"),
-    ),
-    (
-        "cards of the least size",
-        entry(needs_gib=2, **VRAM),
-        [cards("n", 8, 10, total=8), cards("o", 9)],
-        load("o", "cuda:0"),
-    ),
-    ("only where it is pinned", entry(pinned_on=("b",)), [A_20, B_4], load("b", "cuda:0")),
-    (
-        "each neuron by what the model took there",
-        entry(measured_loads=(took("a", 22), took("b", 10))),
-        [A_20, cards("b", 12)],
-        load("b", "cuda:0"),
-    ),
-]
+BY_NEURON = entry(measured_loads=(took("a", 22), took("b", 10)))
+PAIR, RANKS = entry(needs_gib=30, min_devices=2), entry(needs_gib=30, tensor_parallel=2)
 
 
-@each_case(("what", "model", "neurons", "expected"), LOADED)
-def test_where_a_model_is_loaded(what, model, neurons, expected: Load) -> None:
-    assert place(model, fleet(*neurons)) == expected, what
+@each_case(
+    ("what", "model", "there", "expected"),
+    [
+        ("a card before more of a processor", entry(needs_gib=20), BOTH, "gpu/cuda:0"),
+        ("the same, of unknown size", entry(), BOTH, "gpu/cuda:0"),
+        ("a processor that is asked for", entry(device="cpu"), BOTH, "gateway/cpu"),
+        ("what is too large for every card", entry(needs_gib=40), BOTH, "gpu/cpu"),
+        ("not beside broken cards", entry(needs_gib=10), f"{BROKEN}; {GATEWAY}", "gateway/cpu"),
+        ("unless asked for", entry(needs_gib=10, device="cpu"), BROKEN, "broken/cpu"),
+        ("cards beyond the first", entry(needs_gib=10), "n 5 20", "n/cuda:1"),
+        ("the snuggest", entry(needs_gib=8), "n 24 12 9", "n/cuda:1"),
+        ("of tight ones the roomiest", entry(needs_gib=8), "n 8 9", "n/cuda:1"),
+        ("the same, of unknown size", entry(), "n 3 9; o 8", "n/cuda:1"),
+        ("two cards are placed as one", PAIR, "n 14 16 24", "n/cuda:1+cuda:2"),
+        ("and are on one neuron", PAIR, "one 24; two 16 16", "two/cuda:0+cuda:1"),
+        ("ranks are on a card each", RANKS, "n 14 16 24", "n/cuda:1+cuda:2"),
+        ("or share a processor", entry(tensor_parallel=2, device="cpu"), GATEWAY, "gateway/cpu"),
+        ("cards of the least size", entry(needs_gib=2, **VRAM), "n 8/8 10", "n/cuda:1"),
+        ("only where it is pinned", entry(pinned_on=("b",)), "a 20; b 4", "b/cuda:0"),
+        ("each neuron by what it took there", BY_NEURON, "a 20; b 12", "b/cuda:0"),
+    ],
+)
+def test_where_a_model_is_loaded(what, model, there: str, expected: str) -> None:
+    assert brief(place(model, world(there))) == f"load tiny {expected}", what
 
 
-UNMET = [
-    (entry(device="cuda"), [GATEWAY_BOX], "a card, and no host has one"),
-    (entry(min_devices=2), [GATEWAY_BOX], "2 cards of one host, and no host has one"),
-    (entry(**VRAM), [GATEWAY_BOX], "a card of 19.5 GiB or more, and no host has one"),
-    (
-        entry(needs_gib=2, device="cpu", **VRAM),
-        [GATEWAY_BOX],
-        "a processor of 19.5 GiB or more, and no host has one",
-    ),
-    (
-        entry(needs_gib=2, min_devices=3),
-        [cards("two", 5, 20), GATEWAY_BOX],
-        "3 cards of one host of 0.7 GiB or more, and no host has so many: two has 2",
-    ),
-    (
-        entry(min_device_vram_mb=40_000),
-        [cards("two", 5, 20), GATEWAY_BOX],
-        "a card of 39.1 GiB or more, and the largest is a card of two with 24.0 GiB",
-    ),
-    (
-        entry(min_devices=3),
-        [GATEWAY_BOX, cards("two", 9, 9, is_draining=True)],
-        "3 cards of one host, and no host has so many: two has 2",
-    ),
-]
+CARDS_AND_BOX = f"two 5 20; {GATEWAY}"
 
 
-@each_case(("model", "neurons", "needs"), UNMET)
-def test_devices_that_no_host_has_are_named(model, neurons, needs: str) -> None:
-    assert place(model, fleet(*neurons)) == Reject(
+@each_case(
+    ("model", "there", "needs"),
+    [
+        (entry(device="cuda"), GATEWAY, "a card, and no host has one"),
+        (entry(min_devices=2), GATEWAY, "2 cards of one host, and no host has one"),
+        (entry(**VRAM), GATEWAY, "a card of 19.5 GiB or more, and no host has one"),
+        (
+            entry(needs_gib=2, device="cpu", **VRAM),
+            GATEWAY,
+            "a processor of 19.5 GiB or more, and no host has one",
+        ),
+        (
+            entry(needs_gib=2, min_devices=3),
+            CARDS_AND_BOX,
+            "3 cards of one host of 0.7 GiB or more, and no host has so many: two has 2",
+        ),
+        (
+            entry(min_device_vram_mb=40_000),
+            CARDS_AND_BOX,
+            "a card of 39.1 GiB or more, and the largest is a card of two with 24.0 GiB",
+        ),
+        (
+            entry(min_devices=3),
+            f"{GATEWAY}; two 9 9 draining",
+            "3 cards of one host, and no host has so many: two has 2",
+        ),
+    ],
+)
+def test_devices_that_no_host_has_are_named(model, there: str, needs: str) -> None:
+    assert place(model, world(there)) == Reject(
         code="exceeds_device",
         message=f"tiny needs {needs}",
         retry_after_s=None,
@@ -137,91 +92,52 @@ def test_devices_that_no_host_has_are_named(model, neurons, needs: str) -> None:
     )
 
 
+WITHOUT_CARDS = (
+    "The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron load on "
+    "processors"
+)
+TOO_SMALL = (
+    f"tiny needs {40 * GIB:,} bytes of memory, and cuda:0 of a has {24 * GIB:,} in all; no neuron "
+    "comes closer"
+)
+GONE = "tiny may run on gone only, which is away"
+OF_40 = entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024)
+
+
 @each_case(
-    ("model", "neurons", "code", "message", "retry_after_s"),
+    ("model", "there", "code", "message", "retry_after_s"),
     [
-        (
-            entry(needs_gib=10),
-            [BROKEN],
-            "cuda_unavailable",
-            "The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron load on "
-            "processors",
-            30.0,
-        ),
-        (
-            entry(pinned_on=("gone",)),
-            [A_20],
-            "no_neuron",
-            "tiny may run on gone only, which is away",
-            5.0,
-        ),
-        (
-            entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024),
-            [A_20, cards("b", 4, total=32)],
-            "exceeds_device",
-            f"tiny needs {40 * GIB:,} bytes of memory, and cuda:0 of a has {24 * GIB:,} in all; no "
-            "neuron comes closer",
-            None,
-        ),
+        (entry(needs_gib=10), BROKEN, "cuda_unavailable", WITHOUT_CARDS, 30.0),
+        (entry(pinned_on=("gone",)), "a 20", "no_neuron", GONE, 5.0),
+        (OF_40, "a 20; b 4/32", "exceeds_device", TOO_SMALL, None),
     ],
 )
-def test_refusals(model, neurons, code: str, message: str, retry_after_s: float | None) -> None:
-    decision = refused(place(model, fleet(*neurons)))
+def test_refusals(model, there: str, code: str, message: str, retry_after_s) -> None:
+    decision = refused(place(model, world(there)))
     found = (decision.code, decision.message, decision.retry_after_s)
     assert found == (code, message, retry_after_s)
 
 
-HELD = (replica("tiny"),)
-STANDING: list[tuple[str, list[Any], Decision]] = [
-    ("draining", [cards("a", 20, is_draining=True), B_4], load("b", "cuda:0")),
-    ("leaving", [cards("a", 20, is_leaving=True), B_4], load("b", "cuda:0")),
-    ("not admitted", [cards("a", 20, is_admitted=False), B_4], load("b", "cuda:0")),
-    (
-        "a neuron that drains serves while nobody else does",
-        [
-            cards("a", 2, holds=HELD, is_draining=True),
-            cards("b", 20, holds=(replica("tiny", LOADING, on="b"),)),
-        ],
-        Route(neuron="a", model="tiny"),
-    ),
-    (
-        "and no longer than that",
-        [
-            cards("a", 2, holds=HELD, is_draining=True),
-            cards("b", 20, holds=(replica("tiny", on="b", in_flight=99),)),
-        ],
-        Route(neuron="b", model="tiny"),
-    ),
-    (
-        "one that leaves serves nothing new",
-        [cards("a", 2, holds=HELD, is_leaving=True, is_draining=True), cards("b", 20)],
-        load("b", "cuda:0"),
-    ),
-    (
-        "a load on a neuron that leaves is not waited for",
-        [cards("a", 2, holds=(replica("tiny", LOADING),), is_leaving=True), cards("b", 20)],
-        load("b", "cuda:0"),
-    ),
-    (
-        "one that was refused serves nothing",
-        [cards("a", 2, holds=HELD, is_admitted=False)],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=5.0,
-        ),
-    ),
-]
-
-
-@each_case(("what", "neurons", "expected"), STANDING)
-def test_what_a_neurons_standing_means(what, neurons, expected: Decision) -> None:
-    assert place(entry(), fleet(*neurons)) == expected, what
+@each_case(
+    ("there", "expected"),
+    [
+        ("a 20 draining; b 4", "load tiny b/cuda:0"),
+        ("a 20 leaving; b 4", "load tiny b/cuda:0"),
+        ("a 20 refused; b 4", "load tiny b/cuda:0"),
+        ("a 2 tiny draining; b 20 tiny,loading", "route a"),  # while nobody else does
+        ("a 2 tiny draining; b 20 tiny,running=99", "route b"),
+        ("a 2 tiny leaving; b 20", "load tiny b/cuda:0"),
+        ("a 2 tiny,loading leaving; b 20", "load tiny b/cuda:0"),  # it is not waited for
+        ("a 2 tiny refused", "no_neuron"),
+    ],
+)
+def test_what_a_neurons_standing_means(there: str, expected: str) -> None:
+    assert brief(place(entry(), world(there))) == expected
 
 
 def test_what_a_time_slice_promises_is_not_given_to_others() -> None:
     time_slice = TimeSlice(model="big", neuron="a", devices=("cuda:0",), device_bytes=20 * GIB)
-    promised = fleet(cards("a", 22), time_slices=(time_slice,))
+    promised = world("a 22", time_slices=(time_slice,))
     assert isinstance(place(entry("big", 20), promised), Load)
     assert isinstance(place(entry("tiny", 2), promised), Load)
     behind = place(entry("other", 8), promised)
@@ -230,11 +146,11 @@ def test_what_a_time_slice_promises_is_not_given_to_others() -> None:
 
 
 def test_an_absent_neuron_is_waited_for() -> None:
-    decision = place(entry(), fleet(cards("b", 20), absent=(cards("a", 2, holds=HELD),)))
+    decision = place(entry(), world("b 20", absent=(host_of("a 2 tiny"),)))
     assert isinstance(decision, Wait)
     assert "just fallen silent" in decision.reason
-    failed = cards("a", 2, holds=(replica("tiny", FAILED),))
-    assert place(entry(), fleet(cards("b", 20), absent=(failed,))) == load("b", "cuda:0")
+    lost = place(entry(), world("b 20", absent=(host_of("a 2 tiny,failed"),)))
+    assert brief(lost) == "load tiny b/cuda:0"
 
 
 def with_kv(kib_per_token: int, **changes: Any) -> CatalogueEntry:
@@ -254,8 +170,8 @@ def with_kv(kib_per_token: int, **changes: Any) -> CatalogueEntry:
 )
 def test_a_model_goes_where_it_can_do_most(what, wanted, free_gib, goes_to: str) -> None:
     """Of hosts ``0``, ``1`` and so on, with one card each."""
-    hosts = [cards(str(number), free) for number, free in enumerate(free_gib)]
-    assert loaded(place(wanted, fleet(*hosts))).neuron == goes_to, what
+    hosts = "; ".join(f"{number} {free}" for number, free in enumerate(free_gib))
+    assert loaded(place(wanted, world(hosts))).neuron == goes_to, what
 
 
 def test_what_is_wanted_is_divided_among_devices() -> None:

@@ -12,23 +12,22 @@ from fleet import placement
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
+from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Wait, place
 from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.fleet.placement import fleets
 from tests.fleet.placement.fleets import (
-    DRAINING,
     FAILED,
     GIB,
     LOADING,
-    READY,
     RECOVERING,
     loaded,
     processor,
     refused,
 )
+from tests.fleet.placement.worlds import brief, world
 
 TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
 MEASURED = replace(TINY, weight_bytes=4 * GIB)
@@ -59,67 +58,61 @@ def load(on: str) -> Load:
     return Load(neuron=on, model="tiny", devices=("cpu",))
 
 
-def wait(on: str, doing: str, **changes: Any) -> Wait:
-    return Wait(neuron=on, model="tiny", reason=f"tiny is {doing} on {on}", **changes)
+def wait(on: str, doing: str, stage: str = "", **changes: Any) -> Wait:
+    reason = f"tiny is {doing} on {on}" + (f" ({stage})" if stage else "")
+    return Wait(neuron=on, model="tiny", reason=reason, **changes)
 
 
-def route(on: str) -> Route:
-    return Route(neuron=on, model="tiny")
-
-
-A, B = host("a"), host("b")
-HALF = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)
 TOO_BIG = LoadFailure(code="does_not_fit", message="too big")
-SOONER = host("b", LOADING, status_age_s=10.0, progress=HALF)
-NOWHERE = Reject(
-    code="no_neuron",
-    message="No neuron that could run tiny is online",
-    retry_after_s=placement.NO_NEURON_RETRY_AFTER_S,
+
+
+def there(text: str) -> FleetSnapshot:
+    """Hosts with processors of 64 GiB, of which 8 are free, and replicas of five seconds."""
+    words = [one.split() for one in text.split(";") if one]
+    return world(
+        ";".join(
+            f"{name} cpu{free}/64 {' '.join(f'tiny,age=5,used=never,{one}' for one in holds)}"
+            for name, free, *holds in words
+        )
+    )
+
+
+@each_case(
+    ("what", "text", "expected"),
+    [
+        ("the least busy", "a 8 ready,running=1,queued=3; b 8 ready,running=3", "route b"),
+        ("equally busy: by name", "b 8 ready,running=1; a 8 ready,queued=1", "route a"),
+        ("ready before loading", "a 8 loading; b 8 ready,running=99", "route b"),
+        ("a load under way before another load", "a 8 loading; b 60", "wait a"),
+        ("recovering is waited for", "a 8 recovering", "wait a"),
+        ("load where most memory is free", "a 4; b 5", "load tiny b/cpu"),
+        ("equal memory: by name", "b 8; a 8", "load tiny a/cpu"),
+        ("elsewhere after a recent failure", "a 60 failed; b 8", "load tiny b/cpu"),
+        ("an old one", f"a 8 failed,age={FAILED_LOAD_BACKOFF_S}", "load tiny a/cpu"),
+        ("draining, and another neuron can", "a 60 draining; b 8", "load tiny b/cpu"),
+        ("draining, by name", "b 8 draining; a 8 draining", "wait a"),
+        ("an empty fleet", "", "no_neuron"),
+    ],
 )
-TABLE: list[tuple[str, list[NeuronView], Decision]] = [
-    (
-        "the least busy, queue included",
-        [host("a", READY, in_flight=1, queue_depth=3), host("b", READY, in_flight=3)],
-        route("b"),
-    ),
-    (
-        "equally busy: by name",
-        [host("b", READY, in_flight=1), host("a", READY, queue_depth=1)],
-        route("a"),
-    ),
-    ("ready before loading", [host("a", LOADING), host("b", READY, in_flight=99)], route("b")),
-    ("a load under way", [host("a", LOADING), host("b", free_gib=60)], wait("a", "loading")),
-    ("recovering is waited for", [host("a", RECOVERING)], wait("a", "recovering")),
-    (
-        "the load that is ready soonest",
-        [host("a", LOADING), SOONER],
-        Wait(neuron="b", model="tiny", reason="tiny is loading on b (weights 50%)", eta_s=10.0),
-    ),
-    ("where most memory is free", [host("a", free_gib=4), host("b", free_gib=5)], load("b")),
-    ("equal memory: by name", [B, A], load("a")),
-    ("elsewhere after a failure", [host("a", FAILED, free_gib=60), B], load("b")),
-    ("an old one", [host("a", FAILED, status_age_s=FAILED_LOAD_BACKOFF_S)], load("a")),
-    (
-        "a recent failure is reported",
-        [host("a", FAILED, failure=TOO_BIG)],
-        Reject(
-            code="load_failed",
-            message="Loading tiny failed on a: too big",
-            retry_after_s=FAILED_LOAD_BACKOFF_S - 5.0,
-            model_id="pypi:tiny",
-            suggestion="Unload another model, or load a smaller quant.",
-        ),
-    ),
-    ("draining, and another can", [host("a", DRAINING, free_gib=60), B], load("b")),
-    ("draining, by name", [host("b", DRAINING), host("a", DRAINING)], wait("a", "draining")),
-    ("an empty fleet", [], NOWHERE),
-    ("a neuron without devices", [replace(A, devices=())], NOWHERE),
-]
+def test_order_of_preference(what: str, text: str, expected: str) -> None:
+    assert brief(place(TINY, there(text))) == expected, what
 
 
-@each_case(("what", "neurons", "expected"), TABLE)
-def test_order_of_preference(what, neurons: list[NeuronView], expected: Decision) -> None:
-    assert decide(*neurons) == expected, what
+def test_waits_and_refusals_in_words() -> None:
+    nowhere = refused(decide(replace(host("a"), devices=())))
+    assert nowhere.retry_after_s == placement.NO_NEURON_RETRY_AFTER_S
+    assert nowhere.message == "No neuron that could run tiny is online"
+    assert decide(host("a", RECOVERING)) == wait("a", "recovering")
+    half = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)
+    sooner = host("b", LOADING, status_age_s=10.0, progress=half)
+    assert decide(host("a", LOADING), sooner) == wait("b", "loading", "weights 50%", eta_s=10.0)
+    assert decide(host("a", FAILED, failure=TOO_BIG)) == Reject(
+        code="load_failed",
+        message="Loading tiny failed on a: too big",
+        retry_after_s=FAILED_LOAD_BACKOFF_S - 5.0,
+        model_id="pypi:tiny",
+        suggestion="Unload another model, or load a smaller quant.",
+    )
 
 
 def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
@@ -173,9 +166,8 @@ def test_a_first_load_reports_its_stages_share_and_seconds(
     stage: LoadStage, ages: dict[str, float], words: str, eta_s: float
 ) -> None:
     progress = LoadProgress(stage=stage, done=1, total=4, unit="bytes")
-    reason = f"tiny is loading on a ({words})"
-    expected = Wait(neuron="a", model="tiny", reason=reason, eta_s=eta_s)
-    assert decide(host("a", LOADING, progress=progress, **ages)) == expected
+    loading = decide(host("a", LOADING, progress=progress, **ages))
+    assert loading == wait("a", "loading", words, eta_s=eta_s)
 
 
 UNFIT = LoadFailure(code="does_not_fit", message="too big", needed_bytes=9 * GIB)
@@ -226,7 +218,7 @@ def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     decision = refused(decide(there))
     assert decision.retry_after_s is not None
     assert decision.code == "load_failed" and "signal 9" in decision.message
-    assert decide(there, B) == load("b")
+    assert decide(there, host("b")) == load("b")
     assert loaded(place(TINY, FleetSnapshot(neurons=(there,)), tries_again=True)) == load("a")
     assert decide(host("a", FAILED, **failed)) == load("a")
 

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from fleet.live.snapshot import NeuronView, ReplicaView
-from fleet.placement import Decision, Load, Reject, Wait, place, place_on
-from fleet.placement.decisions import Sleep, Unload
+from fleet.placement import Load, Wait, place, place_on
 from fleet.placement.devices.capacity import freed_on
 from fleet.placement.leaving import SLEEP_AGAIN_S
 from inference.protocol.heartbeat import ReplicaStatus
@@ -26,16 +25,17 @@ from tests.fleet.placement.fleets import (
     catalogue,
     entry,
     fleet,
-    load,
     loaded,
     neuron,
     processor,
     replica,
 )
 from tests.fleet.placement.fleets import sleepy_report as report
+from tests.fleet.placement.worlds import brief, briefs
 
 TINY, OTHER = entry("tiny", 10), entry("other", 10)
 OFFERED = catalogue(TINY, OTHER)
+ON_A, ON_B = "load tiny a/cuda:0", "load tiny b/cuda:0"
 
 
 def sleeping(model: str = "tiny", **changes: Any) -> ReplicaView:
@@ -92,69 +92,40 @@ def test_one_that_is_divided_frees_what_it_holds_asleep() -> None:
     assert [freed_on(divided(), name, view) for name in ("cuda:0", "cpu")] == [GIB, 18 * GIB]
 
 
-JUST_FAILED = {
-    "failure": LoadFailure(code="does_not_fit", message="full"),
-    "status_age_s": 1.0,
-}
-PLACED: list[tuple[str, list[NeuronView], Decision | None]] = [
-    ("it wakes where it sleeps", [host("a", sleeping())], load("a")),
-    ("not where more is free", [host("a", sleeping(), free=9), host("b", free=20)], load("a")),
-    (
-        "a ready one serves",
-        [host("a", sleeping()), host("b", replica("tiny"))],
-        place(TINY, fleet(host("b", replica("tiny")))),
-    ),
-    (
-        "one that wakes is waited for",
-        [host("a", replica("tiny", LOADING))],
-        Wait(neuron="a", model="tiny", reason="tiny is loading on a"),
-    ),
-    (
-        "loaded elsewhere where it lacks room",
-        [host("a", sleeping(), free=8), host("b", free=20)],
-        load("b"),
-    ),
-    (
-        "idle models leave for it",
-        [host("a", sleeping(), replica("other"), free=1)],
-        load("a", "other"),
-    ),
-    ("it does not leave for itself", [host("a", sleeping(), free=8.5)], None),
-    (
-        "what sleeps leaves for a load",
-        [host("a", sleeping("other", gib=3), free=8)],
-        load("a", "other"),
-    ),
-    (
-        "one of an older spec is loaded anew",
-        [host("a", sleeping(spec_digest="older"), free=9.5), host("b", free=20)],
-        load("b"),
-    ),
-    (
-        "one that has just failed to wake is waited for",
-        [host("a", sleeping(**JUST_FAILED))],
-        Wait(
-            neuron="a",
-            model="tiny",
-            reason="tiny sleeps on a and could not be woken just now",
-            eta_s=5.0,
-        ),
-    ),
-]
+FAILED_WAKE = {"failure": LoadFailure(code="does_not_fit", message="full"), "status_age_s": 1.0}
+OUTDATED = sleeping(spec_digest="older")
 
 
-@each_case(("what", "hosts", "expected"), PLACED)
-def test_where_a_request_for_a_sleeping_model_goes(what, hosts, expected) -> None:
-    decision = place(TINY, fleet(*hosts), catalogue=OFFERED)
-    assert isinstance(decision, Reject) if expected is None else decision == expected, what
+@each_case(
+    ("what", "hosts", "expected"),
+    [
+        ("it wakes where it sleeps", [host("a", sleeping())], ON_A),
+        ("not elsewhere", [host("a", sleeping(), free=9), host("b", free=20)], ON_A),
+        ("a ready one serves", [host("a", sleeping()), host("b", replica("tiny"))], "route b"),
+        ("one that wakes", [host("a", replica("tiny", LOADING))], "wait a"),
+        ("lacking room", [host("a", sleeping(), free=8), host("b", free=20)], ON_B),
+        ("others leave", [host("a", sleeping(), replica("other"), free=1)], f"{ON_A} -other"),
+        ("it does not leave for itself", [host("a", sleeping(), free=8.5)], "not_enough_memory"),
+        ("what sleeps leaves", [host("a", sleeping("other", gib=3), free=8)], f"{ON_A} -other"),
+        ("an older spec", [host("a", OUTDATED, free=9.5), host("b", free=20)], ON_B),
+        ("one that has just failed to wake", [host("a", sleeping(**FAILED_WAKE))], "wait a"),
+    ],
+)
+def test_where_a_request_for_a_sleeping_model_goes(what, hosts, expected: str) -> None:
+    assert brief(place(TINY, fleet(*hosts), catalogue=OFFERED)) == expected, what
+
+
+def test_a_failed_wake_is_named() -> None:
+    decision = place(TINY, fleet(host("a", sleeping(**FAILED_WAKE))), catalogue=OFFERED)
+    assert isinstance(decision, Wait) and decision.eta_s == 5.0
+    assert decision.reason == "tiny sleeps on a and could not be woken just now"
 
 
 def test_it_waits_for_a_time_slice_where_it_sleeps_and_an_operator_wakes_it_there() -> None:
     users = host("a", sleeping(), busy("other", report=report()), free=1)
-    decision = place(TINY, fleet(users), catalogue=OFFERED)
-    assert isinstance(decision, Wait) and decision.needs_time_slice and decision.neuron == "a"
+    assert brief(place(TINY, fleet(users), catalogue=OFFERED)) == "slice a"
     here = host("a", sleeping(), replica("other"), free=1)
-    assert place_on(TINY, here, fleet(here), OFFERED) == load("a", "other")
+    assert brief(place_on(TINY, here, fleet(here), OFFERED)) == f"{ON_A} -other"
 
 
 def test_of_two_that_are_as_idle_the_one_that_can_sleep_makes_room() -> None:
@@ -168,42 +139,32 @@ def test_of_two_that_are_as_idle_the_one_that_can_sleep_makes_room() -> None:
 
 SLEEP = {"idle_ttl_s": 60, "idle_action": "sleep"}
 IDLE = entry("tiny", 10, **SLEEP)
-LEAVES = [Unload(neuron="a", model="tiny", reason="idle for 60 s")]
-SLEEPS = [Sleep(neuron="a", model="tiny", reason="idle for 60 s")]
-NOT_OFFERED = [Unload(neuron="a", model="tiny", reason="the catalogue does not offer it")]
 ABLE = replica("tiny", report=report())
-
-
-def after_a_refusal(age_s: float) -> ReplicaView:
-    return replace(ABLE, sleep_refused_age_s=age_s)
+JUST, LONG_AGO = (replace(ABLE, sleep_refused_age_s=SLEEP_AGAIN_S - s) for s in (1, 0))
+DRAINS = replace(host("a", sleeping()), is_draining=True)
 
 
 @each_case(
     ("what", "model", "there", "expected"),
     [
-        ("an idle one sleeps where that is chosen", IDLE, host("a", ABLE), SLEEPS),
-        ("not chosen", entry("tiny", 10, idle_ttl_s=60), host("a", ABLE), LEAVES),
-        ("it cannot", IDLE, host("a", replica("tiny")), LEAVES),
-        ("the host has no room", IDLE, host("a", ABLE, ram=20), LEAVES),
-        ("just refused", IDLE, host("a", after_a_refusal(SLEEP_AGAIN_S - 1)), LEAVES),
-        ("refused long ago", IDLE, host("a", after_a_refusal(SLEEP_AGAIN_S)), SLEEPS),
-        ("one in use stays", IDLE, host("a", busy("tiny", report=report())), []),
-        ("a pinned one stays", entry("tiny", 10, pinned=True, **SLEEP), host("a", ABLE), []),
-        ("one that sleeps stays asleep", IDLE, host("a", sleeping()), []),
-        ("unless it is missed", entry("tiny", 10, pinned=True), host("a", sleeping()), [load("a")]),
-        ("one that nobody offers goes", OTHER, host("a", sleeping()), NOT_OFFERED),
-        (
-            "a neuron that drains keeps nothing asleep",
-            TINY,
-            replace(host("a", sleeping()), is_draining=True),
-            [Unload(neuron="a", model="tiny", reason="its neuron drains")],
-        ),
+        ("an idle one sleeps where that is chosen", IDLE, host("a", ABLE), "sleep tiny a"),
+        ("not chosen", entry("tiny", 10, idle_ttl_s=60), host("a", ABLE), "unload tiny a"),
+        ("it cannot", IDLE, host("a", replica("tiny")), "unload tiny a"),
+        ("the host has no room", IDLE, host("a", ABLE, ram=20), "unload tiny a"),
+        ("its neuron has just refused", IDLE, host("a", JUST), "unload tiny a"),
+        ("it may be asked again later", IDLE, host("a", LONG_AGO), "sleep tiny a"),
+        ("one in use stays", IDLE, host("a", busy("tiny", report=report())), ""),
+        ("a pinned one stays", entry("tiny", 10, pinned=True, **SLEEP), host("a", ABLE), ""),
+        ("one that sleeps stays asleep", IDLE, host("a", sleeping()), ""),
+        ("it is missed", entry("tiny", 10, pinned=True), host("a", sleeping()), ON_A),
+        ("one that nobody offers goes", OTHER, host("a", sleeping()), "unload tiny a"),
+        ("a neuron that drains keeps nothing asleep", TINY, DRAINS, "unload tiny a"),
     ],
 )
-def test_what_a_tick_does(what: str, model: Any, there: NeuronView, expected: list[Any]) -> None:
-    assert list(act(catalogue(model), fleet(there))) == expected, what
-
-
-def test_what_falls_asleep_is_not_asked_again() -> None:
-    falling = frozenset({("tiny", "a")})
-    assert not act(catalogue(IDLE), fleet(host("a", ABLE)), unloading=falling)
+def test_what_a_tick_does(what: str, model: Any, there: NeuronView, expected: str) -> None:
+    actions = act(catalogue(model), fleet(there))
+    assert briefs(actions) == expected, what
+    if model is IDLE:
+        assert all(one.reason == "idle for 60 s" for one in actions), what
+        falling = frozenset({("tiny", "a")})
+        assert not act(catalogue(IDLE), fleet(there), unloading=falling), "it is not asked again"
