@@ -6,28 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
-from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Load, place, place_on
 from fleet.placement.returning import DRAIN_WAIT_S, MAX_RETURN_S, MIN_RETURN_S
-from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
-from tests.fleet.placement.fleets import (
-    FAILED,
-    GIB,
-    cards,
-    entry,
-    fleet,
-    neuron,
-    processor,
-    refused,
-    replica,
-)
+from tests.fleet.placement.fleets import GIB, entry, refused
+from tests.fleet.placement.worlds import host_of, world
 
-SMALL_HOST = cards("small", 10, total=12)
+SMALL = "small 10/12"
 CARD = KnownDevice(kind="cuda", total_memory_bytes=24 * GIB)
 PROCESSOR = KnownDevice(kind="cpu", total_memory_bytes=128 * GIB)
 REFUSED = Admission.REFUSED
-TOO_LARGE = {"failure": LoadFailure(code="exceeds_device", message="too large")}
 
 
 def known(*devices: KnownDevice, **changes: Any) -> DesiredState:
@@ -36,43 +25,39 @@ def known(*devices: KnownDevice, **changes: Any) -> DesiredState:
     return DesiredState(**desired, host=KnownHost(devices=devices, **{"away_s": 70.0} | changes))
 
 
-def away(*live: NeuronView, **hosts: DesiredState) -> FleetSnapshot:
-    return fleet(*live, desired_states=DesiredStates(by_neuron=hosts))
+def away(there: str, **hosts: DesiredState) -> FleetSnapshot:
+    return world(there, desired_states=DesiredStates(by_neuron=hosts))
 
 
 def gone(*devices: KnownDevice, **changes: Any) -> FleetSnapshot:
     """The large host is silent."""
-    return away(SMALL_HOST, big=known(*devices, **changes))
-
-
-def here(**changes: Any) -> FleetSnapshot:
-    return fleet(SMALL_HOST, cards("big", 24, **changes))
+    return away(SMALL, big=known(*devices, **changes))
 
 
 LARGE = entry(needs_gib=20)
 ON_A_CARD = entry(needs_gib=20, device="cuda")
 PAIR = entry(needs_gib=30, min_devices=2)
 OF_SIZE = entry(needs_gib=2, min_device_vram_mb=20_000, device="cuda")
-REFUSED_IT = cards("small", 10, holds=(replica("tiny", FAILED, on="small", **TOO_LARGE),))
-FAILED_THERE = (replica("tiny", FAILED, on="big", status_age_s=99.0, **TOO_LARGE),)
+REFUSED_IT = "small 10 tiny,failed,code=exceeds_device"
+FAILED_THERE = f"{SMALL}; big 24 tiny,failed,age=99,code=exceeds_device draining"
 
 
 @each_case(
     ("what", "model", "snapshot"),
     [
-        ("drains", LARGE, here(is_draining=True)),
-        ("stops", LARGE, here(is_draining=True, is_leaving=True)),
-        ("is not ready", LARGE, here(is_ready=False)),
-        ("is of another version", LARGE, here(speaks_our_protocol=False)),
+        ("drains", LARGE, world(f"{SMALL}; big 24 draining")),
+        ("stops", LARGE, world(f"{SMALL}; big 24 leaving")),
+        ("is not ready", LARGE, world(f"{SMALL}; big 24 unready")),
+        ("is of another version", LARGE, world(f"{SMALL}; big 24 other-protocol")),
         ("is silent", LARGE, gone(CARD)),
         ("and drained for long", LARGE, gone(CARD, drain=True, draining_s=DRAIN_WAIT_S)),
-        ("all are silent", LARGE, away(big=known(CARD))),
-        ("of unknown size", entry(), away(big=known(CARD))),
+        ("all are silent", LARGE, away("", big=known(CARD))),
+        ("of unknown size", entry(), away("", big=known(CARD))),
         ("several devices", PAIR, gone(CARD, CARD)),
         ("devices of a least size", OF_SIZE, gone(CARD)),
         ("pinned on", entry(needs_gib=2, pinned_on=("big",)), gone(CARD)),
         ("a small one has refused it", entry(), away(REFUSED_IT, big=known(CARD))),
-        ("a processor", LARGE, away(neuron("s", processor(free=3, total=4)), big=known(PROCESSOR))),
+        ("a processor", LARGE, away("small cpu3/4", big=known(PROCESSOR))),
     ],
 )
 def test_comes_back_with_its_host(what, model, snapshot: FleetSnapshot) -> None:
@@ -88,7 +73,7 @@ def test_comes_back_with_its_host(what, model, snapshot: FleetSnapshot) -> None:
     [
         ("too large for all", entry(needs_gib=40, device="cuda"), gone(CARD), "exceeds_device"),
         ("not admitted", ON_A_CARD, gone(CARD, admission=REFUSED), "exceeds_device"),
-        ("never reported", ON_A_CARD, away(SMALL_HOST, big=DesiredState()), "exceeds_device"),
+        ("never reported", ON_A_CARD, away(SMALL, big=DesiredState()), "exceeds_device"),
         ("is no card", ON_A_CARD, gone(PROCESSOR), "exceeds_device"),
         (
             "is not where it may run",
@@ -105,7 +90,7 @@ def test_comes_back_with_its_host(what, model, snapshot: FleetSnapshot) -> None:
         (
             "the large one has refused it",
             ON_A_CARD,
-            here(is_draining=True, holds=FAILED_THERE),
+            world(FAILED_THERE),
             "exceeds_device",
         ),
     ],
@@ -120,9 +105,9 @@ OUT = known(CARD, admission=REFUSED)
 @each_case(
     ("model", "snapshot", "hosts"),
     [
-        (entry(pinned_on=("big",)), away(SMALL_HOST, big=OUT), "big"),
-        (entry(), away(big=OUT), "big"),
-        (LARGE, away(big=OUT, other=OUT), "big, other"),
+        (entry(pinned_on=("big",)), away(SMALL, big=OUT), "big"),
+        (entry(), away("", big=OUT), "big"),
+        (LARGE, away("", big=OUT, other=OUT), "big, other"),
     ],
     ids=["where it is pinned", "the only host of the fleet", "all"],
 )
@@ -133,7 +118,7 @@ def test_a_host_that_was_revoked_is_not_waited_for(model, snapshot, hosts: str) 
 
 
 def test_whoever_has_room_meanwhile_loads_it() -> None:
-    decision = place(LARGE, away(SMALL_HOST, cards("other", 22), big=known(CARD)))
+    decision = place(LARGE, away(f"{SMALL}; other 22", big=known(CARD)))
     assert decision == Load(neuron="other", model="tiny", devices=("cuda:0",))
 
 
@@ -149,16 +134,15 @@ def test_it_is_expected_to_be_away_for_as_long_again(
 
 def test_of_several_the_first_to_return_counts() -> None:
     hosts = {"long": known(CARD, away_s=200.0), "soon": known(CARD, away_s=20.0)}
-    decision = refused(place(LARGE, away(SMALL_HOST, **hosts)))
+    decision = refused(place(LARGE, away(SMALL, **hosts)))
     assert decision.retry_after_s == 20.0
     assert "soon" in decision.message
 
 
 def test_a_load_on_one_host_is_not_about_others() -> None:
-    assert refused(place_on(ON_A_CARD, SMALL_HOST, gone(CARD))).code == "exceeds_device"
-    decision = refused(
-        place_on(entry(min_devices=2), SMALL_HOST, away(SMALL_HOST, cards("two", 9, 9)))
-    )
+    small = host_of(SMALL)
+    assert refused(place_on(ON_A_CARD, small, gone(CARD))).code == "exceeds_device"
+    decision = refused(place_on(entry(min_devices=2), small, away(f"{SMALL}; two 9 9")))
     wanted = "tiny needs 2 cards of one host, and no host has so many: small has 1"
     assert (decision.code, decision.message) == ("exceeds_device", wanted)
     assert decision.retry_after_s is None

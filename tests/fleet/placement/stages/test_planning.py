@@ -194,31 +194,15 @@ def test_no_device_is_given_more_than_it_has_whatever_their_order(
 def test_a_plan_lies_on_no_more_than_it_may(
     costs: ModelCosts, devices: list[StageDevice], spread: Any
 ) -> None:
-    plan, widest = plan_stages(costs, devices, spread=spread), plan_stages(costs, devices)
-    if isinstance(plan, StageRefusal):
-        return
-    assert len(plan.neurons) == 1
-    assert len(plan.stages) == 1 or spread == "host"
-    assert isinstance(widest, StagePlan)
-    assert widest.tokens_per_s >= plan.tokens_per_s * (1 - 1e-9)
-
-
-@given(
-    gb=st.floats(1, 60),
-    sizes=st.lists(st.floats(1, 40), min_size=1, max_size=4),
-    host_gb=st.floats(1, 64),
-)
-def test_what_is_divided_lies_on_several_devices_though_one_would_do(
-    gb: float, sizes: list[float], host_gb: float
-) -> None:
-    devices = [device("box", f"cuda:{index}", size) for index, size in enumerate(sizes)]
-    devices.append(device("box", "cpu", host_gb))
-    costs = dense(gb)
-    plan = divided(costs, devices, (4096, 256))
-    if not isinstance(plan, StagePlan):
-        return
-    assert len(plan.stages) > 1
-    free = {one.name: one.free_bytes for one in devices}
-    for stage in plan.stages:
-        assert least_bytes(costs, stage, 256) <= stage.used_bytes <= free[stage.device]
-    assert sum(stage.num_layers for stage in plan.stages) == len(costs.layers)
+    plan, parts = (
+        plan_stages(costs, devices, spread=spread),
+        divided(costs, devices, (4096, 256)),
+    )
+    if isinstance(plan, StagePlan):
+        widest = planned(costs, devices)
+        assert len(plan.neurons) == 1 and (len(plan.stages) == 1 or spread == "host")
+        assert widest.tokens_per_s >= plan.tokens_per_s * (1 - 1e-9)
+    if isinstance(parts, StagePlan):
+        assert len(parts.stages) > 1, "though one device would do"
+        for stage in parts.stages:
+            assert least_bytes(costs, stage, 256) <= stage.used_bytes <= stage.free_bytes
