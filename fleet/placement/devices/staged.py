@@ -27,7 +27,6 @@ from fleet.placement.stages.devices import BY_KIND, LEAST_TOKENS, StageDevice, s
 from fleet.placement.stages.planning import (
     KV_TOKENS_TRIED,
     Spread,
-    Stage,
     StagePlan,
     StageRefusal,
     divided,
@@ -122,12 +121,18 @@ class Division:
         if not isinstance(plan, StagePlan):
             return None
         neuron = plan.neurons[0]
+        by_name = {(one.neuron.name, one.name): one for one in self.devices}
         stages: list[StageSpec] = []
         evicted: dict[str, EvictionCandidate] = {}
         is_promised = False
         for planned in plan.stages:
-            stage = self._spec(planned)
-            found = cleared(self._device(planned), entry, stage.memory_bytes, clearing)
+            stage = StageSpec(
+                device=planned.device,
+                layers=(planned.first_layer, planned.last_layer),
+                memory_bytes=least_bytes(self.costs, planned, self._least_tokens),
+            )
+            device = by_name[planned.neuron, planned.device]
+            found = cleared(device, entry, stage.memory_bytes, clearing)
             if found is None:
                 return None
             leaving = {one.replica.model: one for one in found[0]}
@@ -135,7 +140,8 @@ class Division:
             if planned.neuron == neuron:
                 evicted |= leaving
             else:
-                stage = msgspec.structs.replace(stage, neuron=planned.neuron, evict=sorted(leaving))
+                changes = {"neuron": planned.neuron, "evict": sorted(leaving)}
+                stage = msgspec.structs.replace(stage, **changes)
             stages.append(stage)
         return PlacementCandidate(
             neuron,
@@ -146,17 +152,6 @@ class Division:
             stages=tuple(stages),
             predicted_tokens_per_s=plan.tokens_per_s,
         )
-
-    def _spec(self, stage: Stage) -> StageSpec:
-        return StageSpec(
-            device=stage.device,
-            layers=(stage.first_layer, stage.last_layer),
-            memory_bytes=least_bytes(self.costs, stage, self._least_tokens),
-        )
-
-    def _device(self, stage: Stage) -> DeviceCapacity:
-        where = (stage.neuron, stage.device)
-        return next(one for one in self.devices if (one.neuron.name, one.name) == where)
 
     def _planned(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
@@ -9,17 +10,10 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement import Load, place
 from fleet.placement.expected import with_load
 from inference.protocol.heartbeat import device_name
-from tests.fleet.placement.fleets import (
-    card,
-    cards,
-    catalogue,
-    dense,
-    entry,
-    fleet,
-    neuron,
-)
+from tests.fleet.placement.fleets import catalogue, dense, entry, fleet
+from tests.fleet.placement.worlds import host_of
 
-MIXED = neuron("box", card(0, free=24), card(1, free=12, total=12), card(2, free=8, total=8))
+MIXED = host_of("box 24 12/12 8/8")
 
 
 def large(gb: float = 36, **changes: Any) -> CatalogueEntry:
@@ -31,12 +25,16 @@ def wide(gb: float = 40, **changes: Any) -> CatalogueEntry:
     return large(gb, **{"spread": "fleet"} | changes)
 
 
-def host(name: str, *free: float, **changes: Any) -> NeuronView:
+def host(text: str, **changes: Any) -> NeuronView:
     """A host that lends stages."""
-    return cards(name, *free, **{"stage_host": f"{name}.lan"} | changes)
+    return replace(host_of(text), **{"stage_host": "lan"} | changes)
 
 
-def placed(model: CatalogueEntry, *neurons: NeuronView, others: Any = (), **options: Any) -> Any:
+def placed(
+    model: CatalogueEntry, *hosts: NeuronView | str, others: Any = (), **options: Any
+) -> Any:
+    """``hosts`` in words lend no stages."""
+    neurons = [host_of(one) if isinstance(one, str) else one for one in hosts]
     return place(model, fleet(*neurons), catalogue=catalogue(model, *others), **options)
 
 

@@ -140,14 +140,6 @@ def plan(offered, snapshot: FleetSnapshot, **known: Any) -> Plan:
     )
 
 
-def load(on: str, *evict: str, model: str = "tiny") -> Load:
-    return Load(neuron=on, model=model, devices=("cuda:0",), evict=evict)
-
-
-def host(name: str = "a", *holds, free: float = 12, **changes: Any):
-    return neuron(name, card(free=free), holds=tuple(holds), **changes)
-
-
 GB = 10**9
 
 
@@ -207,8 +199,3 @@ def cards(name: str, *free: float, total: float = 24, **changes: Any) -> NeuronV
     """A neuron with so much free memory on each of its cards."""
     devices = [card(index, free=gib, total=max(gib, total)) for index, gib in enumerate(free)]
     return neuron(name, *devices, **changes)
-
-
-def box(name: str, free: float, **changes: Any) -> NeuronView:
-    """A neuron with processors alone."""
-    return neuron(name, processor(free=free), **changes)

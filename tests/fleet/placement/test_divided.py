@@ -25,10 +25,7 @@ from tests.fleet.placement.divided import (
 from tests.fleet.placement.fleets import (
     FAILED,
     GIB,
-    box,
-    busy,
     card,
-    cards,
     catalogue,
     dense,
     entry,
@@ -36,46 +33,38 @@ from tests.fleet.placement.fleets import (
     loaded,
     neuron,
     plan,
-    processor,
     refused,
     replica,
 )
+from tests.fleet.placement.worlds import host_of, world
 
 
 def test_uneven_cards_of_one_neuron_hold_it_together() -> None:
-    load = loaded(placed(large(), cards("a", 24), MIXED))
+    load = loaded(placed(large(), "a 24", MIXED))
     assert (load.neuron, load.devices) == ("box", ("cuda:0", "cuda:1", "cuda:2"))
-    check(load, fleet(cards("a", 24), MIXED), large())
+    check(load, fleet(host_of("a 24"), MIXED), large())
     assert len(loaded(place_on(large(), MIXED, fleet(MIXED))).stages) == 3, "by hand, too"
 
 
 def test_what_one_device_could_hold_is_not_divided() -> None:
-    old = entry("old", 46)
-    for holder, decides in (
-        (replica("old", gib=46), Load),
-        (busy("old", gib=46, status_age_s=1.0), Wait),
-    ):
-        decision = placed(large(), cards("a", 2, total=48, holds=(holder,)), MIXED, others=[old])
+    for old, decides in (("old,gib=46", Load), ("old,gib=46,busy,age=1", Wait)):
+        decision = placed(large(), f"a 2/48 {old}", MIXED, others=[entry("old", 46)])
         assert isinstance(decision, decides) and decision.neuron == "a"
         assert not getattr(decision, "stages", ())
-    assert loaded(placed(large(), box("a", 60), MIXED)).devices == ("cpu",)
-
-
-CARD_AND_CPU = (card(free=24), processor(free=24, total=32))
-FOUR_CARDS = (*MIXED.devices, card(3, free=20))
+    assert loaded(placed(large(), "a cpu60", MIXED)).devices == ("cpu",)
 
 
 @each_case(
     ("what", "changes", "there", "devices"),
     [
-        ("a card and processors", {}, CARD_AND_CPU, "cuda:0 cpu"),
-        ("not processors", {"device": "cuda"}, CARD_AND_CPU, ""),
-        ("cards of a size", {"min_device_vram_mb": 20_000}, FOUR_CARDS, "cuda:0 cuda:3"),
-        ("not there", {"pinned_on": ("elsewhere",)}, MIXED.devices, ""),
+        ("a card and processors", {}, "box 24 cpu24/32", "cuda:0 cpu"),
+        ("not processors", {"device": "cuda"}, "box 24 cpu24/32", ""),
+        ("cards of a size", {"min_device_vram_mb": 20_000}, "box 24 12/12 20", "cuda:0 cuda:2"),
+        ("not there", {"pinned_on": ("elsewhere",)}, "box 24 12/12 8/8", ""),
     ],
 )
 def test_which_devices_it_may_use(what, changes, there, devices: str) -> None:
-    decision = placed(large(**changes), neuron("box", *there))
+    decision = placed(large(**changes), there)
     assert (decision.devices if isinstance(decision, Load) else ()) == tuple(devices.split()), what
 
 
@@ -95,7 +84,7 @@ def test_settings_that_keep_it_whole_are_named(changes: dict[str, Any], why: str
 
 
 def test_what_is_too_large_even_so_is_refused_with_the_numbers() -> None:
-    for hosts in ([MIXED], [cards("a", 24), cards("b", 24)]):
+    for hosts in ([MIXED], ["a 24", "b 24"]):
         decision = refused(placed(large(60), *hosts))
         assert (decision.code, decision.retry_after_s) == ("exceeds_device", None)
         assert "the devices of one host: its 48 layers need 60.0 GB" in decision.message
@@ -105,8 +94,7 @@ def test_what_is_too_large_even_so_is_refused_with_the_numbers() -> None:
 
 
 def test_idle_models_leave_for_it_on_each_of_its_devices() -> None:
-    holds = (replica("old", gib=20), replica("small", gib=18, devices=("cuda:1",)))
-    there = cards("box", 2, 4, 4, holds=holds)
+    there = "box 2 4 4 old,gib=20 small,gib=18,on=cuda:1"
     old, small = entry("old", 20), entry("small", 18)
     load = loaded(placed(large(), there, others=[old, small]))
     assert (load.devices, load.evict) == (("cuda:0", "cuda:1"), ("old", "small"))
@@ -131,8 +119,7 @@ def test_a_divided_replica_frees_what_it_holds_of_each_device() -> None:
 
 
 def test_models_in_use_keep_their_time_slice_and_each_device_is_promised() -> None:
-    used = busy("old", on="box", gib=22, status_age_s=600.0)
-    there = cards("box", 2, 24, holds=(used,))
+    there = host_of("box 2 24 old,busy,gib=22")
     offered = catalogue(large(), entry("old", 22))
     decision = place(large(), fleet(there), catalogue=offered)
     assert isinstance(decision, Wait) and decision.needs_time_slice
@@ -152,7 +139,7 @@ def test_models_in_use_keep_their_time_slice_and_each_device_is_promised() -> No
 
 def test_a_promise_to_another_model_is_kept() -> None:
     time_slice = TimeSlice(model="other", neuron="box", devices=("cuda:1",), device_bytes=20 * GIB)
-    boxes = fleet(cards("box", 24, 24), time_slices=(time_slice,))
+    boxes = world("box 24 24", time_slices=(time_slice,))
     decision = place(large(), boxes, catalogue=catalogue(large()))
     assert isinstance(decision, Wait) and decision.needs_time_slice
 
@@ -176,7 +163,7 @@ def test_a_device_that_was_too_small_for_all_of_it_does_not_count(code: str, ref
 
 def test_an_estimate_larger_than_any_device_is_checked_by_a_load() -> None:
     """Its neuron then reports what the layers take."""
-    boxes = fleet(cards("a", 30), MIXED)
+    boxes = fleet(host_of("a 30"), MIXED)
     load = loaded(place(entry("large", vram_mb=36_000), boxes))
     assert (load.neuron, load.devices, load.stages) == ("box", ("cuda:0",), ())
     kept_whole = entry("large", vram_mb=36_000, spread="device")

@@ -29,12 +29,8 @@ from tests.fleet.placement.divided import (
     wide,
 )
 from tests.fleet.placement.fleets import (
-    FAILED,
     GIB,
     act,
-    box,
-    busy,
-    cards,
     catalogue,
     entry,
     fleet,
@@ -43,8 +39,9 @@ from tests.fleet.placement.fleets import (
     replica,
     took,
 )
+from tests.fleet.placement.worlds import host_of
 
-A, B = host("a", 24), host("b", 24)
+A, B, C = (host(f"{name} 24") for name in "abc")
 
 
 def held(status: str, age_s: float = 1.0, code: str = "") -> HeldStageView:
@@ -57,7 +54,7 @@ def held(status: str, age_s: float = 1.0, code: str = "") -> HeldStageView:
 
 
 def holding(stage: HeldStageView, free: float = 24) -> NeuronView:
-    return host("b", free, held_stages=(stage,))
+    return host(f"b {free}", held_stages=(stage,))
 
 
 def test_two_hosts_hold_together_what_neither_does() -> None:
@@ -72,19 +69,17 @@ def test_two_hosts_hold_together_what_neither_does() -> None:
 
 def test_only_hosts_that_lend_stages_count() -> None:
     for changes in ({"stage_host": ""}, {"is_draining": True}, {"speaks_our_protocol": False}):
-        assert not isinstance(placed(wide(), A, host("b", 24, **changes)), Load)
-    decision = refused(placed(wide(), A, cards("b", 24)))
+        assert not isinstance(placed(wide(), A, host("b 24", **changes)), Load)
+    decision = refused(placed(wide(), A, "b 24"))
     assert decision.code == "exceeds_device"
     assert "of all hosts with HELEXA_STAGE_LISTEN" in decision.message
 
 
 def test_what_one_device_or_host_could_hold_does_not_span() -> None:
-    used = busy("old", on="c", gib=22, status_age_s=1.0)
-    other = busy("more", on="c", gib=22, devices=("cuda:1",), status_age_s=1.0)
-    others = [entry("old"), entry("more")]
-    decision = placed(wide(), A, B, host("c", 2, 2, holds=(used, other)), others=others)
+    used = host("c 2 2 old,busy,gib=22,age=1 more,busy,gib=22,age=1,on=cuda:1")
+    decision = placed(wide(), A, B, used, others=[entry("old"), entry("more")])
     assert isinstance(decision, Wait) and decision.neuron == "c", "it waits for its time slice"
-    load = loaded(placed(wide(), A, B, box("c", 100)))
+    load = loaded(placed(wide(), A, B, "c cpu100"))
     assert (load.neuron, load.stages) == ("c", ())
 
 
@@ -93,7 +88,7 @@ def test_while_stages_are_ordered_requests_wait() -> None:
         there = holding(held(status), free=4)
         decision = placed(wide(), A, there)
         assert isinstance(decision, Wait) and "stages of it are on b" in decision.reason
-        assert placed(wide(), host("a", 4, holds=(replica("large"),)), there).neuron == "a"
+        assert placed(wide(), host("a 4 large"), there).neuron == "a"
 
 
 def test_a_neuron_that_just_failed_is_left_out() -> None:
@@ -101,7 +96,7 @@ def test_a_neuron_that_just_failed_is_left_out() -> None:
     decision = refused(placed(wide(), A, failing))
     assert decision.code == "load_failed" and "its layers 30 to 47: no room" in decision.message
     assert decision.retry_after_s == 29.0
-    assert neurons_of(loaded(placed(wide(), A, failing, host("c", 24)))) == ["", "c"]
+    assert neurons_of(loaded(placed(wide(), A, failing, C))) == ["", "c"]
     for there, options in (
         (failing, {"tries_again": True}),
         (holding(held("failed", age_s=31.0, code="does_not_fit")), {}),
@@ -112,9 +107,7 @@ def test_a_neuron_that_just_failed_is_left_out() -> None:
 
 
 def test_where_its_engine_failed_it_goes_elsewhere() -> None:
-    failure = LoadFailure(code="x", message="")
-    there = replica("large", FAILED, status_age_s=1.0, failure=failure)
-    load = loaded(placed(wide(), host("a", 24, holds=(there,)), B, host("c", 24)))
+    load = loaded(placed(wide(), host("a 24 large,failed,age=1,code=x"), B, C))
     assert {load.neuron, *neurons_of(load)} == {"b", "", "c"}
 
 
@@ -127,8 +120,8 @@ def spanning() -> FleetSnapshot:
     ]
     memory = [DeviceMemory(device="cuda:0", actual_bytes=22 * GIB, process_bytes=0)]
     report = load_report(stages=stages, stage_memory=memory)
-    a = host("a", 2, holds=(replica("large", gib=22, report=report),))
-    return fleet(a, host("b", 6, is_draining=True, held_stages=(held("ready"),)))
+    a = host("a 2", replicas=(replica("large", gib=22, report=report),))
+    return fleet(a, host("b 6 draining", held_stages=(held("ready"),)))
 
 
 def test_a_stage_on_a_draining_neuron_leaves_with_its_model() -> None:
@@ -143,15 +136,10 @@ def test_what_leaves_frees_its_own_neurons_memory() -> None:
     refused(place(more, spanning(), catalogue=catalogue(more, wide())))
 
 
-def used(name: str, model: str, **changes: Any) -> NeuronView:
-    """A host with an idle model of 20 GiB on its card."""
-    return host(name, 4, holds=(replica(model, **{"on": name, "gib": 20} | changes),))
-
-
 OLD, OTHER = (
     entry(model, measured_loads=(took(on, 20),)) for model, on in (("old", "a"), ("other", "b"))
 )
-USED_A, USED_B = used("a", "old"), used("b", "other")
+USED_A, USED_B = host("a 4 old,gib=20"), host("b 4 other,gib=20")
 OFFERED = catalogue(wide(), OLD, OTHER)
 BOTH = (("a", "old"), ("b", "other"))
 
@@ -172,7 +160,7 @@ def test_idle_models_leave_each_host_that_lacks_room() -> None:
     assert free_bytes(after) == {where: 24 * GIB - taken[where] for where in taken}
     assert [one.model for one in after.replicas()] == ["large"]
     assert loaded(over(USED_A, B)).evictions == (("a", "old"),)
-    roomy = loaded(over(A, USED_B, host("c", 24)))
+    roomy = loaded(over(A, USED_B, C))
     assert roomy.evictions == () and neurons_of(roomy) == ["", "c"]
     kept = catalogue(wide(pinned=True), OLD, OTHER)
     (by_itself,) = act(kept, fleet(USED_A, USED_B))
@@ -184,16 +172,15 @@ def test_what_is_pinned_or_worth_more_stays(why: dict[str, Any]) -> None:
     decision = refused(over(USED_A, USED_B, **why))
     assert decision.code == "not_enough_memory"
     assert "is in use, or may not leave for it" in decision.message
-    load = loaded(over(USED_A, USED_B, host("c", 24), **why))
+    load = loaded(over(USED_A, USED_B, C, **why))
     assert load.evictions == (("a", "old"),)
     assert {load.neuron, *neurons_of(load)} == {"a", "", "c"}
 
 
 def test_a_model_that_is_in_use_or_has_just_come_stays() -> None:
-    in_use = {"in_flight": 1, "last_used_age_s": 0.0}
-    assert isinstance(over(used("a", "old", **in_use), USED_B), Reject)
-    for changes in (in_use, {"status_age_s": 1.0, "last_used_age_s": 1.0}):
-        assert isinstance(over(USED_A, used("b", "other", **changes)), Reject)
+    assert isinstance(over(host("a 4 old,gib=20,busy"), USED_B), Reject)
+    for changes in ("busy", "age=1,used=1"):
+        assert isinstance(over(USED_A, host(f"b 4 other,gib=20,{changes}")), Reject)
 
 
 @each_case(
@@ -203,7 +190,7 @@ def test_a_model_that_is_in_use_or_has_just_come_stays() -> None:
 )
 def test_what_leaves_moves_where_memory_is_free(changes: dict[str, Any], moved: str) -> None:
     """``c`` lends no stages, and has room for one of the two."""
-    snapshot = fleet(USED_A, USED_B, cards("c", 21))
+    snapshot = fleet(USED_A, USED_B, host_of("c 21"))
     load = loaded(place(wide(), snapshot, catalogue=OFFERED))
     offered = catalogue(
         wide(),
@@ -216,7 +203,7 @@ def test_what_leaves_moves_where_memory_is_free(changes: dict[str, Any], moved: 
 
 def test_a_model_does_not_move_to_the_card_that_it_leaves() -> None:
     """It has another one on its host, where it may go."""
-    there = host("b", 4, 21, holds=USED_B.replicas)
+    there = host("b 4 21 other,gib=20")
     load = loaded(over(USED_A, there))
     for move in moves_for(load, fleet(USED_A, there), OFFERED):
         taken = {device for neuron, device in stage_bytes(load) if neuron == move.neuron}
@@ -236,14 +223,15 @@ def test_no_device_is_given_more_than_it_has_and_only_idle_models_leave(
     """Each card has so much free memory, and of its 24 GiB a model has the rest, or nobody."""
     views, models = [], [wide(gb)]
     for at, devices in enumerate(hosts):
-        there = []
+        words = [f"n{at}"]
         for index, free in enumerate(devices):
             name, kind = f"m{at}{index}", kinds[2 * at + index]
+            words.append(f"{free}")
             if kind != "none":
-                make = busy if kind == "busy" else replica
-                there.append(make(name, on=f"n{at}", gib=24 - free, devices=(f"cuda:{index}",)))
+                used = ",busy" if kind == "busy" else ""
+                words.append(f"{name},gib={24 - free},on=cuda:{index}{used}")
                 models.append(entry(name, pinned=kind == "pinned"))
-        views.append(cards(f"n{at}", *devices, holds=tuple(there), stage_host=lends[at]))
+        views.append(host(" ".join(words), stage_host=lends[at]))
     snapshot, known = fleet(*views), catalogue(*models)
     decision = place(known["large"], snapshot, catalogue=known)
     if not isinstance(decision, Load) or not decision.stages:
