@@ -5,7 +5,8 @@
 is host ``a`` with 2 GiB free on its first card of 24 GiB, 12 of 16 on its second one and 60 of its
 processors, where ``tiny`` is in use and ``old`` was used 30 s ago; and ``b``, which drains. A
 replica is ready, idle for ten minutes, and takes ten GiB of the first card, where nothing else is
-written.
+written. One that is ``able`` can sleep, and one that ``slept`` does: it takes one GiB of the card
+and nine of the host, and ten of the card awake.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fleet.placement import Load, Reject, Route
 from fleet.placement.decisions import Sleep, Unload
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
-from tests.fleet.placement.fleets import card, fleet, neuron, processor, replica
+from tests.fleet.placement.fleets import GIB, card, fleet, neuron, processor, replica, sleepy_report
 
 DEVICE = re.compile(r"(cpu)?([\d.]+)(?:/([\d.]+))?")
 FLAGS: dict[str, dict[str, Any]] = {
@@ -36,6 +37,7 @@ NUMBERS = {
     "running": "in_flight",
     "queued": "queue_depth",
     "failures": "num_failed_loads",
+    "refused-s": "sleep_refused_age_s",
 }
 
 
@@ -70,6 +72,11 @@ def _replica(text: str, on: str) -> ReplicaView:
         key, _, value = word.partition("=")
         if key == "busy":
             changes |= {"in_flight": 1, "last_used_age_s": 0.0}
+        elif key == "able":
+            changes["report"] = sleepy_report()
+        elif key == "slept":
+            changes |= {"status": ReplicaStatus.ASLEEP, "gib": 1, "host_memory_bytes": 9 * GIB}
+            changes["report"] = sleepy_report()
         elif key == "code":
             changes["failure"] = LoadFailure(code=value, message="why")
         elif key == "on":
