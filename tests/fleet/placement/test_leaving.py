@@ -7,10 +7,11 @@ from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, K
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Wait, place
 from fleet.placement.decisions import Unload
+from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.returning import DRAIN_WAIT_S
 from tests.cases import each_case
 from tests.fleet.placement.fleets import GIB, PINNED, PLAIN, act, catalogue, entry, plan
-from tests.fleet.placement.worlds import brief, briefs, world
+from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
 OTHER = entry("other", 10)
 
@@ -154,3 +155,21 @@ def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_lef
     assert (briefs(gone.actions), gone.restored) == ("load tiny a/cuda:0", {})
     stayed = plan(offered, world("a 12 tiny"), to_restore={"a": ("tiny",)})
     assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
+
+
+@each_case(
+    ("flag", "why"),
+    [
+        ("", ""),
+        ("refused", "a is not admitted: admit it first"),
+        ("leaving", "a is stopping: it is loaded there once it is back"),
+        ("draining", "a is draining: resume it first"),
+        ("unready", "a takes no loads now: its problems are on its page"),
+    ],
+)
+def test_why_an_operators_load_would_be_undone(flag: str, why: str) -> None:
+    there = world(f"a 12 {flag}; b 12 tiny")
+    assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(
+        why or "tiny is loaded on b, and by its max_replicas on 1 at most"
+    )
+    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
