@@ -193,9 +193,3 @@ def device(
         tera_flops * 10**12 or usual.flops_per_s,
     )
     return StageDevice(neuron=neuron, name=name, kind=kind, free_bytes=int(gb * GB), speed=speed)
-
-
-def cards(name: str, *free: float, total: float = 24, **changes: Any) -> NeuronView:
-    """A neuron with so much free memory on each of its cards."""
-    devices = [card(index, free=gib, total=max(gib, total)) for index, gib in enumerate(free)]
-    return neuron(name, *devices, **changes)

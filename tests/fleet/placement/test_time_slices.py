@@ -30,6 +30,7 @@ from tests.fleet.placement.fleets import (
     plan,
     replica,
 )
+from tests.fleet.placement.worlds import brief, world
 
 GIB = 1024**3
 ONE, TWO, THREE = entry("one", 20), entry("two", 20), entry("three", 20)
@@ -39,46 +40,40 @@ TIME_SLICE = TimeSlice(
 )
 
 
-def one_card(evictable: ReplicaView, free: float = 4, **changes) -> FleetSnapshot:
-    return fleet(neuron("a", card(free=free), holds=(evictable,)), **changes)
-
-
 def tick(snapshot: FleetSnapshot, *, time_slices=(), **waiting: float):
     waits = {model: Waiting(num_requests=1, oldest_s=age) for model, age in waiting.items()}
     return plan(OFFERED, snapshot, waiting=waits, time_slices=time_slices)
 
 
-def big(model: str, **changes) -> ReplicaView:
-    return busy(model, gib=20, **changes)
-
-
 @each_case(("load_s", "slice_s"), [(None, MIN_TIME_SLICE_S), (1, 30), (60, 120), (600, 300)])
 def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth(load_s, slice_s) -> None:
     report = load_report(load_seconds=load_s) if load_s else None
-    assert tick(one_card(big("one", report=report))).actions == (), "nobody waits"
-    early = tick(one_card(big("one", report=report, status_age_s=slice_s - 1)), two=99)
+
+    def after(age_s: float, **waiting: float):
+        used = busy("one", gib=20, report=report, status_age_s=age_s)
+        return tick(fleet(neuron("a", card(free=4), holds=(used,))), **waiting)
+
+    assert after(999).actions == (), "nobody waits"
+    early, due = after(slice_s - 1, two=99), after(slice_s, two=99)
     assert (early.actions, early.time_slices) == ((), ())
-    due = tick(one_card(big("one", report=report, status_age_s=slice_s)), two=99)
     leaves = Unload(neuron="a", model="one", reason="two has waited for its time slice")
     assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
 
 
 def test_who_waits_longest_comes_first_and_the_others_wait_for_the_next() -> None:
-    plan = tick(one_card(big("one")), two=5, three=50)
+    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
     assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
     assert len(plan.actions) == 1
 
 
 def test_room_that_comes_free_is_kept_for_the_next_time_slice() -> None:
     """The one that has just left is asked for as well, and would be back at once."""
-    free = fleet(neuron("a", card(free=24)), time_slices=(TIME_SLICE,))
-    assert place(TWO, free, catalogue=OFFERED) == Load(neuron="a", model="two", devices=("cuda:0",))
-    behind = place(ONE, free, catalogue=OFFERED)
-    assert isinstance(behind, Wait)
-    assert behind.needs_time_slice
+    free = world("a 24", time_slices=(TIME_SLICE,))
+    assert brief(place(TWO, free, catalogue=OFFERED)) == "load two a/cuda:0"
+    assert brief(place(ONE, free, catalogue=OFFERED)) == "slice a"
 
 
-LEAVING = one_card(replica("one", DRAINING, gib=20))
+LEAVING = world("a 4 one,draining,gib=20")
 
 
 @each_case(
@@ -86,9 +81,9 @@ LEAVING = one_card(replica("one", DRAINING, gib=20))
     [
         ("its room is being made", LEAVING, {"two": 9}, 0, True),
         ("no request waits", LEAVING, {}, 0, False),
-        ("it is loaded", one_card(replica("two", LOADING), free=0), {"two": 9}, 0, False),
+        ("it is loaded", world("a 0 two,loading"), {"two": 9}, 0, False),
         ("its neuron is away", fleet(), {"two": 9}, 0, False),
-        ("for too long", fleet(neuron("a", card(free=0))), {"two": 9}, MAX_PROMISE_S, False),
+        ("for too long", world("a 0"), {"two": 9}, MAX_PROMISE_S, False),
     ],
 )
 def test_a_time_slice_is_kept(what, snapshot, waiting, age_s: float, is_kept: bool) -> None:

@@ -54,16 +54,6 @@ def test_a_mixture_is_divided_by_whole_layers() -> None:
     assert plan.tokens_per_s > alone.tokens_per_s
 
 
-def test_two_hosts_hold_what_neither_does() -> None:
-    hosts = [device(name, "cuda:0", 24, gb_per_s=900) for name in ("attic", "cellar")]
-    plan = planned(dense(40), hosts)
-    assert plan.neurons == ("attic", "cellar")
-    assert (plan.stages[0].first_layer, plan.stages[-1].last_layer) == (0, 48)
-    refused = plan_stages(dense(40), hosts, spread="host")
-    assert isinstance(refused, StageRefusal)
-    assert "of attic" in refused.words and "cellar" not in refused.words
-
-
 def test_what_is_missing_comes_with_its_numbers() -> None:
     refused = plan_stages(dense(100), [device("box", "cuda:0", 24), device("box", "cpu", 16)])
     assert isinstance(refused, StageRefusal)
@@ -72,6 +62,9 @@ def test_what_is_missing_comes_with_its_numbers() -> None:
     assert "cuda:0 of box has 24.0 GB free, for 6 layers" in refused.words
     assert "cpu of box has 16.0 GB free, for 8 layers; cuda:0" in refused.words
     assert "64.9 GB are missing" in refused.words
+    one_host = plan_stages(dense(40), CARDS, spread="host")
+    assert isinstance(one_host, StageRefusal) and "cuda:0 of a has" in one_host.words
+    assert "of b" not in one_host.words
     nowhere = plan_stages(dense(1), [])
     assert isinstance(nowhere, StageRefusal) and "no device takes loads" in nowhere.words
 
@@ -113,8 +106,7 @@ def test_the_smallest_stage_decides_how_many_blocks_there_are() -> None:
 
 
 def test_requests_in_flight_keep_like_stages_busy() -> None:
-    hosts = [device(name, "cuda:0", 24) for name in ("a", "b")]
-    plan = planned(dense(40), hosts)
+    plan = planned(dense(40), CARDS)
     # Two groups of 8 rows at work side by side; each stage's weights are read once a group.
     assert plan.tokens_per_s_of_many > 1.8 * 8 * plan.tokens_per_s
 
