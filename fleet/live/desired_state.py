@@ -108,7 +108,7 @@ def decode_desired_states(fields: Mapping[bytes | str, bytes | str]) -> DesiredS
     try:
         return DesiredStates(by_neuron=desired_states, policy=AdmissionPolicy(_text(policy)))
     except ValueError:
-        logger.warning("the admission policy %r is not understood", policy)
+        logger.warning("the admission policy %r is not understood", _text(policy))
         return DesiredStates(by_neuron=desired_states)
 
 

@@ -29,25 +29,15 @@ return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
 """KEYS: the hash. ARGV: the most bytes of one field, the fields. Returns their values, or the
 number of bytes where that is too many."""
 
-READ_HASH = """
+BOUNDED = """
 local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
 if num_bytes and num_bytes > tonumber(ARGV[1]) then
     return num_bytes
 end
-return redis.call('HGETALL', KEYS[1])
+return redis.call(ARGV[2], KEYS[1])
 """
-"""KEYS: the hash. ARGV: the most bytes. Returns alternating names and values, or the number of
-bytes where that is too many."""
-
-POP_ITEM = """
-local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
-if num_bytes and num_bytes > tonumber(ARGV[1]) then
-    return num_bytes
-end
-return redis.call('LPOP', KEYS[1])
-"""
-"""KEYS: the list. ARGV: the most bytes. Removes and returns its first item, or returns the list's
-number of bytes where that is too many."""
+"""ARGV: the most bytes of the key's value, a command. Returns its reply, or the number of bytes
+where that is too many."""
 
 
 class NeuronValueError(Exception):
@@ -100,13 +90,17 @@ def fields_read(key: str, fields: Sequence[str], *, max_bytes: int) -> Read[list
 
 
 def hash_read(key: str, *, max_bytes: int) -> Read[dict[bytes, bytes]]:
-    """``max_bytes``: of the whole hash."""
-    return Read(("EVAL", READ_HASH, 1, key, max_bytes), key, max_bytes, _as_dict)
+    """Alternating names and values come as a dict. ``max_bytes``: of the whole hash."""
+
+    def decode(reply: Any) -> dict[bytes, bytes]:
+        return dict(zip(reply[::2], reply[1::2], strict=True))
+
+    return Read(("EVAL", BOUNDED, 1, key, max_bytes, "HGETALL"), key, max_bytes, decode)
 
 
 def item_pop(key: str, *, max_bytes: int) -> Read[bytes | None]:
-    """The first item of a list; ``max_bytes``: of the whole list."""
-    return Read(("EVAL", POP_ITEM, 1, key, max_bytes), key, max_bytes, lambda reply: reply)
+    """Removes the first item of a list; ``max_bytes``: of the whole list."""
+    return Read(("EVAL", BOUNDED, 1, key, max_bytes, "LPOP"), key, max_bytes, lambda reply: reply)
 
 
 def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value | NeuronValueError]:
@@ -136,7 +130,3 @@ def _values(reads: Sequence[Read[Value]], replies: Sequence[Any]) -> list[Value 
         except NeuronValueError as error:
             values.append(error)
     return values
-
-
-def _as_dict(reply: Any) -> dict[bytes, bytes]:
-    return dict(zip(reply[::2], reply[1::2], strict=True))

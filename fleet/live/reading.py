@@ -10,7 +10,8 @@ neuron falls silent, so an existing one is alive by Redis' clock alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -76,14 +77,11 @@ async def read_snapshot(
     client: redis.asyncio.Redis, *, before: FleetSnapshot | None = None
 ) -> FleetSnapshot:
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
-    try:
-        names, desired_states, time_slices = _names_states_slices(
-            await _ask_for_names(client).execute()
-        )
+    with _redis_answers():
+        replies = await _ask_for_names(client).execute()
+        names, desired_states, time_slices = _names_states_slices(replies)
         payloads = await run_reads_async(client, _heartbeat_reads(names))
-    except (redis.RedisError, OSError) as error:
-        raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, desired_states, time_slices).snapshot(before)
+    return LiveFleet(_reports(names, payloads), desired_states, time_slices).snapshot(before)
 
 
 def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
@@ -94,21 +92,26 @@ def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
 def read_live_fleet(client: redis.Redis) -> LiveFleet:
     """Every neuron's whole report. Raises ``SnapshotUnavailableError`` when Redis does not
     answer."""
-    try:
+    with _redis_answers():
         names, desired_states, time_slices = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
+    return LiveFleet(_reports(names, payloads), desired_states, time_slices)
+
+
+@contextmanager
+def _redis_answers() -> Iterator[None]:
+    try:
+        yield
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, desired_states, time_slices)
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
     """Waiting requests by gateway's id; dead gateways may be among them. Raises
     ``SnapshotUnavailableError``."""
-    try:
-        fields: dict[bytes | str, bytes] = client.hgetall(keys.WAITING)  # type: ignore[assignment]
-    except (redis.RedisError, OSError) as error:
-        raise SnapshotUnavailableError("Redis does not answer") from error
+    fields: dict[bytes | str, bytes]
+    with _redis_answers():
+        fields = client.hgetall(keys.WAITING)  # type: ignore[assignment]
     reports = {}
     for name, payload in fields.items():
         try:
@@ -124,16 +127,13 @@ def publish_time_slices(
 ) -> None:
     """Publishes the time slices to every gateway, and deletes the reports of dead gateways. Raises
     ``SnapshotUnavailableError``."""
-    try:
+    encoded = encode_time_slices(tuple(time_slices))
+    with _redis_answers():
         pipeline = client.pipeline(transaction=False)
-        pipeline.set(
-            keys.TIME_SLICES, encode_time_slices(tuple(time_slices)), ex=keys.TIME_SLICES_EXPIRY_S
-        )
+        pipeline.set(keys.TIME_SLICES, encoded, ex=keys.TIME_SLICES_EXPIRY_S)
         if gone_gateways:
             pipeline.hdel(keys.WAITING, *gone_gateways)
         pipeline.execute()
-    except (redis.RedisError, OSError) as error:
-        raise SnapshotUnavailableError("Redis does not answer") from error
 
 
 @cache
@@ -178,18 +178,14 @@ def _heartbeat_reads(names: Sequence[str]) -> list[Read[bytes | None]]:
     return [text_read(keys.heartbeat_key(name), max_bytes=MAX_REPORT_BYTES) for name in names]
 
 
-def _live_fleet(
-    names: Sequence[str],
-    payloads: Sequence[bytes | NeuronValueError | None],
-    desired_states: DesiredStates | None,
-    time_slices: tuple[TimeSlice, ...],
-) -> LiveFleet:
-    reports = (
+def _reports(
+    names: Sequence[str], payloads: Sequence[bytes | NeuronValueError | None]
+) -> tuple[Report, ...]:
+    return tuple(
         read_report(name, payload, load_orders())
         for name, payload in zip(names, payloads, strict=True)
         if payload is not None
     )
-    return LiveFleet(tuple(reports), desired_states, time_slices)
 
 
 def is_reporting(neuron_name: str) -> bool:

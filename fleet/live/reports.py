@@ -43,18 +43,14 @@ MAX_CONTEXT_TOKENS = 2**24
 """Longer than any context. Without a cap, it bounds a neuron's bill for a request."""
 INTEGERS = {
     "index": 2**15 - 1,
-    **dict.fromkeys(("context_tokens", "max_output_tokens"), MAX_CONTEXT_TOKENS),
-    **dict.fromkeys(
-        (
-            "num_cores",
-            "num_restarts",
-            "in_flight",
-            "queue_depth",
-            "kv_blocks_used",
-            "kv_blocks_total",
-        ),
-        2**31 - 1,
-    ),
+    "context_tokens": MAX_CONTEXT_TOKENS,
+    "max_output_tokens": MAX_CONTEXT_TOKENS,
+    "num_cores": 2**31 - 1,
+    "num_restarts": 2**31 - 1,
+    "in_flight": 2**31 - 1,
+    "queue_depth": 2**31 - 1,
+    "kv_blocks_used": 2**31 - 1,
+    "kv_blocks_total": 2**31 - 1,
 }
 NEVER_NEGATIVE = INTEGERS.keys() | {
     "total_memory_bytes",

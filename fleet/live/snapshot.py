@@ -8,8 +8,9 @@ Pure: no ORM, no Redis, no clock. A neuron that is missing here is offline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from fleet.live.desired_state import NO_DESIRED_STATES, Admission, DesiredStates, TimeSlice
 from inference.protocol.engine import EngineStats
@@ -27,15 +28,6 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import LoadReport
 
 EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
-NO_STATS = EngineStats(
-    in_flight=0,
-    queue_depth=0,
-    kv_blocks_used=0,
-    kv_blocks_total=0,
-    decode_tokens_per_s=0.0,
-    prefill_tokens_per_s=0.0,
-    last_forward_unix_s=None,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,45 +275,30 @@ def _neuron_view(heartbeat: NeuronHeartbeat, desired_states: DesiredStates) -> N
     )
 
 
+VIEWED = {field.name for field in fields(ReplicaView)} - {"devices", "capabilities"}
+OF_STATE = VIEWED.intersection(ReplicaState.__struct_fields__)
+OF_STATS = VIEWED.intersection(EngineStats.__struct_fields__)
+"""The fields that a view has from its replica's report, and from the engine's."""
+
+
 def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaView:
-    stats = state.stats or NO_STATS
+    stats, refusal = state.stats, state.sleep_refusal
+    refused_unix_s = None if refusal is None else refusal.at_unix_s
+    forward_unix_s = None if stats is None else stats.last_forward_unix_s
+    copied: dict[str, Any] = {name: getattr(state, name) for name in OF_STATE}
+    if stats is not None:
+        copied |= {name: getattr(stats, name) for name in OF_STATS}
     return ReplicaView(
         neuron=heartbeat.name,
-        model=state.model,
-        job_id=state.job_id,
-        status=state.status,
         status_age_s=max(0.0, heartbeat.time_unix_s - state.since_unix_s),
-        num_restarts=state.num_restarts,
-        num_failed_loads=state.num_failed_loads,
-        is_unchanged=state.is_unchanged,
         engine_age_s=_age_s(heartbeat, state.engine_since_unix_s),
         stage_s=_age_s(heartbeat, state.stage_since_unix_s),
-        progress=state.progress,
-        report=state.report,
         capabilities=tuple(state.capabilities),
-        max_output_tokens=state.max_output_tokens,
-        max_in_flight=state.max_in_flight,
-        max_queue_depth=state.max_queue_depth,
-        failure=state.failure,
-        spec_digest=state.spec_digest,
         devices=tuple(state.devices),
-        memory_bytes=state.memory_bytes,
-        host_memory_bytes=state.host_memory_bytes,
         last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
-        sleep_refused_age_s=_age_s(
-            heartbeat, state.sleep_refusal.at_unix_s if state.sleep_refusal else None
-        ),
-        in_flight=stats.in_flight,
-        queue_depth=stats.queue_depth,
-        kv_blocks_used=stats.kv_blocks_used,
-        kv_blocks_total=stats.kv_blocks_total,
-        num_preemptions=stats.num_preemptions,
-        prefix_hit_tokens=stats.prefix_hit_tokens,
-        num_drafted_tokens=stats.num_drafted_tokens,
-        num_accepted_drafts=stats.num_accepted_drafts,
-        decode_tokens_per_s=stats.decode_tokens_per_s,
-        prefill_tokens_per_s=stats.prefill_tokens_per_s,
-        last_forward_age_s=_age_s(heartbeat, stats.last_forward_unix_s),
+        sleep_refused_age_s=_age_s(heartbeat, refused_unix_s),
+        last_forward_age_s=_age_s(heartbeat, forward_unix_s),
+        **copied,
     )
 
 

@@ -5,24 +5,19 @@ Callers apply each decision before making the next. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.desired_state import TimeSlice
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Load
 from fleet.placement.devices.capacity import devices_of, freed_on
 from fleet.placement.devices.needs import Needs
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
-from inference.protocol.load import StageSpec
-
-
-def with_time_slices(snapshot: FleetSnapshot, time_slices: Iterable[TimeSlice]) -> FleetSnapshot:
-    return replace(snapshot, time_slices=tuple(time_slices))
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 
 def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:
@@ -30,7 +25,6 @@ def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> Fle
     neuron = snapshot.neuron(load.neuron)
     if neuron is None:
         return snapshot
-    neuron = _without(neuron, {*load.evict, load.model})
     taken = _taken_bytes(load, entry)
     loading = ReplicaView(
         neuron=neuron.name,
@@ -41,56 +35,14 @@ def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> Fle
         devices=load.devices,
         memory_bytes=sum(taken.values()),
     )
-    changed = replace(
-        neuron,
-        devices=tuple(
-            _with_free(info, -taken.get(device_name(info), 0)) for info in neuron.devices
-        ),
-        replicas=tuple(sorted([*neuron.replicas, loading], key=lambda replica: replica.model)),
-    )
+    neuron = _changed(neuron, {*load.evict, load.model}, taken)
+    replicas = sorted([*neuron.replicas, loading], key=lambda replica: replica.model)
+    snapshot = _with_neuron(snapshot, replace(neuron, replicas=tuple(replicas)))
     for stage in load.stages:
         if stage.neuron and (other := snapshot.neuron(stage.neuron)) is not None:
-            cleared = _without(other, {*stage.evict})
-            snapshot = _with_neuron(snapshot, _with_stage(cleared, stage))
-    return _with_neuron(snapshot, changed)
-
-
-def _without(neuron: NeuronView, models: Collection[str]) -> NeuronView:
-    leaving = [replica for replica in neuron.replicas if replica.model in models]
-    if not leaving:
-        return neuron
-    freed = dict.fromkeys(map(device_name, neuron.devices), 0)
-    for replica in leaving:
-        for name in devices_of(replica, neuron):
-            freed[name] = freed.get(name, 0) + freed_on(replica, name, neuron)
-    return replace(
-        neuron,
-        devices=tuple(_with_free(info, freed[device_name(info)]) for info in neuron.devices),
-        replicas=tuple(one for one in neuron.replicas if one.model not in models),
-    )
-
-
-def _with_stage(neuron: NeuronView, stage: StageSpec) -> NeuronView:
-    return replace(
-        neuron,
-        devices=tuple(
-            _with_free(info, -stage.memory_bytes) if device_name(info) == stage.device else info
-            for info in neuron.devices
-        ),
-    )
-
-
-def _taken_bytes(load: Load, entry: CatalogueEntry) -> dict[str, int]:
-    """The load's bytes on each device of its own neuron; 0 where unknown."""
-    if load.stages:
-        return {stage.device: stage.memory_bytes for stage in load.stages if not stage.neuron}
-    kind: DeviceKind = "cpu" if "cpu" in load.devices else "cuda"
-    each = Needs(entry).device_bytes(load.neuron, kind) or 0
-    return dict.fromkeys(load.devices, each)
-
-
-def with_unload(snapshot: FleetSnapshot, neuron_name: str, model: str) -> FleetSnapshot:
-    return with_status(snapshot, neuron_name, model, ReplicaStatus.DRAINING)
+            changed = _changed(other, stage.evict, {stage.device: stage.memory_bytes})
+            snapshot = _with_neuron(snapshot, changed)
+    return snapshot
 
 
 def with_status(
@@ -113,6 +65,27 @@ def _with_neuron(snapshot: FleetSnapshot, changed: NeuronView) -> FleetSnapshot:
     return replace(snapshot, neurons=neurons)
 
 
-def _with_free(info: DeviceInfo, more_bytes: int) -> DeviceInfo:
-    free = min(info.total_memory_bytes, max(0, info.free_memory_bytes + more_bytes))
-    return msgspec.structs.replace(info, free_memory_bytes=free)
+def _changed(
+    neuron: NeuronView, leaving: Collection[str], taken_bytes: Mapping[str, int]
+) -> NeuronView:
+    """The neuron without the replicas of ``leaving``, and with memory taken on its devices."""
+    more_bytes = Counter[str]()
+    for replica in neuron.replicas:
+        for name in devices_of(replica, neuron) if replica.model in leaving else ():
+            more_bytes[name] += freed_on(replica, name, neuron)
+    devices = []
+    for info in neuron.devices:
+        free = min(info.total_memory_bytes, info.free_memory_bytes + more_bytes[device_name(info)])
+        free = max(0, free - taken_bytes.get(device_name(info), 0))
+        devices.append(msgspec.structs.replace(info, free_memory_bytes=free))
+    replicas = tuple(one for one in neuron.replicas if one.model not in leaving)
+    return replace(neuron, devices=tuple(devices), replicas=replicas)
+
+
+def _taken_bytes(load: Load, entry: CatalogueEntry) -> dict[str, int]:
+    """The load's bytes on each device of its own neuron; 0 where unknown."""
+    if load.stages:
+        return {stage.device: stage.memory_bytes for stage in load.stages if not stage.neuron}
+    kind: DeviceKind = "cpu" if "cpu" in load.devices else "cuda"
+    each = Needs(entry).device_bytes(load.neuron, kind) or 0
+    return dict.fromkeys(load.devices, each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
@@ -48,16 +48,21 @@ class FailedLoads:
 
     @property
     def neurons(self) -> frozenset[str]:
-        return frozenset(
-            replica.neuron for replica in (*self.recent, *self.unchanged, *self.permanent)
-        )
+        return frozenset(replica.neuron for replica in self._failed)
 
     @property
     def neurons_as_stages(self) -> frozenset[str]:
         """Neurons excluded for stages. A failure of the whole model that lacked memory on one of
         them does not count."""
-        failed = (*self.recent, *self.unchanged, *self.permanent)
-        return frozenset(replica.neuron for replica in failed if not _lacked_a_device(replica))
+        return frozenset(
+            replica.neuron
+            for replica in self._failed
+            if len(replica.devices) > 1 or not _failed_with(replica, TOO_LARGE)
+        )
+
+    @property
+    def _failed(self) -> tuple[ReplicaView, ...]:
+        return (*self.recent, *self.unchanged, *self.permanent)
 
 
 NONE_FAILED = FailedLoads()
@@ -86,18 +91,16 @@ def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Fail
     permanent = tuple(r for r in current if r.failure is not None and r.failure.is_permanent)
     everywhere = None
     if not entry.source.startswith(LOCAL_SOURCE):  # otherwise every host has files of its own
-        everywhere = next((r for r in permanent if not _is_local(r)), None)
-    unfit = tuple(r for r in current if _is_placed_by_its_need(entry, r))
-    unchanged = tuple(r for r in current if r.is_unchanged and r not in permanent)
+        everywhere = next((r for r in permanent if not _failed_with(r, LOCAL_FAILURES)), None)
+    retried = [r for r in current if r not in permanent]
+    unfit = [r for r in retried if _is_placed_by_its_need(entry, r)]
     recent = tuple(
-        r
-        for r in current
-        if r not in permanent and r not in unchanged and retry_in_s(r, is_unfit=r in unfit) > 0
+        r for r in retried if not r.is_unchanged and retry_in_s(r, is_unfit=r in unfit) > 0
     )
     return FailedLoads(
         recent=recent,
         unfit=tuple(r for r in recent if r in unfit),
-        unchanged=unchanged,
+        unchanged=tuple(r for r in retried if r.is_unchanged),
         permanent=permanent,
         everywhere=everywhere,
     )
@@ -126,10 +129,5 @@ def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
     return known_bytes is None or known_bytes >= needed_bytes
 
 
-def _lacked_a_device(failed: ReplicaView) -> bool:
-    is_whole = len(failed.devices) <= 1
-    return is_whole and failed.failure is not None and failed.failure.code in TOO_LARGE
-
-
-def _is_local(failed: ReplicaView) -> bool:
-    return failed.failure is not None and failed.failure.code in LOCAL_FAILURES
+def _failed_with(replica: ReplicaView, codes: Collection[str]) -> bool:
+    return replica.failure is not None and replica.failure.code in codes

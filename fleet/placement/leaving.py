@@ -9,14 +9,20 @@ The control moves these replicas; routing and operators' loads take it into acco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Assignment, Sleep, Unload, assignment_of
-from fleet.placement.devices.capacity import HELD, idle_age_s
+from fleet.placement.devices.capacity import (
+    HELD,
+    devices_of,
+    freed_on,
+    idle_age_s,
+    may_sleep,
+)
 from fleet.placement.held_stages import stage_neurons
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 DRAINS = "its neuron drains"
 MISPLACED = "its pinned_on names other neurons"
@@ -27,6 +33,9 @@ SETTLED_S = 10.0
 EXTRA_IDLE_S = 60.0
 """A second replica is unloaded when it has been idle for this long, or for its model's idle
 time."""
+SLEEP_AGAIN_S = 60.0
+"""How long a model does not sleep by itself after its neuron refused. Until then an idle one is
+unloaded."""
 
 
 def why_it_leaves(entry: CatalogueEntry, replica: ReplicaView, snapshot: FleetSnapshot) -> str:
@@ -113,14 +122,11 @@ def surplus_leaves(
     assignment: Assignment,
     ready: Sequence[ReplicaView],
     digest: str,
-    room_bytes: Callable[[ReplicaView], int],
-    may_sleep: Callable[[ReplicaView], bool] = lambda replica: False,
+    snapshot: FleetSnapshot,
     homes: Collection[str] = (),
 ) -> Unload | Sleep | None:
-    """``ready`` are the model's READY replicas on neurons that stay. ``room_bytes``: a replica's
-    present and possible memory there. ``may_sleep``: whether it can, and its host has memory.
-    ``homes`` are neurons to which it has just come back after their drain: its substitutes leave at
-    once."""
+    """``ready`` are the model's READY replicas on neurons that stay. ``homes`` are neurons to which
+    it has just come back after their drain: its substitutes leave at once."""
     if len(ready) <= assignment.min_replicas or not ready:
         return None
 
@@ -131,30 +137,43 @@ def surplus_leaves(
         return (
             replica.spec_digest == digest,
             replica.neuron in homes,
-            room_bytes(replica),
+            _room_bytes(replica, snapshot),
             idle_s is None,
             -(idle_s or 0.0),
             replica.neuron,
         )
 
-    least = min(ready, key=keeps)
-    if len(ready) > assignment.max_replicas:
+    least, most = min(ready, key=keeps), assignment.max_replicas
+    if len(ready) > most:
         has_come_back = any(replica.neuron in homes for replica in ready)
-        if has_come_back or min(replica.status_age_s for replica in ready) >= SETTLED_S:
-            return unload_of(
-                least, f"one of {len(ready)}, and at most {assignment.max_replicas} stay"
-            )
-        return None
+        is_settled = min(replica.status_age_s for replica in ready) >= SETTLED_S
+        reason = f"one of {len(ready)}, and at most {most} stay"
+        return unload_of(least, reason) if has_come_back or is_settled else None
     ttl_s = assignment.idle_ttl_s
     if ttl_s is not None and (expired := [one for one in ready if _is_idle_for(one, ttl_s)]):
-        leaves = min(expired, key=keeps)
-        if assignment.idle_action == "sleep" and may_sleep(leaves):
-            return Sleep(neuron=leaves.neuron, model=leaves.model, reason=f"idle for {ttl_s} s")
-        return unload_of(leaves, f"idle for {ttl_s} s")
+        leaves, reason = min(expired, key=keeps), f"idle for {ttl_s} s"
+        if assignment.idle_action == "sleep" and _may_sleep_now(leaves, snapshot):
+            return Sleep(neuron=leaves.neuron, model=leaves.model, reason=reason)
+        return unload_of(leaves, reason)
     is_extra = len(ready) > max(1, assignment.min_replicas)
     if is_extra and _is_idle_for(least, EXTRA_IDLE_S):
         return unload_of(least, f"one of {len(ready)}, and idle for {EXTRA_IDLE_S:.0f} s")
     return None
+
+
+def _room_bytes(replica: ReplicaView, snapshot: FleetSnapshot) -> int:
+    """The replica's present and possible memory where it is."""
+    neuron = snapshot.neuron(replica.neuron)
+    assert neuron is not None, "it stays there"
+    names = devices_of(replica, neuron)
+    free = sum(i.free_memory_bytes for i in neuron.devices if device_name(i) in names)
+    return free + sum(freed_on(replica, name, neuron) for name in names)
+
+
+def _may_sleep_now(replica: ReplicaView, snapshot: FleetSnapshot) -> bool:
+    neuron, refused_s = snapshot.neuron(replica.neuron), replica.sleep_refused_age_s
+    has_refused = refused_s is not None and refused_s < SLEEP_AGAIN_S
+    return neuron is not None and may_sleep(replica, neuron) and not has_refused
 
 
 def _is_idle_for(replica: ReplicaView, seconds: float) -> bool:

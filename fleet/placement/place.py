@@ -14,8 +14,6 @@
     its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
 
-No ORM, no Redis, no clock: ages come with the snapshot. Others perform the decision.
-
 Of several ready replicas a request goes to the one of its conversation.
 
     hint ─▶ rendezvous: the replica that this conversation's prefix belongs to, unless it is over
@@ -29,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.catalogue import CatalogueEntry
@@ -37,11 +35,15 @@ from fleet.live.load_estimates import load_estimate
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.capacity import FleetCapacity, capacity_of
-from fleet.placement.devices.room import find_room
-from fleet.placement.devices.sleeping import WAKE_AGAIN_S, asleep_of
-from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s, with_reported_costs
-from fleet.placement.held_stages import failing_stages, stage_failed, stages_under_way
+from fleet.placement.devices.room import (
+    WAKE_AGAIN_S,
+    Room,
+    find_room,
+    has_just_failed,
+    reachable,
+)
+from fleet.placement.failures import retry_in_s
+from fleet.placement.held_stages import stage_failed, stages_under_way
 from fleet.placement.leaving import taking_requests
 from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
@@ -62,46 +64,50 @@ def place(
     ``tries_again``: an operator requested the load, so earlier failures are ignored."""
     if routed := route(entry, snapshot):
         return routed
-    replicas = _reachable(snapshot, entry.name)
+    replicas = reachable(snapshot, entry.name)
     if under_way := _with_status(replicas, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
         return _wait(entry, min(under_way, key=_soonest))
     if absent := snapshot.absent_holders(entry.name):
-        return _wait_for_return(entry, absent)
+        reason = f"{entry.name} is on {' and '.join(absent)}, which has just fallen silent"
+        return Wait(neuron=absent[0], model=entry.name, reason=reason, eta_s=GONE_ETA_S)
     if held := stages_under_way(entry.name, snapshot):
         return held
-    entry = with_reported_costs(entry, replicas)
-    failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
-    if failed.everywhere is not None:
-        return never_loads(entry, failed.everywhere)
-    capacity = capacity_of(snapshot, catalogue)
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
-    leaving = {replica.neuron for replica in draining}
-    failing = () if tries_again else failing_stages(entry, snapshot)
-    asleep = asleep_of(entry, replicas)
     room = find_room(
         entry,
-        capacity,
-        excluded=failed.neurons | leaving,
-        excluded_as_stages=failed.neurons_as_stages | leaving | {one.neuron for one in failing},
-        asleep=asleep,
+        snapshot,
+        catalogue,
+        excluded={replica.neuron for replica in draining},
+        tries_again=tries_again,
     )
+    if room.failed.everywhere is not None:
+        return never_loads(entry, room.failed.everywhere)
     if room.candidate is not None:
         return load_decision(entry, room.candidate)
     if draining:
         return _wait(entry, min(draining, key=_soonest))
-    if room.after_time_slices is not None:
-        return _wait_for_time_slice(entry, room.after_time_slices)
-    if failed.unfit:
-        return _wait_for_retry(failed.unfit)
-    if len(asleep.wakeable) < len(asleep.neurons):
-        return _wait_to_wake(entry, asleep.neurons)
-    permanent = {replica.neuron for replica in failed.permanent}
-    returning = returning_hosts(entry, snapshot, excluded=permanent)
+    if (waits := _wait_for_room(entry, room)) is not None:
+        return waits
+    permanent = {replica.neuron for replica in room.failed.permanent}
+    returning = returning_hosts(room.entry, snapshot, excluded=permanent)
     if drained := awaited_host(returning, replicas, snapshot):
         return _wait_for_drain(entry, drained, replicas)
-    if failing:
-        return stage_failed(entry, failing)
-    return refuse(entry, snapshot, capacity, failed, returning, division=room.division)
+    if room.failing:
+        return stage_failed(entry, room.failing)
+    return refuse(room, snapshot, returning)
+
+
+def place_on(
+    entry: CatalogueEntry,
+    neuron: NeuronView,
+    snapshot: FleetSnapshot,
+    catalogue: Catalogue | None = None,
+) -> Load | Reject:
+    """Ignores earlier failures: the operator chose the neuron."""
+    room = find_room(entry, snapshot, catalogue, only=neuron.name, tries_again=True)
+    if room.candidate is not None:
+        return load_decision(entry, room.candidate)
+    return refuse(room, snapshot, only=neuron.name)
 
 
 def route(
@@ -124,6 +130,17 @@ def route(
     return Route(neuron=choose_replica(ready, hint).neuron, model=entry.name)
 
 
+def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
+    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
+    only while none of the present one serves."""
+    ready = _with_status(reachable(snapshot, entry.name), ReplicaStatus.READY)
+    serving = taking_requests(entry, ready, snapshot)
+    if len({replica.spec_digest for replica in serving}) > 1:
+        digest = entry.spec_digest()
+        serving = [replica for replica in serving if replica.spec_digest == digest] or serving
+    return serving
+
+
 def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
     return Load(
         neuron=candidate.neuron,
@@ -133,25 +150,6 @@ def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
         predicted_tokens_per_s=candidate.predicted_tokens_per_s,
         evict=candidate.evict,
     )
-
-
-def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
-    return [
-        replica
-        for replica in snapshot.replicas_of(model)
-        if (neuron := snapshot.neuron(replica.neuron)) is not None and neuron.may_serve
-    ]
-
-
-def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
-    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
-    only while none of the present one serves."""
-    ready = _with_status(_reachable(snapshot, entry.name), ReplicaStatus.READY)
-    serving = taking_requests(entry, ready, snapshot)
-    if len({replica.spec_digest for replica in serving}) > 1:
-        digest = entry.spec_digest()
-        serving = [replica for replica in serving if replica.spec_digest == digest] or serving
-    return serving
 
 
 def _with_status(
@@ -189,33 +187,31 @@ def _wait(entry: CatalogueEntry, replica: ReplicaView) -> Wait:
     )
 
 
-def _wait_for_retry(unfit: Sequence[ReplicaView]) -> Wait:
-    next_one = min(unfit, key=lambda replica: (-replica.status_age_s, replica.neuron))
-    return Wait(
-        neuron=next_one.neuron,
-        model=next_one.model,
-        reason=f"{next_one.model} did not fit on {next_one.neuron}, and room is looked for",
-        eta_s=retry_in_s(next_one, is_unfit=True),
-    )
-
-
-def _wait_to_wake(entry: CatalogueEntry, asleep: Collection[str]) -> Wait:
-    neuron = min(asleep)
-    return Wait(
-        neuron=neuron,
-        model=entry.name,
-        reason=f"{entry.name} sleeps on {neuron} and could not be woken just now",
-        eta_s=WAKE_AGAIN_S,
-    )
-
-
-def _wait_for_return(entry: CatalogueEntry, absent: Sequence[str]) -> Wait:
-    return Wait(
-        neuron=absent[0],
-        model=entry.name,
-        reason=f"{entry.name} is on {' and '.join(absent)}, which has just fallen silent",
-        eta_s=GONE_ETA_S,
-    )
+def _wait_for_room(entry: CatalogueEntry, room: Room) -> Wait | None:
+    """For the end of a time slice, or for another try at a load or at waking."""
+    if (candidate := room.after_time_slices) is not None:
+        where = f"{' and '.join(candidate.devices)} of {candidate.neuron}"
+        users = ", ".join(candidate.evict) or "others"
+        return Wait(
+            neuron=candidate.neuron,
+            model=entry.name,
+            reason=f"{entry.name} waits for a time slice on {where}, which {users} use",
+            eta_s=candidate.ready_in_s,
+            needs_time_slice=True,
+        )
+    if unfit := room.failed.unfit:
+        replica = min(unfit, key=lambda replica: (-replica.status_age_s, replica.neuron))
+        return Wait(
+            neuron=replica.neuron,
+            model=entry.name,
+            reason=f"{entry.name} did not fit on {replica.neuron}, and room is looked for",
+            eta_s=retry_in_s(replica, is_unfit=True),
+        )
+    if any(map(has_just_failed, room.asleep)):
+        neuron = min(replica.neuron for replica in room.asleep)
+        reason = f"{entry.name} sleeps on {neuron} and could not be woken just now"
+        return Wait(neuron=neuron, model=entry.name, reason=reason, eta_s=WAKE_AGAIN_S)
+    return None
 
 
 def _wait_for_drain(
@@ -229,18 +225,6 @@ def _wait_for_drain(
         reason=f"{entry.name} waits for {host.name}, which {host.how_long}{running}",
         eta_s=host.returns_in_s,
         is_for_drain=True,
-    )
-
-
-def _wait_for_time_slice(entry: CatalogueEntry, candidate: PlacementCandidate) -> Wait:
-    where = f"{' and '.join(candidate.devices)} of {candidate.neuron}"
-    users = ", ".join(candidate.evict)
-    return Wait(
-        neuron=candidate.neuron,
-        model=entry.name,
-        reason=f"{entry.name} waits for a time slice on {where}, which {users or 'others'} use",
-        eta_s=candidate.ready_in_s,
-        needs_time_slice=True,
     )
 
 
@@ -283,20 +267,3 @@ def rendezvous(prefix: bytes, neuron: str) -> bytes:
 def _bound(ready: Sequence[ReplicaView]) -> int:
     outstanding = 1 + sum(replica.num_requests for replica in ready)
     return math.ceil(BALANCE * outstanding / len(ready)) + SLACK
-
-
-def place_on(
-    entry: CatalogueEntry,
-    neuron: NeuronView,
-    snapshot: FleetSnapshot,
-    catalogue: Catalogue | None = None,
-) -> Load | Reject:
-    """Ignores earlier failures: the operator chose the neuron."""
-    here = FleetCapacity(snapshot, catalogue).only(neuron.name)
-    held = neuron.replica_of(entry.name)
-    entry = with_reported_costs(entry, [held] if held is not None else [])
-    asleep = asleep_of(entry, [held] if held is not None else [])
-    room = find_room(entry, here, asleep=asleep)
-    if room.candidate is not None:
-        return load_decision(entry, room.candidate)
-    return refuse(entry, snapshot, here, NONE_FAILED, only=(neuron.name,), division=room.division)

@@ -11,20 +11,13 @@
 
 Each action takes the earlier ones into account. A tick starts a few loads at most: the next one is
 a second away.
-
-A time slice is for models that do not fit together and are both in use:
-
-    a model waits ─▶ the time slices of those in use there end ─▶ they are drained, and the room is
-                     promised to the one that has waited longest ─▶ its load begins its time slice
-
-It serves all requests waiting by then and lasts ``time_slice_s`` at least, so models do not thrash.
-A model waits for at most one slice of each model that has waited longer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
@@ -42,19 +35,10 @@ from fleet.placement.decisions import (
     assignment_of,
 )
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.capacity import (
-    HELD,
-    REPLACEABLE,
-    capacity_of,
-    devices_of,
-    freed_on,
-    idle_age_s,
-)
+from fleet.placement.devices.capacity import HELD, REPLACEABLE, idle_age_s
 from fleet.placement.devices.room import find_room
-from fleet.placement.devices.sleeping import asleep_of, has_just_refused, may_sleep
-from fleet.placement.expected import with_load, with_time_slices, with_unload
-from fleet.placement.failures import failed_loads, with_reported_costs
-from fleet.placement.held_stages import failing_stages, stage_neurons
+from fleet.placement.expected import with_load, with_status
+from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import (
     DRAINS,
     staying,
@@ -64,8 +48,9 @@ from fleet.placement.leaving import (
     why_it_leaves,
 )
 from fleet.placement.place import load_decision
+from fleet.placement.time_slices import time_slice_given, time_slices_kept
 from inference.backoff import Backoff
-from inference.protocol.heartbeat import ReplicaStatus, device_name
+from inference.protocol.heartbeat import ReplicaStatus
 
 MAX_LOADS_A_TICK = 8
 BACKOFF = Backoff(first_s=10.0, max_s=600.0)
@@ -78,8 +63,6 @@ NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0
 """A replica that is not required leaves a draining neuron when it is idle for this long, and evicts
 nothing."""
-MAX_PROMISE_S = 180.0
-"""How long memory stays promised. Drains end within two minutes."""
 
 
 def reconcile(
@@ -123,7 +106,7 @@ class _Tick:
         ]
         wanted = {entry.name: NONE_WAITING for entry in missing} | dict(self._observed.waiting)
         kept = time_slices_kept(time_slices, self._snapshot, wanted)
-        self._snapshot = with_time_slices(self._snapshot, kept)
+        self._snapshot = replace(self._snapshot, time_slices=kept)
         for entry in missing:
             for _ in range(self._num_missing(entry)):
                 self._load(entry)
@@ -179,8 +162,14 @@ class _Tick:
             return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False
-        capacity = capacity_of(self._snapshot, self._catalogue).only(neuron_name)
-        room = find_room(entry, capacity, may_evict=False)
+        room = find_room(
+            entry,
+            self._snapshot,
+            self._catalogue,
+            only=neuron_name,
+            may_evict=False,
+            tries_again=True,
+        )
         if room.candidate is None:
             return True
         self._begin_load(entry, room.candidate)
@@ -199,9 +188,7 @@ class _Tick:
         assignment = assignment_of(entry)
         digest = entry.spec_digest() if len(ready) > 1 else ready[0].spec_digest
         homes = {name for name, models in self._jobs.to_restore.items() if model in models}
-        self._unload(
-            surplus_leaves(assignment, ready, digest, self._room_bytes, self._may_sleep, homes)
-        )
+        self._unload(surplus_leaves(assignment, ready, digest, self._snapshot, homes))
         if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
             self._load_one_more(entry, assignment)
 
@@ -245,7 +232,7 @@ class _Tick:
             why = f"{DRAINS}, and the time for that is over"
             ends = Unload(neuron=replica.neuron, model=replica.model, reason=why, at_once=True)
             self._actions.append(ends)
-            self._snapshot = with_unload(self._snapshot, replica.neuron, replica.model)
+            self._drains(replica.neuron, replica.model)
 
     def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
         """The model that has waited longest comes first."""
@@ -253,9 +240,8 @@ class _Tick:
             given = time_slice_given(model, self._snapshot, self._catalogue)
             if given is not None:
                 time_slice, leaving = given
-                self._snapshot = with_time_slices(
-                    self._snapshot, (*self._snapshot.time_slices, time_slice)
-                )
+                active = (*self._snapshot.time_slices, time_slice)
+                self._snapshot = replace(self._snapshot, time_slices=active)
                 for unload in leaving:
                     self._unload(unload)
 
@@ -268,23 +254,17 @@ class _Tick:
     def _load(self, entry: CatalogueEntry, *, may_evict: bool = True) -> None:
         if not self._may_begin(entry.name):
             return
-        replicas = self._snapshot.replicas_of(entry.name)
-        entry = with_reported_costs(entry, replicas)
-        failed = failed_loads(entry, replicas)
-        if failed.everywhere is not None:
-            return
-        excluded = {r.neuron for r in replicas if r.status not in REPLACEABLE}
-        excluded |= self._pending[entry.name]
-        failing = {one.neuron for one in failing_stages(entry, self._snapshot)}
-        capacity = capacity_of(self._snapshot, self._catalogue)
-        asleep = asleep_of(entry, replicas)
+        excluded = {
+            replica.neuron
+            for replica in self._snapshot.replicas_of(entry.name)
+            if replica.status not in REPLACEABLE
+        }
         room = find_room(
             entry,
-            capacity,
-            excluded=excluded | failed.neurons,
-            excluded_as_stages=excluded | failed.neurons_as_stages | failing,
+            self._snapshot,
+            self._catalogue,
+            excluded=excluded | self._pending[entry.name],
             may_evict=may_evict,
-            asleep=asleep,
         )
         if room.candidate is not None:
             self._begin_load(entry, room.candidate)
@@ -305,83 +285,11 @@ class _Tick:
         wait_s = BACKOFF.wait_s(num_failures)
         return self._jobs.failed_age_s.get(model, wait_s) >= wait_s
 
-    def _room_bytes(self, replica: ReplicaView) -> int:
-        neuron = self._snapshot.neuron(replica.neuron)
-        assert neuron is not None, "it stays there"
-        names = devices_of(replica, neuron)
-        free = sum(i.free_memory_bytes for i in neuron.devices if device_name(i) in names)
-        return free + sum(freed_on(replica, name, neuron) for name in names)
-
-    def _may_sleep(self, replica: ReplicaView) -> bool:
-        neuron = self._snapshot.neuron(replica.neuron)
-        return neuron is not None and may_sleep(replica, neuron) and not has_just_refused(replica)
-
     def _unload(self, unload: Unload | Sleep | None) -> None:
         if unload is None or (unload.model, unload.neuron) in self._jobs.unloading:
             return
         self._actions.append(unload)
-        self._snapshot = with_unload(self._snapshot, unload.neuron, unload.model)
+        self._drains(unload.neuron, unload.model)
 
-
-def time_slices_kept(
-    time_slices: Sequence[TimeSlice], snapshot: FleetSnapshot, waiting: Mapping[str, Waiting]
-) -> tuple[TimeSlice, ...]:
-    """The time slices whose model still waits and is not placed yet."""
-    return tuple(
-        time_slice
-        for time_slice in time_slices
-        if time_slice.age_s < MAX_PROMISE_S
-        and time_slice.model in waiting
-        and snapshot.neuron(time_slice.neuron) is not None
-        and not any(replica.status in HELD for replica in snapshot.replicas_of(time_slice.model))
-    )
-
-
-def time_slice_given(
-    model: str, snapshot: FleetSnapshot, catalogue: Catalogue
-) -> tuple[TimeSlice, tuple[Unload, ...]] | None:
-    """The time slice for a waiting model, with the unloads for it; ``None``: not yet."""
-    entry = catalogue.get(model)
-    if entry is None or any(time_slice.model == model for time_slice in snapshot.time_slices):
-        return None
-    replicas = snapshot.replicas_of(model)
-    if any(replica.status not in REPLACEABLE for replica in replicas):
-        return None
-    entry = with_reported_costs(entry, replicas)
-    failed = failed_loads(entry, replicas)
-    if failed.everywhere is not None:
-        return None
-    capacity, asleep = capacity_of(snapshot, catalogue), asleep_of(entry, replicas)
-    candidate = find_room(
-        entry,
-        capacity,
-        excluded=failed.neurons,
-        excluded_as_stages=failed.neurons_as_stages,
-        asleep=asleep,
-    ).after_time_slices
-    if candidate is None or candidate.is_promised or candidate.ready_in_s > 0:
-        return None
-    return _time_slice(model, candidate), tuple(_evicted(model, candidate))
-
-
-def _time_slice(model: str, candidate: PlacementCandidate) -> TimeSlice:
-    return TimeSlice(
-        model=model,
-        neuron=candidate.neuron,
-        devices=candidate.devices,
-        device_bytes=candidate.device_bytes or 0,
-        stage_bytes=tuple(stage.memory_bytes for stage in candidate.stages),
-        evicted=candidate.evict,
-    )
-
-
-def _evicted(model: str, candidate: PlacementCandidate) -> list[Unload]:
-    return [
-        Unload(
-            neuron=candidate.neuron,
-            model=one.replica.model,
-            reason=f"{model} has waited for its time slice",
-        )
-        for one in candidate.evicted
-        if one.replica.status is not ReplicaStatus.DRAINING
-    ]
+    def _drains(self, neuron: str, model: str) -> None:
+        self._snapshot = with_status(self._snapshot, neuron, model, ReplicaStatus.DRAINING)

@@ -101,15 +101,6 @@ def gateways_write(key: bytes) -> bool:
     return key.split(b":", 4)[3] in _OF_GATEWAYS
 
 
-def is_events_key(key: bytes) -> bool:
-    parts = key.split(b":", 4)
-    return len(parts) == 5 and parts[3] == b"events"
-
-
-def gateway_of_events_key(key: bytes) -> str:
-    return key.split(b":", 4)[4].decode(errors="replace")
-
-
 def neuron_queue(name: str) -> str:
     return f"neuron.{name}"
 

@@ -1,17 +1,14 @@
-"""Finds devices for a model: with free memory, or with memory that evictions free.
-
-    free         room now                                       the snuggest where it can do all
-    evicting     room once idle, unpinned replicas have left    where least is lost
-    time slice   room once those of replicas in use are over    where it is soonest
+"""Finds devices for a whole model: with free memory, or with memory that evictions free. Pure.
 
 A replica that spans devices needs its part on each, all on one neuron. One that sleeps wakes on its
-own devices only. Pure.
+own devices only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
@@ -22,14 +19,23 @@ from fleet.placement.devices.capacity import (
     EvictionCandidate,
     FleetCapacity,
     devices_of,
+    waking_bytes,
 )
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.sleeping import Asleep, waking_bytes
 from inference.protocol.load import StageSpec
 
-Capacities = Mapping[str, Sequence[DeviceCapacity]]
-"""The devices of one kind that a model may use, by their neuron."""
-MayGo = Callable[[EvictionCandidate], bool]
+Evicted = tuple[EvictionCandidate, ...]
+UNTOUCHED = -(2**31)
+"""Below every priority: no eviction."""
+
+
+class Clearing(Enum):
+    """Which replicas leave for a model: none, idle ones now, or also those in use, after their time
+    slices. Replicas of a higher priority never do."""
+
+    NOTHING = auto()
+    IDLE = auto()
+    IN_USE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class PlacementCandidate:
     neuron: str
     devices: tuple[str, ...]
     device_bytes: int | None
-    evicted: tuple[EvictionCandidate, ...] = ()
+    evicted: Evicted = ()
     """The evictions on ``neuron``; each of ``stages`` names its own."""
     is_promised: bool = False
     """Another model has priority."""
@@ -58,24 +64,55 @@ class PlacementCandidate:
         first = MIN_TIME_SLICE_S if self.is_promised else 0.0
         return max((one.in_s for one in self.evicted), default=0.0) + first
 
+    @property
+    def rank(self) -> tuple[bool, float, int, float]:
+        """Sort key, the best first: the soonest, then the lowest of the highest priorities that
+        leave, then the least total loss."""
+        priority = max((one.priority for one in self.evicted), default=UNTOUCHED)
+        loss = sum(one.loss for one in self.evicted)
+        return (self.is_promised, self.ready_in_s, priority, loss)
 
-UNTOUCHED = -(2**31)
-"""Below every priority: no eviction."""
+
+def freed_by(
+    clearing: Clearing, entry: CatalogueEntry, device: DeviceCapacity, *, leaves_itself: bool = True
+) -> list[EvictionCandidate]:
+    """The replicas that may leave the device, the least valuable first."""
+    return [
+        one
+        for one in device.evictables
+        if clearing is not Clearing.NOTHING
+        and (clearing is Clearing.IN_USE or one.goes_now)
+        and one.priority <= entry.effective_priority
+        and (leaves_itself or one.replica.model != entry.name)
+    ]
 
 
-def evictions_for(
-    lacking_bytes: int,
-    evictables: Sequence[EvictionCandidate],
-    may_go: Callable[[EvictionCandidate], bool],
-) -> tuple[EvictionCandidate, ...] | None:
-    """The least valuable replicas that free enough, without superfluous ones; ``None``: all
-    together are not enough."""
+def cleared(
+    device: DeviceCapacity,
+    entry: CatalogueEntry,
+    needed_bytes: int,
+    clearing: Clearing,
+    *,
+    leaves_itself: bool = True,
+) -> tuple[Evicted, bool] | None:
+    """The evictions that make room, and whether that room is promised to another model; ``None``:
+    all together are not enough."""
+    evictables = freed_by(clearing, entry, device, leaves_itself=leaves_itself)
+    evicted = evictions_for(needed_bytes - device.free_bytes(entry.name), evictables)
+    if evicted is not None or clearing is not Clearing.IN_USE:
+        return None if evicted is None else (evicted, False)
+    evicted = evictions_for(needed_bytes - device.info.free_memory_bytes, evictables)
+    return None if evicted is None else (evicted, True)
+
+
+def evictions_for(lacking_bytes: int, evictables: Sequence[EvictionCandidate]) -> Evicted | None:
+    """The least valuable replicas that free enough, without superfluous ones."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for evictable in evictables:
         if freed >= lacking_bytes:
             break
-        if evictable.freed_bytes > 0 and may_go(evictable):
+        if evictable.freed_bytes > 0:
             chosen.append(evictable)
             freed += evictable.freed_bytes
     if freed < lacking_bytes:
@@ -87,114 +124,55 @@ def evictions_for(
     return tuple(chosen)
 
 
-def loss_of(evicted: Sequence[EvictionCandidate]) -> tuple[int, float]:
-    """Sort key of an eviction: the highest priority among them, then the total loss."""
-    return (
-        max((one.priority for one in evicted), default=UNTOUCHED),
-        sum(one.loss for one in evicted),
-    )
-
-
-def nothing_goes(_: EvictionCandidate) -> bool:
-    return False
-
-
-def going_now(entry: CatalogueEntry) -> MayGo:
-    return lambda one: one.goes_now and one.priority <= entry.effective_priority
-
-
-def going_later(entry: CatalogueEntry) -> MayGo:
-    """Also chooses replicas that may be evicted only after their time slice."""
-    return lambda one: one.priority <= entry.effective_priority
-
-
-def free_candidate(
-    needs: Needs, kind: DeviceKind, capacities: Capacities
-) -> PlacementCandidate | None:
-    """On the fullest devices with all the wanted memory (context and sequences), else on those with
-    most."""
-    best: tuple[tuple[bool, int, str, str], PlacementCandidate] | None = None
-    for neuron, devices in capacities.items():
-        each = needs.device_bytes(neuron, kind)
-        roomy = sorted(
-            (*_snugness(needs, free, each), device.name)
-            for device in devices
-            if (free := device.free_bytes(needs.entry.name)) >= (each or 0)
-            and device.info.total_memory_bytes >= needs.least_total_bytes
-        )
-        if len(roomy) < needs.num_devices:
-            continue
-        chosen = roomy[: needs.num_devices]
-        key = (*chosen[-1][:2], neuron, chosen[0][2])
-        if best is None or key < best[0]:
-            names = tuple(sorted(name for *_, name in chosen))
-            best = (key, PlacementCandidate(neuron, names, each))
-    return best[1] if best else None
-
-
-def evicting_candidate(
-    needs: Needs, kind: DeviceKind, capacities: Capacities
-) -> PlacementCandidate | None:
-    """A model of unknown size evicts no replica: whether that makes room would be unknown."""
-    found = _cleared(needs, kind, capacities, going_now(needs.entry))
-    return min(found, key=_loss, default=None)
-
-
-def time_slice_candidate(
-    needs: Needs, kind: DeviceKind, capacities: Capacities
-) -> PlacementCandidate | None:
-    """The candidate with room soonest, after time slices: a device without promises, else one that
-    is promised to another model."""
-    may_go = going_later(needs.entry)
-    unpromised = _cleared(needs, kind, capacities, may_go)
-    if (found := min(unpromised, key=_soonest_first, default=None)) is not None:
-        return found
-    after = _cleared(needs, kind, capacities, may_go, heeds_promises=False)
-    promised = min(after, key=_soonest_first, default=None)
-    return promised and replace(promised, is_promised=True)
-
-
-def _cleared(
+def whole_candidate(
     needs: Needs,
     kind: DeviceKind,
-    capacities: Capacities,
-    may_go: MayGo,
-    *,
-    heeds_promises: bool = True,
-) -> Iterator[PlacementCandidate]:
-    model = needs.entry.name
-    for neuron, devices in capacities.items():
-        each = needs.device_bytes(neuron, kind)
-        if each is None:
-            continue
-        cleared = []
-        for device in devices:
-            if device.info.total_memory_bytes < needs.least_total_bytes:
-                continue
-            free = device.free_bytes(model) if heeds_promises else device.info.free_memory_bytes
-            evicted = evictions_for(each - free, device.evictables, may_go)
-            if evicted is not None:
-                cleared.append((device.name, evicted))
-        if needs.num_devices == 1:
-            yield from (
-                PlacementCandidate(neuron, (name,), each, evicted) for name, evicted in cleared
-            )
-        elif len(cleared) >= needs.num_devices:
-            yield _together(neuron, each, cleared, needs.num_devices)
+    by_neuron: Mapping[str, Sequence[DeviceCapacity]],
+    clearing: Clearing,
+) -> PlacementCandidate | None:
+    """The neuron where it is soonest and least is lost; of free ones, the fullest devices with all
+    the wanted memory (context and sequences), else those with most."""
+    found = [
+        one
+        for neuron, devices in by_neuron.items()
+        if (one := _on_neuron(needs, kind, neuron, devices, clearing)) is not None
+    ]
+    best = min(found, key=lambda one: (one[0].rank, *one[1], one[0].neuron), default=None)
+    return best and best[0]
 
 
-def _together(
+def _on_neuron(
+    needs: Needs,
+    kind: DeviceKind,
     neuron: str,
-    each: int,
-    cleared: list[tuple[str, tuple[EvictionCandidate, ...]]],
-    num_devices: int,
-) -> PlacementCandidate:
-    """The devices with the least loss. Replicas on several of them are evicted once."""
-    least = sorted(cleared, key=lambda device: (loss_of(device[1]), device[0]))[:num_devices]
-    evicted = {one.replica.model: one for _, found in least for one in found}
-    return PlacementCandidate(
-        neuron, tuple(sorted(name for name, _ in least)), each, tuple(evicted.values())
+    devices: Sequence[DeviceCapacity],
+    clearing: Clearing,
+) -> tuple[PlacementCandidate, tuple[bool, int]] | None:
+    """The candidate on the neuron's best devices, and the snugness of the worst of these. A model
+    of unknown size evicts no replica: whether that makes room would be unknown."""
+    each = needs.device_bytes(neuron, kind)
+    if each is None and clearing is not Clearing.NOTHING:
+        return None
+    options = []
+    for device in devices:
+        if device.info.total_memory_bytes < needs.least_total_bytes:
+            continue
+        if (found := cleared(device, needs.entry, each or 0, clearing)) is not None:
+            alone = PlacementCandidate(neuron, (device.name,), each, *found)
+            snugness = _snugness(needs, device.free_bytes(needs.entry.name), each)
+            options.append((alone.rank, snugness, device.name, alone))
+    if len(options) < needs.num_devices:
+        return None
+    best = sorted(options, key=lambda option: option[:3])[: needs.num_devices]
+    evicted = {one.replica.model: one for *_, alone in best for one in alone.evicted}
+    candidate = PlacementCandidate(
+        neuron,
+        tuple(sorted(name for _, _, name, _ in best)),
+        each,
+        tuple(evicted.values()),
+        is_promised=any(alone.is_promised for *_, alone in best),
     )
+    return candidate, best[-1][1]
 
 
 def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
@@ -207,53 +185,47 @@ def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[
     return (is_tight, -free_bytes if is_tight else free_bytes)
 
 
-def _soonest_first(candidate: PlacementCandidate) -> tuple[float, int, float, str, tuple[str, ...]]:
-    return (candidate.ready_in_s, *_loss(candidate))
-
-
-def _loss(candidate: PlacementCandidate) -> tuple[int, float, str, tuple[str, ...]]:
-    return (*loss_of(candidate.evicted), candidate.neuron, candidate.devices)
-
-
 def waking_candidate(
-    entry: CatalogueEntry, asleep: Asleep, capacity: FleetCapacity, kind: DeviceKind, may_go: MayGo
+    entry: CatalogueEntry,
+    sleeping: Sequence[ReplicaView],
+    capacity: FleetCapacity,
+    kind: DeviceKind,
+    clearing: Clearing,
 ) -> PlacementCandidate | None:
-    """The neuron on which the sleeping model could wake soonest, after evictions of replicas that
-    ``may_go``. One divided over cards and processors counts as one on cards."""
-    found: list[PlacementCandidate] = []
-    for replica in asleep.wakeable:
-        here = [
-            device
-            for by_name in capacity.by_kind.values()
-            for device in by_name.get(replica.neuron, ())
-        ]
-        names = devices_of(replica, here[0].neuron) if here else ()
-        devices = [device for device in here if device.name in names]
-        if len(devices) < max(1, len(names)) or _kind_of(devices) != kind:
-            continue
-        evicted = _waking_evictions(replica, devices, may_go)
-        if evicted is not None:
-            largest = max(waking_bytes(replica, device.name) for device in devices)
-            found.append(PlacementCandidate(replica.neuron, tuple(sorted(names)), largest, evicted))
-    return min(
-        found, key=lambda one: (one.ready_in_s, *loss_of(one.evicted), one.neuron), default=None
-    )
+    """The neuron on which the sleeping model could wake soonest. One divided over cards and
+    processors counts as one on cards."""
+    found = (_waking_on(entry, replica, capacity, kind, clearing) for replica in sleeping)
+    fitting = [one for one in found if one is not None]
+    return min(fitting, key=lambda one: (one.rank, one.neuron), default=None)
 
 
-def _kind_of(devices: Sequence[DeviceCapacity]) -> DeviceKind:
-    return "cuda" if any(device.info.kind == "cuda" for device in devices) else "cpu"
-
-
-def _waking_evictions(
-    replica: ReplicaView, devices: Sequence[DeviceCapacity], may_go: MayGo
-) -> tuple[EvictionCandidate, ...] | None:
-    """The evictions on all of its devices; ``None``: one of them would not have room."""
-    leaving: dict[str, EvictionCandidate] = {}
+def _waking_on(
+    entry: CatalogueEntry,
+    replica: ReplicaView,
+    capacity: FleetCapacity,
+    kind: DeviceKind,
+    clearing: Clearing,
+) -> PlacementCandidate | None:
+    here = [
+        device
+        for by_name in capacity.by_kind.values()
+        for device in by_name.get(replica.neuron, ())
+    ]
+    names = devices_of(replica, here[0].neuron) if here else ()
+    devices = [device for device in here if device.name in names]
+    on_cards = any(device.info.kind == "cuda" for device in devices)
+    if len(devices) < max(1, len(names)) or on_cards != (kind == "cuda"):
+        return None
+    evicted: dict[str, EvictionCandidate] = {}
+    is_promised = False
     for device in devices:
-        others = [one for one in device.evictables if one.replica.model != replica.model]
-        lacking = waking_bytes(replica, device.name) - device.free_bytes(replica.model)
-        evicted = evictions_for(lacking, others, may_go)
-        if evicted is None:
+        needed_bytes = waking_bytes(replica, device.name)
+        found = cleared(device, entry, needed_bytes, clearing, leaves_itself=False)
+        if found is None:
             return None
-        leaving |= {one.replica.model: one for one in evicted}
-    return tuple(leaving.values())
+        evicted |= {one.replica.model: one for one in found[0]}
+        is_promised |= found[1]
+    largest = max(waking_bytes(replica, device.name) for device in devices)
+    return PlacementCandidate(
+        replica.neuron, tuple(sorted(names)), largest, tuple(evicted.values()), is_promised
+    )

@@ -1,14 +1,16 @@
-"""The devices of a snapshot: free memory, and replicas that may be evicted.
+"""The devices of a snapshot: free memory, and replicas that may be evicted or can sleep. Pure.
 
     FleetSnapshot, Catalogue ──FleetCapacity──▶ DeviceCapacity* ▷ EvictionCandidate*
                                                                      least valuable first
 
-Pure.
+A sleeping replica uses almost no device memory, and keeps its weights in the host's memory. Waking
+it counts as a load of a fraction of the cost.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -17,7 +19,6 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Catalogue
-from fleet.placement.devices.sleeping import COST_OF_WAKING, may_sleep
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 IDLE_TIME_SLICE_S = 5.0
@@ -30,11 +31,13 @@ MAX_TIME_SLICE_S = 300.0
 TIME_SLICE_LOADS = 2.0
 """A replica in use keeps its place for twice the time that its load took, within these bounds, so
 that a card that models share in time slices computes for at least two thirds of the time."""
-
 COST_OF_MOVING = 0.5
 """The cost, where a load from files is 1, of evicting a model that fits into free memory elsewhere:
 it is loaded there, and no request waits for it."""
-
+COST_OF_WAKING = 0.2
+"""The same of waking: at most a fifth of a load's time."""
+HOST_SHARE_KEPT = 0.1
+"""The share of a host's memory that models do not use to sleep."""
 UNKNOWN_MODEL_PRIORITY = -1
 """The priority of a model that the catalogue does not offer (any more): no request can name it."""
 
@@ -47,17 +50,20 @@ RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
 
 @dataclass(slots=True)
 class EvictionCandidate:
-    """A replica that may be evicted from its devices, now or later. ``freed_bytes`` is on each of
+    """A replica that may be evicted from its devices, now or later. ``freed_bytes`` is on one of
     them; ``in_s`` is the time until that, 0: now; ``loss`` is the expected rate of requests for it,
     times its cost."""
 
     replica: ReplicaView
     priority: int
-    freed_bytes: int
     in_s: float
     is_idle: bool
-    goes_now: bool
     loss: float
+    freed_bytes: int = 0
+
+    @property
+    def goes_now(self) -> bool:
+        return self.is_idle and self.in_s == 0
 
 
 @dataclass(slots=True)
@@ -86,37 +92,52 @@ class FleetCapacity:
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
         """``catalogue`` has the priorities of replicas. Without one no replica may be evicted."""
         self._catalogue = catalogue
-        self._most_free: dict[tuple[DeviceKind, str], int] = {}
+        self._num_held = Counter(one.model for one in snapshot.replicas() if one.status in HELD)
+        neurons = [neuron for neuron in snapshot.neurons if neuron.may_load]
+        self._most_free: Counter[tuple[DeviceKind, str]] = Counter()
         """The most free bytes on one device of a kind, by kind and neuron."""
-        for neuron in snapshot.neurons:
-            for info in neuron.devices if neuron.may_load else ():
+        for neuron in neurons:
+            for info in neuron.devices:
                 where = (info.kind, neuron.name)
-                free = info.free_memory_bytes
-                self._most_free[where] = max(free, self._most_free.get(where, 0))
-        self._num_held = {
-            model: sum(replica.status in HELD for replica in replicas)
-            for model, replicas in snapshot.by_model.items()
-        }
-        claims: dict[tuple[str, str], list[tuple[str, int]]] = {}
+                self._most_free[where] = max(self._most_free[where], info.free_memory_bytes)
+        claims: defaultdict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
         for time_slice in snapshot.time_slices:
-            if self._num_held.get(time_slice.model):
-                continue  # its promise is fulfilled
-            for name in time_slice.devices:
+            for name in () if self._num_held[time_slice.model] else time_slice.devices:
                 claim = (time_slice.model, time_slice.promised_on(name))
-                claims.setdefault((time_slice.neuron, name), []).append(claim)
+                claims[time_slice.neuron, name].append(claim)
         self.by_kind: dict[DeviceKind, dict[str, list[DeviceCapacity]]] = {"cuda": {}, "cpu": {}}
         """The devices of each neuron that accepts loads, by its name."""
-        self.without_cards: dict[str, str] = {}
-        for neuron in snapshot.neurons:
-            if neuron.may_load:
-                if neuron.cuda_unavailable:
-                    self.without_cards[neuron.name] = neuron.cuda_unavailable
-                self._add(neuron, claims)
+        for neuron in neurons:
+            evictables = self._evictables(neuron)
+            for info in neuron.devices:
+                name = device_name(info)
+                here = DeviceCapacity(
+                    neuron=neuron,
+                    info=info,
+                    name=name,
+                    evictables=sorted(evictables[name], key=_value),
+                    claims=claims[neuron.name, name],
+                )
+                self.by_kind[info.kind].setdefault(neuron.name, []).append(here)
+        self.without_cards = {
+            neuron.name: neuron.cuda_unavailable for neuron in neurons if neuron.cuda_unavailable
+        }
 
     def barred(self, entry: CatalogueEntry) -> Mapping[str, str]:
         """Neurons whose processors the model may not use, with the reason: their cards are
         unavailable, and it is not enabled for processors."""
         return {} if entry.device == "cpu" else self.without_cards
+
+    def of_kind(
+        self, entry: CatalogueEntry, kind: DeviceKind, excluded: Collection[str] = ()
+    ) -> dict[str, list[DeviceCapacity]]:
+        """The devices that the model may use, by neuron."""
+        barred = self.barred(entry) if kind == "cpu" else {}
+        return {
+            name: devices
+            for name, devices in self.by_kind[kind].items()
+            if name in (entry.pinned_on or (name,)) and name not in excluded and name not in barred
+        }
 
     def only(self, neuron: str) -> FleetCapacity:
         """The candidates on that neuron alone. Models' values still follow from the whole fleet."""
@@ -130,46 +151,33 @@ class FleetCapacity:
         }
         return alone
 
-    def _add(
-        self, neuron: NeuronView, claims: dict[tuple[str, str], list[tuple[str, int]]]
-    ) -> None:
-        evictables: dict[str, list[EvictionCandidate]] = {}
+    def _evictables(self, neuron: NeuronView) -> defaultdict[str, list[EvictionCandidate]]:
+        """The neuron's evictable replicas, by device."""
+        found: defaultdict[str, list[EvictionCandidate]] = defaultdict(list)
         for replica in neuron.replicas:
-            if (evictable := self._evictable(replica, neuron)) is not None:
-                for name in devices_of(replica, neuron):
-                    freed = freed_on(replica, name, neuron)
-                    there = dataclasses.replace(evictable, freed_bytes=freed)
-                    evictables.setdefault(name, []).append(there)
-                if replica.host_memory_bytes:
-                    away = dataclasses.replace(evictable, freed_bytes=replica.host_memory_bytes)
-                    evictables.setdefault("cpu", []).append(away)
-        for info in neuron.devices:
-            name = device_name(info)
-            here = DeviceCapacity(
-                neuron=neuron,
-                info=info,
-                name=name,
-                evictables=sorted(evictables.get(name, []), key=_value),
-                claims=claims.get((neuron.name, name), ()),
-            )
-            self.by_kind[info.kind].setdefault(neuron.name, []).append(here)
+            if (evictable := self._evictable(replica, neuron)) is None:
+                continue
+            freed = {name: freed_on(replica, name, neuron) for name in devices_of(replica, neuron)}
+            for name, num_bytes in freed.items():
+                found[name].append(dataclasses.replace(evictable, freed_bytes=num_bytes))
+            if num_bytes := replica.host_memory_bytes:
+                found["cpu"].append(dataclasses.replace(evictable, freed_bytes=num_bytes))
+        return found
 
     def _evictable(self, replica: ReplicaView, neuron: NeuronView) -> EvictionCandidate | None:
         """``None``: it must not be evicted, or uses no memory."""
         if self._catalogue is None or replica.status is ReplicaStatus.FAILED:
             return None
         entry = self._catalogue.get(replica.model)
-        if entry is not None and self._is_kept(replica, entry.effective_min_replicas):
+        least = 0 if entry is None else entry.effective_min_replicas
+        if least and replica.status in HELD and self._num_held[replica.model] <= least:
             return None
-        idle_s, in_s = idle_age_s(replica), stays_s(replica)
-        is_idle = replica.status in RESTING and idle_s is not None
+        idle_s = idle_age_s(replica)
         return EvictionCandidate(
             replica=replica,
             priority=UNKNOWN_MODEL_PRIORITY if entry is None else entry.effective_priority,
-            freed_bytes=freed_bytes(replica),
-            in_s=in_s,
-            is_idle=is_idle,
-            goes_now=is_idle and in_s == 0,
+            in_s=stays_s(replica),
+            is_idle=replica.status in RESTING and idle_s is not None,
             loss=self._cost(replica, neuron, entry) / (1.0 + (idle_s or 0.0)),
         )
 
@@ -181,26 +189,15 @@ class FleetCapacity:
             return 1.0 - COST_OF_WAKING
         if may_sleep(replica, neuron):
             return COST_OF_WAKING
-        can_move = entry is not None and self._fits_elsewhere(replica, entry.pinned_on)
-        return COST_OF_MOVING if can_move else 1.0
-
-    def _is_kept(self, replica: ReplicaView, least_replicas: int) -> bool:
-        return (
-            least_replicas > 0
-            and replica.status in HELD
-            and self._num_held[replica.model] <= least_replicas
-        )
-
-    def _fits_elsewhere(self, replica: ReplicaView, pinned_on: Collection[str]) -> bool:
-        """Whether one free device of another neuron has room for it; ``moves`` decides exactly."""
-        if len(replica.devices) > 1 or not replica.memory_bytes:
-            return False
+        if entry is None or len(replica.devices) > 1 or not replica.memory_bytes:
+            return 1.0
         kind: DeviceKind = "cpu" if "cpu" in replica.devices else "cuda"
-        return any(
+        can_move = any(
             free >= replica.memory_bytes
             for (of, name), free in self._most_free.items()
-            if of == kind and name != replica.neuron and name in (pinned_on or (name,))
+            if of == kind and name != replica.neuron and name in (entry.pinned_on or (name,))
         )
+        return COST_OF_MOVING if can_move else 1.0
 
 
 _last: tuple[FleetSnapshot, Catalogue | None, FleetCapacity] | None = None
@@ -226,24 +223,47 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
 
 def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
     """Bytes freed on that device of its neuron by its eviction; 0 where unknown."""
-    if replica.report is not None and replica.report.stage_memory and replica.memory_bytes:
-        if replica.status is ReplicaStatus.ASLEEP and replica.report.asleep is not None:
-            return replica.report.asleep.on(device)
-        return sum(
-            one.actual_bytes + one.process_bytes
-            for one in replica.report.stage_memory
-            if one.device == device
-        )
-    return freed_bytes(replica) if device in devices_of(replica, neuron) else 0
-
-
-def freed_bytes(replica: ReplicaView) -> int:
-    """Bytes freed on each of its devices by its eviction, where they are alike; 0 where unknown."""
-    total = replica.memory_bytes
+    report, total = replica.report, replica.memory_bytes
+    if report is not None and report.stage_memory and total:
+        if replica.status is ReplicaStatus.ASLEEP and report.asleep is not None:
+            return report.asleep.on(device)
+        return _awake_bytes_on(replica, device)
+    if device not in devices_of(replica, neuron):
+        return 0
     if total is None:
-        report = replica.report
         total = report.actual_bytes + report.process_bytes if report else 0
     return total // max(1, len(replica.devices))
+
+
+def _awake_bytes_on(replica: ReplicaView, device: str) -> int:
+    """Of a divided replica."""
+    stages = replica.report.stage_memory if replica.report else ()
+    return sum(one.actual_bytes + one.process_bytes for one in stages if one.device == device)
+
+
+def waking_bytes(replica: ReplicaView, device: str) -> int:
+    """The additional bytes of a sleeping replica on that device when it wakes."""
+    report = replica.report
+    if report is None:
+        return 0
+    if report.stage_memory and report.asleep is not None:
+        return max(0, _awake_bytes_on(replica, device) - report.asleep.on(device))
+    awake_bytes = report.process_bytes + report.actual_bytes
+    lacking = max(0, awake_bytes - (replica.memory_bytes or 0))
+    return -(-lacking // max(1, len(replica.devices)))
+
+
+def may_sleep(replica: ReplicaView, neuron: NeuronView) -> bool:
+    report = replica.report
+    if replica.status is not ReplicaStatus.READY or report is None or report.asleep is None:
+        return False
+    if report.asleep.host_bytes == 0:
+        return True
+    host = next((device for device in neuron.devices if device.kind == "cpu"), None)
+    if host is None:
+        return False
+    kept_bytes = int(HOST_SHARE_KEPT * host.total_memory_bytes)
+    return report.asleep.host_bytes <= host.free_memory_bytes - kept_bytes
 
 
 def idle_age_s(replica: ReplicaView) -> float | None:
@@ -253,19 +273,17 @@ def idle_age_s(replica: ReplicaView) -> float | None:
     return replica.status_age_s if used_s is None else min(used_s, replica.status_age_s)
 
 
-def time_slice_s(replica: ReplicaView) -> float:
-    load_s = replica.report.load_seconds if replica.report else 0.0
-    return min(MAX_TIME_SLICE_S, max(MIN_TIME_SLICE_S, TIME_SLICE_LOADS * load_s))
-
-
 def stays_s(replica: ReplicaView) -> float:
+    """Seconds until it may be evicted."""
     if replica.status in (ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
         return 0.0
+    load_s = replica.report.load_seconds if replica.report else 0.0
+    time_slice_s = min(MAX_TIME_SLICE_S, max(MIN_TIME_SLICE_S, TIME_SLICE_LOADS * load_s))
     if replica.status is not ReplicaStatus.READY:
-        return (replica.eta_s or 0.0) + time_slice_s(replica)
+        return (replica.eta_s or 0.0) + time_slice_s
     idle_s = idle_age_s(replica)
     if idle_s is None:
-        return max(0.0, time_slice_s(replica) - replica.status_age_s)
+        return max(0.0, time_slice_s - replica.status_age_s)
     return max(0.0, IDLE_TIME_SLICE_S - replica.status_age_s, QUIET_S - idle_s)
 
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load
-from fleet.placement.devices.capacity import HELD, FleetCapacity, idle_age_s
+from fleet.placement.devices.capacity import HELD, idle_age_s, may_sleep
 from fleet.placement.devices.room import find_room
-from fleet.placement.devices.sleeping import may_sleep
 from fleet.placement.expected import with_load
-from fleet.placement.failures import failed_loads
 from fleet.placement.place import load_decision
 from inference.protocol.heartbeat import ReplicaStatus
 
@@ -36,8 +34,12 @@ def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tupl
         moved, neuron = catalogue.get(model), snapshot.neuron(neuron_name)
         if moved is None or neuron is None or not _is_worth_moving(moved, neuron, expected):
             continue
-        move = _elsewhere(moved, expected, catalogue)
-        if move is not None and not _is_on_load_device(move, neuron_name, load):
+        held = {replica.neuron for replica in expected.replicas_of(model)}
+        room = find_room(moved, expected, catalogue, excluded=held, may_evict=False)
+        if room.candidate is None:
+            continue
+        move = load_decision(moved, room.candidate)
+        if not (move.neuron == neuron_name and {*move.devices} & _devices_on(load, neuron_name)):
             moves.append(move)
             expected = with_load(expected, move, moved)
     return tuple(moves)
@@ -54,21 +56,8 @@ def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetS
     return not is_elsewhere and not may_sleep(replica, neuron)
 
 
-def _is_on_load_device(move: Load, neuron: str, load: Load) -> bool:
-    """Whether the move, away from ``neuron``, goes to a device there of ``load``, as one of unknown
-    size would."""
-    if move.neuron != neuron:
-        return False
-    far = [stage.device for stage in load.stages if stage.neuron == neuron]
-    taken = load.devices if neuron == load.neuron else far
-    return not {*move.devices}.isdisjoint(taken)
-
-
-def _elsewhere(moved: CatalogueEntry, expected: FleetSnapshot, catalogue: Catalogue) -> Load | None:
-    replicas = expected.replicas_of(moved.name)
-    failed = failed_loads(moved, replicas)
-    if failed.everywhere is not None:
-        return None
-    excluded = {*failed.neurons, *(replica.neuron for replica in replicas)}
-    room = find_room(moved, FleetCapacity(expected, catalogue), excluded=excluded, may_evict=False)
-    return None if room.candidate is None else load_decision(moved, room.candidate)
+def _devices_on(load: Load, neuron: str) -> set[str]:
+    """The load's devices there: a model of unknown size would move back to them."""
+    if neuron == load.neuron:
+        return {*load.devices}
+    return {stage.device for stage in load.stages if stage.neuron == neuron}

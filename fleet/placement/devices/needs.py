@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
-from fleet.placement.stages.layer_memory import WANTED_CONTEXTS, whole_bytes
+from fleet.placement.stages.devices import WANTED_CONTEXTS, whole_bytes
 
 MIB = 1024**2
 

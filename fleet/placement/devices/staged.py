@@ -12,8 +12,7 @@ devices of one neuron could hold never lies on several.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -21,20 +20,18 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import KnownDevice
 from fleet.live.snapshot import ReplicaView
-from fleet.placement.devices.candidates import (
-    MayGo,
-    PlacementCandidate,
-    evictions_for,
-    going_later,
-    going_now,
-    nothing_goes,
-)
+from fleet.placement.devices.candidates import Clearing, PlacementCandidate, cleared, freed_by
 from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate, FleetCapacity
 from fleet.placement.devices.needs import Needs
-from fleet.placement.stages.devices import BY_KIND, StageDevice, speed_of
-from fleet.placement.stages.layer_memory import LEAST_TOKENS
-from fleet.placement.stages.planning import KV_TOKENS_TRIED, Spread, divided, least_bytes
-from fleet.placement.stages.plans import Stage, StagePlan, StageRefusal
+from fleet.placement.stages.devices import BY_KIND, LEAST_TOKENS, StageDevice, speed_of
+from fleet.placement.stages.planning import (
+    KV_TOKENS_TRIED,
+    Spread,
+    StagePlan,
+    StageRefusal,
+    divided,
+    least_bytes,
+)
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.load import StageSpec
@@ -60,7 +57,6 @@ class Division:
 
     needs: Needs
     costs: ModelCosts
-    capacity: FleetCapacity
     devices: Sequence[DeviceCapacity]
     """The devices for stages, by their neurons' names."""
     spread: Spread = "host"
@@ -71,43 +67,29 @@ class Division:
         costs = needs.entry.costs
         if costs is None or why_not_divided(needs.entry) or could_be_whole(needs, capacity):
             return None
-        division = cls(needs, costs, capacity, tuple(usable(needs, capacity)))
-        if needs.entry.spread != "fleet" or (
-            division._has_memory((), could_be_free) and isinstance(division.in_all(), StagePlan)
-        ):
+        division = cls(needs, costs, tuple(usable(needs, capacity)))
+        if needs.entry.spread != "fleet" or isinstance(division.in_all(), StagePlan):
             return division
         lending = tuple(one for one in division.devices if one.neuron.stage_host)
         return replace(division, devices=lending, spread="fleet")
-
-    def free(self, excluded: Collection[str]) -> PlacementCandidate | None:
-        """A neuron, not in ``excluded``, whose devices have memory now, or several that have it
-        together. The engine is on the neuron of the first stage."""
-        return self._candidate(excluded, self._free_bytes, KV_TOKENS_TRIED, nothing_goes)
-
-    def evicting(self, excluded: Collection[str]) -> PlacementCandidate | None:
-        """The same after evictions that are possible now."""
-        return self._cleared(excluded, going_now(self.needs.entry))
-
-    def after_time_slices(self, excluded: Collection[str]) -> PlacementCandidate | None:
-        """A neuron with memory after time slices. Only one: no replica in use is evicted for a
-        model on several neurons."""
-        if self.spread == "fleet":
-            return None
-        yielding = going_later(self.needs.entry)
-        found = self._cleared(excluded, yielding)
-        if found is not None:
-            return found
-        promised = self._cleared(excluded, yielding, heeds_promises=False)
-        return promised and replace(promised, is_promised=True)
 
     def in_all(self) -> StagePlan | StageRefusal:
         return self._planned((), could_be_free, (self._least_tokens,))
 
     def now(self) -> StagePlan | StageRefusal:
-        return self._planned((), self._free_bytes, (self._least_tokens,))
+        entry = self.needs.entry
+        return self._planned((), lambda one: one.free_bytes(entry.name), (self._least_tokens,))
 
-    def _free_bytes(self, device: DeviceCapacity) -> int:
-        return device.free_bytes(self.needs.entry.name)
+    def candidate(self, excluded: Collection[str], clearing: Clearing) -> PlacementCandidate | None:
+        """A neuron, not in ``excluded``, whose devices have memory after these evictions, or
+        several that have it together. The engine is on the neuron of the first stage. No replica in
+        use is evicted for a model on several neurons."""
+        if clearing is not Clearing.IN_USE:
+            return self._candidate(excluded, clearing, heeds_promises=True)
+        if self.spread == "fleet":
+            return None
+        found = self._candidate(excluded, clearing, heeds_promises=True)
+        return found or self._candidate(excluded, clearing, heeds_promises=False)
 
     @property
     def _least_tokens(self) -> int:
@@ -121,89 +103,55 @@ class Division:
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in self.costs.layers)
         return max(1, self.needs.entry.kv_memory_bytes // max(1, token_bytes))
 
-    def _cleared(
-        self,
-        excluded: Collection[str],
-        may_go: MayGo,
-        *,
-        heeds_promises: bool = True,
+    def _candidate(
+        self, excluded: Collection[str], clearing: Clearing, *, heeds_promises: bool
     ) -> PlacementCandidate | None:
-        def own_bytes(device: DeviceCapacity) -> int:
-            return self._free_bytes(device) if heeds_promises else device.info.free_memory_bytes
+        entry = self.needs.entry
 
         def free_bytes(device: DeviceCapacity) -> int:
-            return own_bytes(device) + sum(
-                one.freed_bytes for one in device.evictables if may_go(one)
-            )
+            own = device.free_bytes(entry.name)
+            if not heeds_promises:
+                own = device.info.free_memory_bytes
+            return own + sum(one.freed_bytes for one in freed_by(clearing, entry, device))
 
-        return self._candidate(excluded, free_bytes, (self._least_tokens,), may_go, own_bytes)
-
-    def _candidate(
-        self,
-        excluded: Collection[str],
-        free_bytes: Callable[[DeviceCapacity], int],
-        tokens: Sequence[int],
-        may_go: MayGo,
-        own_bytes: Callable[[DeviceCapacity], int] | None = None,
-    ) -> PlacementCandidate | None:
-        if not self._has_memory(excluded, free_bytes):
-            return None
-        tokens = tokens if self._asked_tokens is None else (self._asked_tokens,)
+        tokens = KV_TOKENS_TRIED if clearing is Clearing.NOTHING else (LEAST_TOKENS,)
+        if self._asked_tokens is not None:
+            tokens = (self._asked_tokens,)
         plan = self._planned(excluded, free_bytes, tokens)
         if not isinstance(plan, StagePlan):
             return None
         neuron = plan.neurons[0]
+        by_name = {(one.neuron.name, one.name): one for one in self.devices}
         stages: list[StageSpec] = []
         evicted: dict[str, EvictionCandidate] = {}
+        is_promised = False
         for planned in plan.stages:
-            stage = self._spec(planned)
-            device = self._device(planned)
-            lacking = stage.memory_bytes - (own_bytes or free_bytes)(device)
-            leaving = evictions_for(lacking, device.evictables, may_go)
-            if leaving is None:
+            stage = StageSpec(
+                device=planned.device,
+                layers=(planned.first_layer, planned.last_layer),
+                memory_bytes=least_bytes(self.costs, planned, self._least_tokens),
+            )
+            device = by_name[planned.neuron, planned.device]
+            found = cleared(device, entry, stage.memory_bytes, clearing)
+            if found is None:
                 return None
+            leaving = {one.replica.model: one for one in found[0]}
+            is_promised |= found[1]
             if planned.neuron == neuron:
-                evicted |= {one.replica.model: one for one in leaving}
+                evicted |= leaving
             else:
-                models = sorted(one.replica.model for one in leaving)
-                stage = msgspec.structs.replace(stage, neuron=planned.neuron, evict=models)
+                changes = {"neuron": planned.neuron, "evict": sorted(leaving)}
+                stage = msgspec.structs.replace(stage, **changes)
             stages.append(stage)
         return PlacementCandidate(
             neuron,
             tuple(stage.device for stage in stages if not stage.neuron),
             max(stage.memory_bytes for stage in stages),
             tuple(evicted.values()),
+            is_promised=is_promised,
             stages=tuple(stages),
             predicted_tokens_per_s=plan.tokens_per_s,
         )
-
-    def _has_memory(
-        self, excluded: Collection[str], free_bytes: Callable[[DeviceCapacity], int]
-    ) -> bool:
-        """Whether the devices together have memory for its weights. A plan is made only then: over
-        a hundred hosts it takes milliseconds, also one that is refused."""
-        kinds = self.needs.kinds
-        least_bytes = min(map(self.costs.outer_bytes.on, kinds)) + sum(
-            min(layer.weight_bytes.on(kind) + layer.expert_bytes.on(kind) for kind in kinds)
-            for layer in self.costs.layers
-        )
-        by_neuron: Counter[str] = Counter()
-        for device in self.devices:
-            if device.neuron.name not in excluded:
-                by_neuron[device.neuron.name] += max(0, free_bytes(device))
-        most_bytes = max(by_neuron.values(), default=0)
-        return (by_neuron.total() if self.spread == "fleet" else most_bytes) >= least_bytes
-
-    def _spec(self, stage: Stage) -> StageSpec:
-        return StageSpec(
-            device=stage.device,
-            layers=(stage.first_layer, stage.last_layer),
-            memory_bytes=least_bytes(self.costs, stage, self._least_tokens),
-        )
-
-    def _device(self, stage: Stage) -> DeviceCapacity:
-        where = (stage.neuron, stage.device)
-        return next(one for one in self.devices if (one.neuron.name, one.name) == where)
 
     def _planned(
         self,
@@ -236,14 +184,12 @@ def stage_devices(
 
 def usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
     """The devices for stages. Processors that share memory with a card have none of their own."""
-    barred = capacity.barred(needs.entry)
-    names = {name for by_name in capacity.by_kind.values() for name in by_name}
-    for name in sorted(names.intersection(needs.entry.pinned_on or names).difference(barred)):
+    by_kind = [capacity.of_kind(needs.entry, kind) for kind in needs.kinds]
+    for name in sorted({name for by_name in by_kind for name in by_name}):
         found = [
             device
-            for kind in needs.kinds
-            if (here := capacity.by_kind[kind].get(name)) is not None
-            for device in here
+            for by_name in by_kind
+            for device in by_name.get(name, ())
             if device.info.total_memory_bytes >= needs.least_total_bytes
         ]
         is_shared = any(device.info.has_host_memory for device in found)
@@ -253,25 +199,18 @@ def usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
 def could_be_whole(
     needs: Needs,
     capacity: FleetCapacity,
-    size_of: Callable[[DeviceCapacity], int] | None = None,
+    size_of: Callable[[DeviceCapacity], int] = could_be_free,
 ) -> bool:
     """Whether a device that the model may use has room for all of it. ``size_of``: a device's
-    bytes; ``None``: if no other model were there. ``False`` where neither the model's need nor its
+    bytes, by default if no other model were there. ``False`` where neither the model's need nor its
     layers are known."""
-    entry, size_of = needs.entry, size_of or could_be_free
-    for kind in needs.kinds:
-        barred: Mapping[str, str] = capacity.barred(entry) if kind == "cpu" else {}
-        for name, here in capacity.by_kind[kind].items():
-            if name in barred or name not in (entry.pinned_on or (name,)):
-                continue
-            each = needs.device_bytes(name, kind)
-            if each is not None and any(
-                size_of(device) >= each
-                and device.info.total_memory_bytes >= needs.least_total_bytes
-                for device in here
-            ):
-                return True
-    return False
+    return any(
+        size_of(device) >= each and device.info.total_memory_bytes >= needs.least_total_bytes
+        for kind in needs.kinds
+        for name, here in capacity.of_kind(needs.entry, kind).items()
+        if (each := needs.device_bytes(name, kind)) is not None
+        for device in here
+    )
 
 
 def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[StageSpec, ...]:
@@ -331,13 +270,14 @@ def to_weigh(
         return None
     if could_be_whole(needs, capacity, size_of=lambda one: one.info.total_memory_bytes):
         return None
-    roomiest: tuple[int, str, str] | None = None
-    for kind in needs.kinds:
-        for name, here in capacity.by_kind[kind].items():
-            is_away = name in excluded or name not in (entry.pinned_on or (name,))
-            if is_away or not are_large_enough_together(needs, name, here[0].neuron.devices):
-                continue
-            for device in here:
-                found = (device.free_bytes(entry.name), name, device.name)
-                roomiest = found if roomiest is None else max(roomiest, found)
-    return None if roomiest is None else PlacementCandidate(roomiest[1], (roomiest[2],), None)
+    options = [
+        (device.free_bytes(entry.name), name, device.name)
+        for kind in needs.kinds
+        for name, here in capacity.of_kind(entry, kind, excluded).items()
+        if are_large_enough_together(needs, name, here[0].neuron.devices)
+        for device in here
+    ]
+    if not options:
+        return None
+    _, neuron, device_name = max(options)
+    return PlacementCandidate(neuron, (device_name,), None)

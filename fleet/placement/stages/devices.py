@@ -1,4 +1,4 @@
-"""Devices and links of plans, and their speeds where nothing was measured yet. Pure.
+"""Devices of plans, what a model's layers need on them, and how long they take there. Pure.
 
 Speeds are makers' figures, of which steps reach a part (``REACHED``). Sources: NVIDIA's data sheets
 and architecture papers of each card (memory bandwidth; dense bfloat16 or, before Ampere, float16 in
@@ -10,25 +10,23 @@ quarter of that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 
-from inference.loading.costs.model_costs import Kind
+from inference.loading.costs.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.load_progress import LayerCost
 
-GB, TERA = 10**9, 10**12
+GB, TERA, MIB = 10**9, 10**12, 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     bytes_per_s: float
     flops_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    latency_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +69,6 @@ READING_CORES = 4
 """As many cores read as fast as its channels can."""
 LAYER_S: Mapping[Kind, float] = {"cuda": 10e-6, "cpu": 20e-6}
 """Seconds a layer adds to memory and arithmetic: launches, and threads that meet."""
-LOCAL = Link(50e-6, 10 * GB)
-"""Between devices of one host: two copies through its memory."""
-NETWORK = Link(200e-6, 0.117 * GB)
-"""Between hosts: Gigabit Ethernet (IEEE 802.3ab) less its frames, through one switch."""
 
 
 def speed_of(info: DeviceInfo, num_cores: int | None) -> Speed:
@@ -87,3 +81,87 @@ def speed_of(info: DeviceInfo, num_cores: int | None) -> Speed:
         reading *= min(1.0, num_cores / READING_CORES)
         computing *= min(1.0, num_cores / FIGURE_CORES)
     return Speed(reading * found.bytes_per_s, computing * found.flops_per_s)
+
+
+BLOCK_TOKENS = 32
+NUM_STATES = 17
+"""A recurrent layer's states: one for each of 16 requests and the empty one."""
+LEAST_TOKENS = 256
+"""The fewest tokens of keys and values for an engine."""
+WANTED_CONTEXTS = 4
+"""Full contexts at once that a load wants memory for: more helps little, and large devices stay
+free for large models."""
+STAGE_BYTES: Mapping[Kind, int] = {"cpu": 512 * MIB, "cuda": 1024 * MIB}
+"""The memory of a stage's process and its libraries; on a card also the allocators' unused
+memory."""
+CONTEXT_TOKENS = 512
+"""The tokens whose keys and values each row of a step reads."""
+
+
+def beside_bytes(costs: ModelCosts, kind: Kind) -> int:
+    """The bytes beside weights and KV: a stage's process, and the activations of a step."""
+    return STAGE_BYTES[kind] + costs.step_bytes.on(kind)
+
+
+def kv_bytes(layer: LayerCost, kind: Kind, kv_tokens: int) -> int:
+    return kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
+
+
+def whole_bytes(costs: ModelCosts, kind: Kind) -> int:
+    """The bytes of the undivided model."""
+    kv = sum(kv_bytes(layer, kind, LEAST_TOKENS) for layer in costs.layers)
+    return costs.weight_bytes.on(kind) + kv + beside_bytes(costs, kind)
+
+
+class KindCosts:
+    """A model's memory and times on devices of one kind.
+
+    A decode step reads a stage's weights once and each row's keys and values; whichever takes
+    longer, reading or multiplying, decides. Every layer counts as the model's average one, so that
+    predictions do not depend on a stage's layer range.
+    """
+
+    def __init__(self, costs: ModelCosts, kind: Kind, kv_tokens: int) -> None:
+        def average(size_of: Callable[[LayerCost], int]) -> float:
+            return sum(map(size_of, costs.layers)) / len(costs.layers)
+
+        self._costs, self._kind = costs, kind
+        self._weight_bytes = average(lambda layer: layer.weight_bytes.on(kind))
+        self._expert_bytes = average(lambda layer: layer.expert_bytes.on(kind))
+        self._row_bytes = average(
+            lambda layer: CONTEXT_TOKENS * layer.kv_token_bytes.on(kind) + layer.state_bytes
+        )
+        self._num_weights = average(lambda layer: layer.num_weights)
+        self._num_expert_weights = average(lambda layer: layer.num_expert_weights)
+        sizes = [
+            layer.weight_bytes.on(kind)
+            + layer.expert_bytes.on(kind)
+            + kv_bytes(layer, kind, kv_tokens)
+            for layer in costs.layers
+        ]
+        sums = [0, *accumulate(sizes)]
+        self._windows = sums
+        """``[n]``: the most bytes of any n neighbours, so that many fit whichever a stage gets."""
+        if len(set(sizes)) > 1:
+            self._windows = [max(map(sub, sums[number:], sums)) for number in range(len(sums))]
+
+    def most_layers(self, device: StageDevice, *, is_first: bool) -> int:
+        outer_bytes = self._costs.outer_bytes.on(self._kind) if is_first else 0
+        usable_bytes = device.free_bytes - beside_bytes(self._costs, self._kind) - outer_bytes
+        return max(0, bisect_right(self._windows, usable_bytes) - 1)
+
+    def layer_s(self, speed: Speed, num_rows: float) -> float:
+        untouched = float((1 - self._costs.active_share) ** num_rows)
+        """The share of experts that no row uses, where rows choose evenly."""
+        num_bytes = self._weight_bytes + num_rows * self._row_bytes
+        num_bytes += self._expert_bytes * (1 - untouched)
+        num_weights = self._num_weights + self._costs.active_share * self._num_expert_weights
+        return LAYER_S[self._kind] + _slower_s(speed, num_bytes, num_rows * num_weights)
+
+    def head_s(self, speed: Speed, num_rows: float) -> float:
+        num_bytes = self._costs.head_bytes.on(self._kind)
+        return _slower_s(speed, num_bytes, num_rows * self._costs.num_head_weights)
+
+
+def _slower_s(speed: Speed, num_bytes: float, num_products: float) -> float:
+    return max(num_bytes / speed.bytes_per_s, 2 * num_products / speed.flops_per_s)

@@ -4,8 +4,9 @@ whole on a card ─▶ one stage, on the fastest that holds it: what fits is not
 else            ─▶ the stages with the shortest step, cards and processors alike
 else            ─▶ how many layers each device could hold, and the missing bytes
 
-Tokens per second, by the groups of requests in flight: as many as keep all stages busy, and as few
-as read the weights seldom.
+The fastest device is filled first, and has the outer tensors: no other division over the same
+devices reads its weights faster. Tokens per second, by the groups of requests in flight: as many as
+keep all stages busy, and as few as read the weights seldom.
 
     stage 1   A B A B A …
     stage 2     A B A B …
@@ -13,64 +14,107 @@ as read the weights seldom.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from fleet.placement.stages.devices import StageDevice
-from fleet.placement.stages.layer_memory import (
+from fleet.placement.stages.devices import (
     BLOCK_TOKENS,
+    GB,
     LEAST_TOKENS,
     NUM_STATES,
-    STAGE_BYTES,
     WANTED_CONTEXTS,
-    LayerMemory,
+    KindCosts,
+    StageDevice,
+    beside_bytes,
+    kv_bytes,
 )
-from fleet.placement.stages.plans import Room, Stage, StagePlan, StageRefusal
-from fleet.placement.stages.search import Candidate, Found, Share, candidates_of, filled, links_s
-from fleet.placement.stages.step_times import StepTimes
-from inference.loading.costs.model_costs import ModelCosts
-
-MANY = 16
-TOKENS_PER_REQUEST = 1024
-"""The assumed tokens of keys and values of a request."""
-
-
-def step_s(times: StepTimes, shares: Sequence[Share]) -> float:
-    """One step of one sequence, through all stages and back."""
-    return sum(_stage_times(times, shares, 1)) + _links_s(times, shares, 1)
-
-
-def tokens_per_s(times: StepTimes, shares: Sequence[Share], num_running: int) -> float:
-    return max(
-        _tokens_per_s_in_groups(times, shares, num_running, num_groups)
-        for num_groups in range(1, min(len(shares), num_running) + 1)
-    )
-
-
-def _tokens_per_s_in_groups(
-    times: StepTimes, shares: Sequence[Share], num_running: int, num_groups: int
-) -> float:
-    num_rows = num_running / num_groups
-    stages = _stage_times(times, shares, num_rows)
-    round_s = max(num_groups * max(stages), sum(stages) + _links_s(times, shares, num_rows))
-    return num_running / round_s
-
-
-def _stage_times(times: StepTimes, shares: Sequence[Share], num_rows: float) -> list[float]:
-    seconds = [share.num_layers * times.layer_s(share.device, num_rows) for share in shares]
-    seconds[0] += times.head_s(shares[0].device, num_rows)
-    return seconds
-
-
-def _links_s(times: StepTimes, shares: Sequence[Share], num_rows: float) -> float:
-    return links_s(shares, times.local_s(num_rows), times.network_s(num_rows))
-
+from inference.loading.costs.model_costs import Kind, ModelCosts
 
 Spread = Literal["device", "host", "fleet"]
 """The widest extent of one replica."""
+MANY = 16
+TOKENS_PER_REQUEST = 1024
+"""The assumed tokens of keys and values of a request."""
 KV_TOKENS = MANY * TOKENS_PER_REQUEST
+KV_TOKENS_TRIED = (KV_TOKENS, 4096, LEAST_TOKENS)
+"""Numbers of tokens of keys and values to plan for, in order of preference."""
+ROW_BYTES = 2
+"""The bytes of one feature of a hidden row on a link: bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Layers ``[first_layer, last_layer)`` on one device. The first stage has the table of tokens
+    and the output head beside its layers."""
+
+    neuron: str
+    device: str
+    kind: Kind
+    first_layer: int
+    last_layer: int
+    weight_bytes: int
+    kv_bytes: int
+    beside_bytes: int
+    free_bytes: int
+
+    @property
+    def num_layers(self) -> int:
+        return self.last_layer - self.first_layer
+
+    @property
+    def used_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.beside_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    stages: tuple[Stage, ...]
+    num_blocks: int
+    """KV blocks on every stage: the smallest stage decides."""
+    kv_tokens: int
+    tokens_per_s: float
+    """Of one stream."""
+    tokens_per_s_of_many: float
+    """Of ``MANY`` requests together."""
+    num_running: int
+    """The number of those requests whose blocks fit at once."""
+
+    @property
+    def neurons(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(stage.neuron for stage in self.stages))
+
+    @property
+    def where(self) -> str:
+        """``box cuda:0 + cuda:1, attic cpu``."""
+        parts = []
+        for neuron in self.neurons:
+            devices = [stage.device for stage in self.stages if stage.neuron == neuron]
+            parts.append(f"{neuron} {' + '.join(devices)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRefusal:
+    needed_bytes: int
+    """The bytes that cards must have for weights, and for the KV of the planned tokens."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    device: StageDevice
+    costs: KindCosts
+    most: int
+    most_as_first: int
+
+    def layer_s(self, num_rows: float) -> float:
+        return self.costs.layer_s(self.device.speed, num_rows)
+
+
+Shares = Sequence[tuple[Candidate, int]]
+"""Devices with their numbers of layers; the first has the outer tensors."""
 
 
 def plan_stages(
@@ -82,31 +126,35 @@ def plan_stages(
 ) -> StagePlan | StageRefusal:
     """``kv_tokens``: the room on every stage. The plan does not depend on the order of
     ``devices``."""
-    memory, times = LayerMemory(costs, kv_tokens), StepTimes(costs)
-    candidates = candidates_of(memory, times, devices)
+    kinds: dict[Kind, KindCosts] = {
+        kind: KindCosts(costs, kind, kv_tokens) for kind in {one.kind for one in devices}
+    }
+    found = [_candidate(kinds[device.kind], device) for device in devices]
+    candidates = sorted((one for one in found if one.most), key=_fastest_first)
     cards = [[one] for one in candidates if one.device.kind == "cuda"]
-    found = _shortest(memory, times, cards) or _shortest(memory, times, _tried(candidates, spread))
-    if found is None:
-        return _refusal(memory, candidates, spread)
-    return _plan(memory, times, found)
-
-
-def _shortest(
-    memory: LayerMemory, times: StepTimes, tried: Iterable[Sequence[Candidate]]
-) -> Found | None:
-    """The stages with the shortest step; of equals the first. ``None``: nothing fits."""
-    found = (filled(memory, times, among) for among in tried)
-    return min((one for one in found if one), key=lambda one: one.step_s, default=None)
-
-
-def _tried(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
-    """Each device alone, each neuron's devices, and all, as far as ``spread`` goes."""
     tried = _groups(candidates, "device")
     if spread != "device":
         tried += _groups(candidates, "host")
     if spread == "fleet":
-        tried.append(list(candidates))
-    return tried
+        tried.append(candidates)
+    shares = _shortest(costs, cards) or _shortest(costs, tried)
+    if shares is None:
+        return _refusal(costs, kv_tokens, candidates, spread)
+    return _plan(costs, kv_tokens, shares)
+
+
+def _candidate(costs: KindCosts, device: StageDevice) -> Candidate:
+    return Candidate(
+        device=device,
+        costs=costs,
+        most=costs.most_layers(device, is_first=False),
+        most_as_first=costs.most_layers(device, is_first=True),
+    )
+
+
+def _fastest_first(one: Candidate) -> tuple[float, int, int, str, str]:
+    device = one.device
+    return (one.layer_s(1), -one.most, -one.most_as_first, device.neuron, device.name)
 
 
 def _groups(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
@@ -116,118 +164,137 @@ def _groups(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candid
     return [list(own) for _, own in groupby(by_name, key=lambda one: one.device.neuron)]
 
 
-def _plan(memory: LayerMemory, times: StepTimes, found: Found) -> StagePlan:
-    shares = _neighbours(found.shares)
-    num_blocks = min(_most_blocks(memory, shares), _wanted_blocks(memory))
+def _shortest(costs: ModelCosts, tried: Sequence[Sequence[Candidate]]) -> Shares | None:
+    """The stages with the shortest step; of equals the first. ``None``: nothing fits."""
+    found = (_filled(len(costs.layers), among) for among in tried)
+    fitting = (shares for shares in found if shares)
+    return min(fitting, key=lambda shares: 1 / tokens_per_s(costs, shares, 1), default=None)
+
+
+def _filled(num_layers: int, candidates: Sequence[Candidate]) -> Shares:
+    """Fills each device before the next one; empty: the layers do not fit."""
+    left, shares = num_layers, list[tuple[Candidate, int]]()
+    for one in candidates:
+        if most := min(left, one.most if shares else one.most_as_first):
+            shares.append((one, most))
+            left -= most
+    return () if left else shares
+
+
+def tokens_per_s(costs: ModelCosts, shares: Shares, num_running: int) -> float:
+    def in_groups(num_groups: int) -> float:
+        num_rows = num_running / num_groups
+        stages = [num_layers * one.layer_s(num_rows) for one, num_layers in shares]
+        first = shares[0][0]
+        stages[0] += first.costs.head_s(first.device.speed, num_rows)
+        round_s = sum(stages) + _links_s(shares, num_rows * costs.hidden_size * ROW_BYTES)
+        return num_running / max(num_groups * max(stages), round_s)
+
+    return max(map(in_groups, range(1, min(len(shares), num_running) + 1)))
+
+
+def _links_s(shares: Shares, num_bytes: float) -> float:
+    """One way between neighbours, and one from the last stage back to the first. Stages of one
+    neuron are neighbours, and their links two copies through its memory. Between hosts there is
+    Gigabit Ethernet (IEEE 802.3ab) less its frames, through one switch."""
+    num_links = len(shares) if len(shares) > 1 else 0
+    num_neurons = len({one.device.neuron for one, _ in shares})
+    num_far = num_neurons if num_neurons > 1 else 0
+    local_s = 50e-6 + num_bytes / (10 * GB)
+    network_s = 200e-6 + num_bytes / (0.117 * GB)
+    return (num_links - num_far) * local_s + num_far * network_s
+
+
+def _plan(costs: ModelCosts, least_kv_tokens: int, shares: Shares) -> StagePlan:
+    order = list(dict.fromkeys(one.device.neuron for one, _ in shares))
+    shares = sorted(shares, key=lambda share: order.index(share[0].device.neuron))
+    empty: list[Stage] = []
+    for one, num_layers in shares:
+        empty.append(_stage(costs, one.device, empty[-1].last_layer if empty else 0, num_layers))
+    block_bytes = [BLOCK_TOKENS * _token_bytes(costs, stage) for stage in empty]
+    wanted_tokens = max(least_kv_tokens, WANTED_CONTEXTS * costs.context_tokens)
+    most_blocks = [
+        (stage.free_bytes - stage.used_bytes) // each
+        for stage, each in zip(empty, block_bytes, strict=True)
+        if each
+    ]
+    num_blocks = min([-(-wanted_tokens // BLOCK_TOKENS), *most_blocks])
     kv_tokens = num_blocks * BLOCK_TOKENS
     num_running = max(1, min(MANY, kv_tokens // TOKENS_PER_REQUEST))
     return StagePlan(
         stages=tuple(
-            _stage(memory, share, first, num_blocks) for share, first in _with_firsts(shares)
+            replace(stage, kv_bytes=stage.kv_bytes + num_blocks * each)
+            for stage, each in zip(empty, block_bytes, strict=True)
         ),
         num_blocks=num_blocks,
         kv_tokens=kv_tokens,
-        step_s=step_s(times, shares),
-        tokens_per_s=tokens_per_s(times, shares, 1),
-        tokens_per_s_of_many=tokens_per_s(times, shares, num_running),
+        tokens_per_s=tokens_per_s(costs, shares, 1),
+        tokens_per_s_of_many=tokens_per_s(costs, shares, num_running),
         num_running=num_running,
     )
 
 
-def _neighbours(shares: Sequence[Share]) -> list[Share]:
-    """Stages of one neuron after another, the first one's neuron first."""
-    order = list(dict.fromkeys(share.device.neuron for share in shares))
-    return sorted(shares, key=lambda share: order.index(share.device.neuron))
-
-
-def _with_firsts(shares: Sequence[Share]) -> list[tuple[Share, int]]:
-    first, pairs = 0, []
-    for share in shares:
-        pairs.append((share, first))
-        first += share.num_layers
-    return pairs
-
-
-def _wanted_blocks(memory: LayerMemory) -> int:
-    wanted_tokens = max(memory.kv_tokens, WANTED_CONTEXTS * memory.costs.context_tokens)
-    return -(-wanted_tokens // BLOCK_TOKENS)
-
-
-def _most_blocks(memory: LayerMemory, shares: Sequence[Share]) -> int:
-    numbers = []
-    for share, first in _with_firsts(shares):
-        empty = _stage(memory, share, first, num_blocks=0)
-        block_bytes = BLOCK_TOKENS * _kv_token_bytes(memory, share, first)
-        if block_bytes:
-            numbers.append((empty.free_bytes - empty.used_bytes) // block_bytes)
-    return min(numbers, default=_wanted_blocks(memory))
-
-
-def _stage(memory: LayerMemory, share: Share, first: int, num_blocks: int) -> Stage:
-    costs, kind = memory.costs, share.device.kind
-    last = first + share.num_layers
-    layers = costs.layers[first:last]
+def _stage(costs: ModelCosts, device: StageDevice, first: int, num_layers: int) -> Stage:
+    """The stage without blocks."""
+    kind = device.kind
+    layers = costs.layers[first : first + num_layers]
     layers_bytes = sum(one.weight_bytes.on(kind) + one.expert_bytes.on(kind) for one in layers)
-    outer_bytes = 0 if first else costs.outer_bytes.on(kind)
-    states_bytes = NUM_STATES * sum(one.state_bytes for one in layers)
-    block_bytes = BLOCK_TOKENS * _kv_token_bytes(memory, share, first)
     return Stage(
-        neuron=share.device.neuron,
-        device=share.device.name,
+        neuron=device.neuron,
+        device=device.name,
         kind=kind,
         first_layer=first,
-        last_layer=last,
-        weight_bytes=outer_bytes + layers_bytes,
-        kv_bytes=num_blocks * block_bytes + states_bytes,
-        beside_bytes=memory.beside_bytes(kind),
-        free_bytes=share.device.free_bytes,
+        last_layer=first + num_layers,
+        weight_bytes=layers_bytes + (0 if first else costs.outer_bytes.on(kind)),
+        kv_bytes=NUM_STATES * sum(one.state_bytes for one in layers),
+        beside_bytes=beside_bytes(costs, kind),
+        free_bytes=device.free_bytes,
     )
 
 
-def _kv_token_bytes(memory: LayerMemory, share: Share, first: int) -> int:
-    layers = memory.costs.layers[first : first + share.num_layers]
-    return sum(layer.kv_token_bytes.on(share.device.kind) for layer in layers)
+def _token_bytes(costs: ModelCosts, stage: Stage) -> int:
+    layers = costs.layers[stage.first_layer : stage.last_layer]
+    return sum(layer.kv_token_bytes.on(stage.kind) for layer in layers)
 
 
-def _refusal(memory: LayerMemory, candidates: Sequence[Candidate], spread: Spread) -> StageRefusal:
-    costs, num_layers = memory.costs, len(memory.costs.layers)
-    is_one = spread == "fleet" and candidates
-    together = [candidates] if is_one else _groups(candidates, spread)
-    closest = max((_rooms(own) for own in together), key=_layers_of, default=())
-    kv_bytes = sum(memory.kv_bytes(layer, "cuda") for layer in costs.layers)
-    needed_bytes = costs.weight_bytes.cuda + kv_bytes
-    layers_bytes = needed_bytes - costs.outer_bytes.cuda
-    missing_layers = max(1, num_layers - _layers_of(closest))
+def _refusal(
+    costs: ModelCosts, kv_tokens: int, candidates: Sequence[Candidate], spread: Spread
+) -> StageRefusal:
+    """Names the devices that could hold most together; the most layers first."""
+    together = [candidates] if spread == "fleet" and candidates else _groups(candidates, spread)
+    closest = max(map(_rooms, together), key=_num_layers, default=[])
+    num_layers = len(costs.layers)
+    kv = sum(kv_bytes(layer, "cuda", kv_tokens) for layer in costs.layers)
+    needed_bytes = costs.weight_bytes.cuda + kv
+    if not closest:
+        words = f"it needs {_gb(needed_bytes)}, and no device takes loads"
+        return StageRefusal(needed_bytes=needed_bytes, words=words)
+    missing_layers = max(1, num_layers - _num_layers(closest))
+    missing_bytes = (needed_bytes - costs.outer_bytes.cuda) * missing_layers // num_layers
+    rooms = "; ".join(
+        f"{device.name} of {device.neuron} has {_gb(device.free_bytes)} free, for {number} layers"
+        for device, number in closest
+    )
     return StageRefusal(
-        num_layers=num_layers,
         needed_bytes=needed_bytes,
-        kv_bytes=kv_bytes,
-        missing_bytes=layers_bytes * missing_layers // num_layers,
-        rooms=closest,
+        words=f"its {num_layers} layers need {_gb(needed_bytes)} ({_gb(kv)} of keys and values), "
+        f"and {_gb(missing_bytes)} are missing: {rooms}",
     )
 
 
-def _rooms(candidates: Sequence[Candidate]) -> tuple[Room, ...]:
-    """The most layers first. The device that loses least by them has the outer tensors."""
+def _rooms(candidates: Sequence[Candidate]) -> list[tuple[StageDevice, int]]:
+    """The device that loses least by them has the outer tensors."""
     first = min(candidates, key=lambda one: one.most - one.most_as_first)
-    rooms = [
-        Room(
-            neuron=one.device.neuron,
-            device=one.device.name,
-            free_bytes=one.device.free_bytes,
-            num_layers=one.most_as_first if one is first else one.most,
-        )
-        for one in candidates
-    ]
-    return tuple(sorted(rooms, key=lambda room: -room.num_layers))
+    rooms = [(one.device, one.most_as_first if one is first else one.most) for one in candidates]
+    return sorted(rooms, key=lambda room: -room[1])
 
 
-def _layers_of(rooms: Collection[Room]) -> int:
-    return sum(room.num_layers for room in rooms)
+def _num_layers(rooms: Sequence[tuple[StageDevice, int]]) -> int:
+    return sum(number for _, number in rooms)
 
 
-KV_TOKENS_TRIED = (KV_TOKENS, 4096, LEAST_TOKENS)
-"""Numbers of tokens of keys and values to plan for, in order of preference."""
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def divided(
@@ -239,43 +306,41 @@ def divided(
     """The plan over devices of one neuron, or with ``spread`` fleet of several. ``tokens`` are
     numbers of tokens of keys and values, in order of preference. A plan of one stage, on a device
     that cannot hold the model though its layers' estimate fits, is divided as well."""
-    found: StagePlan | StageRefusal | None = None
-    for kv_tokens in tokens:
-        found = _divided(costs, list(devices), kv_tokens, spread)
-        if isinstance(found, StagePlan):
-            return found
-    assert found is not None, "tokens are not empty"
-    return found
+    *preferred, least = tokens
+    for kv_tokens in preferred:
+        plan = _divided(costs, devices, kv_tokens, spread)
+        if isinstance(plan, StagePlan):
+            return plan
+    return _divided(costs, devices, least, spread)
 
 
 def least_bytes(costs: ModelCosts, stage: Stage, kv_tokens: int) -> int:
     """The stage's bytes on its device with keys and values of so many tokens."""
-    layers = costs.layers[stage.first_layer : stage.last_layer]
-    token_bytes = sum(layer.kv_token_bytes.on(stage.kind) for layer in layers)
-    state_bytes = NUM_STATES * sum(layer.state_bytes for layer in layers)
-    return stage.weight_bytes + stage.beside_bytes + state_bytes + kv_tokens * token_bytes
+    states_bytes = NUM_STATES * sum(
+        layer.state_bytes for layer in costs.layers[stage.first_layer : stage.last_layer]
+    )
+    kv = states_bytes + kv_tokens * _token_bytes(costs, stage)
+    return stage.weight_bytes + stage.beside_bytes + kv
 
 
 def _divided(
-    costs: ModelCosts, devices: list[StageDevice], kv_tokens: int, spread: Spread
+    costs: ModelCosts, devices: Sequence[StageDevice], kv_tokens: int, spread: Spread
 ) -> StagePlan | StageRefusal:
     while True:
         plan = plan_stages(costs, devices, spread=spread, kv_tokens=kv_tokens)
-        if not isinstance(plan, StagePlan) or len(plan.stages) > 1:
+        if isinstance(plan, StageRefusal) or len(plan.stages) > 1:
             return plan
-        (only,) = plan.stages
-        devices = [_without_a_layer(one, costs) if _is_of(one, only) else one for one in devices]
+        only = (plan.stages[0].neuron, plan.stages[0].device)
+        devices = [
+            _without_a_layer(one, costs) if (one.neuron, one.name) == only else one
+            for one in devices
+        ]
 
 
 def _without_a_layer(device: StageDevice, costs: ModelCosts) -> StageDevice:
-    most_bytes = costs.weight_bytes.on(device.kind) + STAGE_BYTES[device.kind]
+    kind = device.kind
     least_layer = min(
-        layer.weight_bytes.on(device.kind) + layer.expert_bytes.on(device.kind)
-        for layer in costs.layers
+        layer.weight_bytes.on(kind) + layer.expert_bytes.on(kind) for layer in costs.layers
     )
-    less_bytes = most_bytes + costs.step_bytes.on(device.kind) - max(1, least_layer)
+    less_bytes = costs.weight_bytes.on(kind) + beside_bytes(costs, kind) - max(1, least_layer)
     return replace(device, free_bytes=max(0, min(device.free_bytes - 1, less_bytes)))
-
-
-def _is_of(device: StageDevice, stage: Stage) -> bool:
-    return (device.neuron, device.name) == (stage.neuron, stage.device)

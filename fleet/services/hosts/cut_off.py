@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -29,10 +28,7 @@ from fleet.services.hosts.heartbeats import problem_record
 from fleet.services.hosts.invitations import redis_users_apply
 from inference.protocol.keys import (
     NEURON_KEYS,
-    gateway_alive_key,
-    gateway_of_events_key,
     gateways_write,
-    is_events_key,
     neuron_of_key,
     queue_keys,
 )
@@ -41,17 +37,10 @@ from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
-MAX_STREAM_BYTES = 16 * 1024 * 1024
-"""The most bytes of unread events of a neuron for one live gateway. An honest neuron leaves 8 MiB
-(``MAX_UNREAD_BYTES``), which take up to a fourth more in Redis."""
 MAX_NEURON_BYTES = 128 * 1024 * 1024
-"""The most bytes of a neuron's keys, with the events for all its gateways."""
-MAX_STATE_BYTES = 16 * 1024 * 1024
-"""The most bytes of these beside events. An honest neuron's are some 7 MiB: 4 of its downloads, 1
-of its heartbeat, and its engines' logs, lists of requests and load messages."""
-MAX_ABANDONED_BYTES = 32 * 1024 * 1024
-"""The most bytes of events for dead gateways: an honest neuron leaves 8 MiB of each, until it
-detects that they are dead."""
+"""The most bytes of a neuron's keys. An honest one has some 7 MiB, and 8 MiB of unread events
+(``MAX_UNREAD_BYTES``) for each gateway, also for those that it has not yet detected to be dead; in
+Redis these take up to a fourth more."""
 MAX_NEURON_KEYS = 1000
 """An honest one has six, and a stream for each gateway."""
 MAX_SCANNED_KEYS = 20_000
@@ -71,12 +60,7 @@ KEYS_A_READ = 500
 
 _excess_since_s: dict[tuple[str, str], float] = {}
 """Since when this process has seen more than that, by neuron and kind of excess."""
-
-
-@dataclass(slots=True)
-class NeuronKeys:
-    written: list[bytes] = field(default_factory=list)
-    sent: list[bytes] = field(default_factory=list)
+KeysByNeuron = defaultdict[str, list[bytes]]
 
 
 def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
@@ -102,21 +86,39 @@ def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
 def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
     """Cuts off the invited neurons with too much data in Redis; returns their number. ``now_s`` is
     on a clock that never goes back."""
-    invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
+    invited = _invited()
     if not invited:
         return 0
     try:
-        found = _keys_by_neuron(client, invited)
+        written, sent = _keys_by_neuron(client, invited)
         connections = _connections(client)
         reasons = {
-            name: _excess(client, keys.written)
-            or _untaken_excess(name, _num_bytes(client, keys.sent), now_s)
+            name: _written_excess(client, written[name])
+            or _untaken_excess(name, _num_bytes(client, sent[name]), now_s)
             or _connection_excess(name, connections[name], now_s)
-            for name, keys in found.items()
+            for name in invited
         }
     except (redis.RedisError, OSError) as error:
         logger.warning("what invited neurons hold of Redis is not measured: %s", error)
         return 0
+    return _all_cut_off(reasons)
+
+
+def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
+    """Cuts off invited neurons for their own keys alone, without a grace period; returns their
+    number. Raises ``redis.RedisError``."""
+    invited = _invited()
+    if not invited:
+        return 0
+    written, _ = _keys_by_neuron(client, invited)
+    return _all_cut_off({name: _written_excess(client, written[name]) for name in invited})
+
+
+def _invited() -> set[str]:
+    return set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
+
+
+def _all_cut_off(reasons: Mapping[str, str]) -> int:
     return sum(
         neuron_cut_off(actor=CONTROL, neuron_name=name, reason=reason)
         for name, reason in reasons.items()
@@ -124,63 +126,32 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
     )
 
 
-def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
-    """Cuts off invited neurons for their own keys alone, without a grace period; returns their
-    number. Raises ``redis.RedisError``."""
-    invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
-    if not invited:
-        return 0
-    found = _keys_by_neuron(client, invited)
-    return sum(
-        neuron_cut_off(actor=CONTROL, neuron_name=name, reason=reason)
-        for name, keys in found.items()
-        if (reason := _excess(client, keys.written))
-    )
-
-
-def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, NeuronKeys]:
-    found: dict[str, NeuronKeys] = defaultdict(NeuronKeys)
-    num_written = 0
+def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> tuple[KeysByNeuron, KeysByNeuron]:
+    """The keys that each has written, and those with what gateways have sent to it."""
+    written, sent = KeysByNeuron(list), KeysByNeuron(list)
     for name in invited:
-        found[name].written += (key.encode() for key in queue_keys(name))
+        written[name] += (key.encode() for key in queue_keys(name))
+    num_written = 0
     for key in client.scan_iter(match=NEURON_KEYS, count=KEYS_A_READ):
         if (name := neuron_of_key(key)) not in invited:
             continue
         if gateways_write(key):
-            found[name].sent.append(key)
+            sent[name].append(key)
             continue
-        found[name].written.append(key)
+        written[name].append(key)
         num_written += 1
         if num_written >= MAX_SCANNED_KEYS:
             break
-    return found
+    return written, sent
 
 
-def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
+def _written_excess(client: redis.Redis, names: Sequence[bytes]) -> str:
     if len(names) > MAX_NEURON_KEYS:
         return f"it has written over {MAX_NEURON_KEYS} keys"
-    events = [name for name in names if is_events_key(name)]
-    state_bytes = _num_bytes(client, [name for name in names if not is_events_key(name)])
-    gone = _of_dead_gateways(client, events)
-    abandoned_bytes = _num_bytes(client, gone)
-    stream_bytes = [_num_bytes(client, [name]) for name in events if name not in gone]
-    num_bytes = state_bytes + abandoned_bytes + sum(stream_bytes)
-    for found, most, what in (
-        (state_bytes, MAX_STATE_BYTES, " beside its events"),
-        (max(stream_bytes, default=0), MAX_STREAM_BYTES, " as events for one gateway"),
-        (abandoned_bytes, MAX_ABANDONED_BYTES, " as events of gateways that are gone"),
-        (num_bytes, MAX_NEURON_BYTES, ""),
-    ):
-        if found > most:
-            return f"it holds {found >> 20} MiB of Redis{what}, {most >> 20} at most"
-    return ""
-
-
-def _of_dead_gateways(client: redis.Redis, events: Sequence[bytes]) -> list[bytes]:
-    pipeline = client.pipeline(transaction=False)
-    for key in events:
-        pipeline.exists(gateway_alive_key(gateway_of_events_key(key)))
-    return [key for key, is_alive in zip(events, pipeline.execute(), strict=True) if not is_alive]
+    num_bytes = _num_bytes(client, names)
+    if num_bytes <= MAX_NEURON_BYTES:
+        return ""
+    return f"it holds {num_bytes >> 20} MiB of Redis, {MAX_NEURON_BYTES >> 20} at most"
 
 
 def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:

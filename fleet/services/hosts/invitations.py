@@ -63,9 +63,14 @@ def neuron_invite(
         raise InvitationError(
             f"{neuron_name!r} is no neuron's name: letters, digits, '.', '_' and '-', 63 at most"
         )
-    if not again:
-        _ensure_not_connected(neuron_name)
-    policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
+    invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
+    if not again and invited.exists() and live.is_reporting(neuron_name):
+        raise NeuronAliveError(
+            f"{neuron_name} is connected by an earlier line, and another one would shut that host "
+            "out, at the latest when Redis starts again. The earlier line is on that host, in its "
+            "data directory, and cannot be shown here. With --again true (again) it is replaced"
+        )
+    policy = _policy()
     secret = secrets.token_urlsafe(SECRET_BYTES)
     joining = Joining(
         neuron=neuron_name,
@@ -74,7 +79,7 @@ def neuron_invite(
     )
     _ensure_redis_can()
     with transaction.atomic():
-        was_out = not Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None).exists()
+        was_out = not invited.exists()
         Invitation.objects.update_or_create(
             neuron_name=neuron_name,
             defaults={
@@ -94,9 +99,8 @@ def neuron_invite(
 
 def invitation_check(*, address: str | None = None) -> str | None:
     """Why no host could use an invitation now; ``None``: one could."""
-    policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
     try:
-        _redis_url(policy, address, "", "")
+        _redis_url(_policy(), address, "", "")
         _ensure_redis_can()
     except InvitationError as error:
         return str(error)
@@ -154,15 +158,8 @@ def share_record(*, actor: Actor, address: str, is_tls: bool, certificate: str) 
         )
 
 
-def _ensure_not_connected(neuron_name: str) -> None:
-    """Raises ``NeuronAliveError`` for a host that runs by an earlier line."""
-    invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
-    if invited.exists() and live.is_reporting(neuron_name):
-        raise NeuronAliveError(
-            f"{neuron_name} is connected by an earlier line, and another one would shut that host "
-            "out, at the latest when Redis starts again. The earlier line is on that host, in its "
-            "data directory, and cannot be shown here. With --again true (again) it is replaced"
-        )
+def _policy() -> FleetPolicy:
+    return FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
 
 
 def _redis_url(policy: FleetPolicy, address: str | None, user: str, secret: str) -> str:
@@ -208,7 +205,7 @@ class Sharing:
 
 
 def sharing_state() -> Sharing:
-    policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
+    policy = _policy()
     is_private = _is_private()
     addresses = tuple(reached_at("")) if is_private else ()
     return Sharing(
@@ -230,7 +227,7 @@ def redis_share(*, actor: Actor, host: str, port: int) -> None:
         raise InvitationError(f"{host!r} is none of this machine's addresses")
     if not LEAST_SHARE_PORT <= port <= MAX_SHARE_PORT:
         raise InvitationError(f"use a port from {LEAST_SHARE_PORT} to {MAX_SHARE_PORT}")
-    if (FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()).share_address:
+    if _policy().share_address:
         raise InvitationError("it is open already")
     share = Share(host=host, port=port)
     try:

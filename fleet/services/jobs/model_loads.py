@@ -37,10 +37,9 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load, Reject, Route, Wait, place
-from fleet.placement.devices.capacity import REPLACEABLE
+from fleet.placement.devices.capacity import REPLACEABLE, may_sleep
 from fleet.placement.devices.moves import moves_for
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.sleeping import may_sleep
 from fleet.placement.devices.staged import held_stages, why_not_divided
 from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on

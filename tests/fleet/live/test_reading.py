@@ -10,13 +10,16 @@ import redis.asyncio
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
+from fleet.live.absences import GRACE_S, Absences
 from fleet.live.desired_state import (
+    POLICY_FIELD,
     Admission,
     AdmissionPolicy,
     DesiredState,
     DesiredStates,
     encode_desired_states,
 )
+from fleet.live.snapshot import build_snapshot
 from inference.protocol import keys
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from tests.fleet.ordered import ordered
@@ -68,32 +71,25 @@ async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db,
     for name in ("drained", "refused", "plain"):
         publish(redis_db, build.heartbeat(name))
     publish(redis_db, build.heartbeat("leaving", is_leaving=True))
-    publish_desired(
-        redis_db,
-        AdmissionPolicy.AUTOMATIC,
-        drained=DesiredState(drain=True),
-        refused=DesiredState(admission=Admission.REFUSED),
-    )
-    snapshot = live.read_snapshot_sync(redis_db)
-    assert await read_async(redis_url) == snapshot
-    standing = {
-        view.name: (view.is_draining, view.is_leaving, view.is_admitted)
-        for view in snapshot.neurons
+    states = {
+        "drained": DesiredState(drain=True),
+        "refused": DesiredState(admission=Admission.REFUSED),
+        "leaving": DesiredState(),
     }
-    assert standing == {
-        "drained": (True, False, True),
-        "leaving": (True, True, True),
-        "plain": (False, False, True),
-        "refused": (False, False, False),
-    }
-
-
-def test_by_click_a_neuron_that_nobody_knows_is_not_admitted(redis_db, build) -> None:
-    publish(redis_db, build.heartbeat("known"))
-    publish(redis_db, build.heartbeat("new"))
-    publish_desired(redis_db, AdmissionPolicy.CLICK, known=DesiredState())
-    admitted = {view.name: view.is_admitted for view in live.read_snapshot_sync(redis_db).neurons}
-    assert admitted == {"known": True, "new": False}
+    for policy in AdmissionPolicy:
+        publish_desired(redis_db, policy, **states)
+        snapshot = live.read_snapshot_sync(redis_db)
+        assert await read_async(redis_url) == snapshot
+        standing = {
+            view.name: (view.is_draining, view.is_leaving, view.is_admitted)
+            for view in snapshot.neurons
+        }
+        assert standing == {
+            "drained": (True, False, True),
+            "leaving": (True, True, True),
+            "plain": (False, False, policy is AdmissionPolicy.AUTOMATIC),
+            "refused": (False, False, False),
+        }
 
 
 async def test_desired_states_outlive_a_redis_that_lost_them(
@@ -107,6 +103,32 @@ async def test_desired_states_outlive_a_redis_that_lost_them(
         after = await live.read_snapshot(client, before=before)
     assert after == before
     assert after.neurons[0].is_draining
+
+
+def test_what_is_not_understood_of_desired_states_is_left_out(redis_db, build, caplog) -> None:
+    publish_desired(redis_db, AdmissionPolicy.CLICK, a=DesiredState(drain=True))
+    redis_db.hset(keys.NEURON_DESIRED_STATES, mapping={"b": b"{", POLICY_FIELD: b"none"})
+    redis_db.set(keys.TIME_SLICES, b"{")
+    found = live.read_snapshot_sync(redis_db)
+    assert found.desired_states.by_neuron == {"a": DesiredState(drain=True)}
+    assert found.desired_states.policy is AdmissionPolicy.AUTOMATIC and found.time_slices == ()
+    for words in ("state of b is not", "policy 'none' is not"):
+        assert words in caplog.text
+
+
+def test_what_waits_at_a_gateway_is_read_without_what_does_not_decode(redis_db) -> None:
+    redis_db.hset(keys.WAITING, mapping={"broken": b"{"})
+    assert live.read_waiting(redis_db) == {}
+
+
+def test_a_silent_neuron_is_absent_for_a_while(build) -> None:
+    absences = Absences()
+    seen, nobody = build_snapshot([build.heartbeat("a")]), build_snapshot([])
+    assert absences.noted(seen, 0.0).absent == ()
+    assert [one.name for one in absences.noted(nobody, GRACE_S - 1).absent] == ["a"]
+    assert absences.noted(nobody, GRACE_S).absent == ()
+    absences.noted(build_snapshot([build.heartbeat("a", is_leaving=True)]), 20.0)
+    assert absences.noted(nobody, 21.0).absent == (), "it said so"
 
 
 def test_a_neuron_that_was_invited_is_found_without_the_list_of_names(redis_db, build) -> None:

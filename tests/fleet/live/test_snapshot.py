@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
+from fleet.live.load_estimates import LoadEstimate, load_estimate
 from fleet.live.load_orders import LoadOrders
 from fleet.live.snapshot import ReplicaView, build_snapshot, remaining_s
 from inference.protocol.heartbeat import (
@@ -31,6 +31,9 @@ def test_neurons_and_replicas_come_sorted(build) -> None:
     assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
     assert [replica.model for replica in snapshot.replicas()] == ["x", "y"]
     assert snapshot == build_snapshot(reversed(beats))
+    (neuron,) = (one for one in snapshot.neurons if one.name == "b")
+    assert (snapshot.neuron("b"), snapshot.neuron("other")) == (neuron, None)
+    assert neuron.replica_of("x") and neuron.replica_of("other") is None
 
 
 def test_counters_come_from_the_engine(build) -> None:
@@ -85,15 +88,6 @@ def test_without_a_rate_there_is_no_eta(elapsed_s: float, done: int, total: int)
     assert remaining_s(elapsed_s, done, total) is None
 
 
-def test_lookups(build) -> None:
-    snapshot = build_snapshot([build.heartbeat(replicas=[build.replica()])])
-    neuron = snapshot.neuron("beast")
-    assert neuron is not None
-    assert neuron.replica_of("tiny") is not None
-    assert neuron.replica_of("other") is None
-    assert snapshot.neuron("other") is None
-
-
 def test_a_neuron_of_another_protocol_is_sent_nothing(build) -> None:
     for protocol, whom in ((PROTOCOL - 1, "this host is"), (PROTOCOL + 1, "gateways and controls")):
         (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
@@ -117,61 +111,40 @@ def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
     assert kept.stages == [stage] and others == ["other"]
 
 
-TABLE: dict[str, tuple[dict[str, Any], LoadEstimate]] = {
-    "nothing is known": ({"stage": "preflight"}, NO_ESTIMATE),
-    "an engine that starts": (
-        {"stage": "starting", "engine_elapsed_s": 2.0, "last_load_s": 40.0},
-        LoadEstimate(share=0.05, left_s=38.0),
-    ),
-    "its last load knows better than the stage's rate": (
-        {
-            "stage": "weights",
-            "done": 9,
-            "total": 10,
-            "stage_elapsed_s": 9.0,
-            "engine_elapsed_s": 10.0,
-            "last_load_s": 40.0,
-        },
-        LoadEstimate(share=0.25, left_s=30.0),
-    ),
-    "it takes longer than the last one": (
-        {
-            "stage": "weights",
-            "done": 9,
-            "total": 10,
-            "stage_elapsed_s": 45.0,
-            "engine_elapsed_s": 50.0,
-            "last_load_s": 40.0,
-        },
-        LoadEstimate(left_s=5.0),
-    ),
-    "it takes longer in a stage without a rate": (
-        {"stage": "warmup", "engine_elapsed_s": 50.0, "last_load_s": 40.0},
-        NO_ESTIMATE,
-    ),
-    "the load comes after the download": (
-        {
-            "stage": "downloading",
-            "done": 25,
-            "total": 100,
-            "stage_elapsed_s": 10.0,
-            "last_load_s": 40.0,
-        },
-        LoadEstimate(left_s=70.0),
-    ),
-    "nobody knows when its turn comes": ({"stage": "queued", "last_load_s": 40.0}, NO_ESTIMATE),
-    "waking is no load": (
-        {"stage": "waking", "engine_elapsed_s": 2.0, "last_load_s": 40.0},
-        NO_ESTIMATE,
-    ),
-    "clocks that differ": (
-        {"stage": "starting", "engine_elapsed_s": -1.0, "last_load_s": 40.0},
-        LoadEstimate(share=0.0, left_s=40.0),
-    ),
-}
+RATE = {"done": 9, "total": 10}
 
 
-@each_case(("known", "estimate"), TABLE.values(), ids=TABLE.keys())
-def test_estimates(known: dict[str, Any], estimate: LoadEstimate) -> None:
+@each_case(
+    ("what", "known", "share", "left_s"),
+    [
+        ("nothing is known", {"stage": "preflight", "last_load_s": None}, None, None),
+        ("an engine that starts", {"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
+        (
+            "its last load knows better than the stage's rate",
+            {"stage": "weights", "stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0, **RATE},
+            0.25,
+            30.0,
+        ),
+        (
+            "it takes longer than the last one",
+            {"stage": "weights", "stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0, **RATE},
+            None,
+            5.0,
+        ),
+        ("and has no rate", {"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
+        (
+            "the load comes after the download",
+            {"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100},
+            None,
+            70.0,
+        ),
+        ("nobody knows when its turn comes", {"stage": "queued"}, None, None),
+        ("waking is no load", {"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
+        ("clocks that differ", {"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),
+    ],
+)
+def test_estimates(what: str, known: dict[str, Any], share: Any, left_s: Any) -> None:
+    """Of a load that took 40 s when it was last loaded there."""
     nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
-    assert load_estimate(**{**nothing, "last_load_s": None, **known}) == estimate
+    estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
+    assert estimate == LoadEstimate(share=share, left_s=left_s), what

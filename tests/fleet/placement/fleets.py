@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
@@ -68,13 +70,8 @@ def card(index: int = 0, *, free: float, total: float = 24) -> DeviceInfo:
 
 
 def processor(*, free: float, total: float = 128) -> DeviceInfo:
-    return DeviceInfo(
-        index=0,
-        kind="cpu",
-        name="a processor",
-        total_memory_bytes=int(total * GIB),
-        free_memory_bytes=int(free * GIB),
-    )
+    changes: dict[str, Any] = {"kind": "cpu", "name": "a processor"}
+    return structs.replace(card(free=free, total=total), **changes)
 
 
 def replica(model: str, status: ReplicaStatus = READY, **changes: Any) -> ReplicaView:
@@ -143,14 +140,6 @@ def plan(offered, snapshot: FleetSnapshot, **known: Any) -> Plan:
     )
 
 
-def load(on: str, *evict: str, model: str = "tiny") -> Load:
-    return Load(neuron=on, model=model, devices=("cuda:0",), evict=evict)
-
-
-def host(name: str = "a", *holds, free: float = 12, **changes: Any):
-    return neuron(name, card(free=free), holds=tuple(holds), **changes)
-
-
 GB = 10**9
 
 
@@ -195,22 +184,12 @@ def _costs(layer: LayerCost, num_layers: int, outer_bytes: float, **changes: Any
 
 
 def device(
-    neuron: str,
-    name: str,
-    gb: float,
-    *,
-    gb_per_s: float | None = None,
-    tera_flops: float | None = None,
+    neuron: str, name: str, gb: float, *, gb_per_s: float | None = None, tera_flops: float = 0
 ) -> StageDevice:
     kind: Kind = "cpu" if name == "cpu" else "cuda"
     usual = BY_KIND[kind]
-    return StageDevice(
-        neuron=neuron,
-        name=name,
-        kind=kind,
-        free_bytes=int(gb * GB),
-        speed=Speed(
-            usual.bytes_per_s if gb_per_s is None else gb_per_s * GB,
-            usual.flops_per_s if tera_flops is None else tera_flops * 10**12,
-        ),
+    speed = Speed(
+        usual.bytes_per_s if gb_per_s is None else gb_per_s * GB,
+        tera_flops * 10**12 or usual.flops_per_s,
     )
+    return StageDevice(neuron=neuron, name=name, kind=kind, free_bytes=int(gb * GB), speed=speed)

@@ -4,6 +4,7 @@ have failed."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -11,43 +12,38 @@ from fleet import placement
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
+from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Wait, place
 from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case
+from tests.fleet.placement import fleets
 from tests.fleet.placement.fleets import (
-    DRAINING,
     FAILED,
     GIB,
     LOADING,
-    READY,
     RECOVERING,
     loaded,
     processor,
     refused,
 )
-from tests.fleet.placement.fleets import (
-    took as took_on_card,
-)
+from tests.fleet.placement.worlds import brief, world
 
 TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
 MEASURED = replace(TINY, weight_bytes=4 * GIB)
 
 
-def replica(neuron: str, status: ReplicaStatus, **changes) -> ReplicaView:
+def host(
+    name: str, status: ReplicaStatus | None = None, *, free_gib: int = 8, **changes: Any
+) -> NeuronView:
+    """A host with processors; ``status`` is its replica's, which has held it for five seconds."""
+    holds = () if status is None else (replica(status, name, **changes),)
+    return fleets.neuron(name, processor(free=free_gib, total=64), holds=holds)
+
+
+def replica(status: ReplicaStatus, on: str = "a", **changes: Any) -> ReplicaView:
     values = {"model": "tiny", "job_id": "job", "status_age_s": 5.0}
-    return ReplicaView(neuron=neuron, status=status, **values | changes)
-
-
-def neuron(name: str, *replicas: ReplicaView, free_gib: int = 8, devices: int = 1) -> NeuronView:
-    return NeuronView(
-        name=name,
-        epoch="epoch",
-        version="0",
-        devices=(processor(free=free_gib, total=64),) * devices,
-        replicas=replicas,
-    )
+    return ReplicaView(neuron=on, status=status, **values | changes)
 
 
 def decide(*neurons: NeuronView, entry: CatalogueEntry = TINY) -> Decision:
@@ -55,120 +51,72 @@ def decide(*neurons: NeuronView, entry: CatalogueEntry = TINY) -> Decision:
 
 
 def took(neuron: str, gib: float) -> MeasuredLoad:
-    return took_on_card(neuron, gib, "cpu")
+    return fleets.took(neuron, gib, "cpu")
 
 
-TABLE = {
-    "the least busy, queue included": (
-        [
-            neuron("a", replica("a", READY, in_flight=1, queue_depth=3)),
-            neuron("b", replica("b", READY, in_flight=3)),
-        ],
-        Route(neuron="b", model="tiny"),
-    ),
-    "equally busy: by name": (
-        [
-            neuron("b", replica("b", READY, in_flight=1)),
-            neuron("a", replica("a", READY, queue_depth=1)),
-        ],
-        Route(neuron="a", model="tiny"),
-    ),
-    "ready before loading": (
-        [neuron("a", replica("a", LOADING)), neuron("b", replica("b", READY, in_flight=99))],
-        Route(neuron="b", model="tiny"),
-    ),
-    "a load under way before another load": (
-        [neuron("a", replica("a", LOADING)), neuron("b", free_gib=60)],
-        Wait(neuron="a", model="tiny", reason="tiny is loading on a"),
-    ),
-    "recovering is waited for": (
-        [neuron("a", replica("a", RECOVERING))],
-        Wait(neuron="a", model="tiny", reason="tiny is recovering on a"),
-    ),
-    "the load that is ready soonest": (
-        [
-            neuron("a", replica("a", LOADING)),
-            neuron(
-                "b",
-                replica(
-                    "b",
-                    LOADING,
-                    status_age_s=10.0,
-                    progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2),
-                ),
-            ),
-        ],
-        Wait(neuron="b", model="tiny", reason="tiny is loading on b (weights 50%)", eta_s=10.0),
-    ),
-    "load where most memory is free": (
-        [neuron("a", free_gib=4), neuron("b", free_gib=5)],
-        Load(neuron="b", model="tiny", devices=("cpu",)),
-    ),
-    "equal memory: by name": (
-        [neuron("b"), neuron("a")],
-        Load(neuron="a", model="tiny", devices=("cpu",)),
-    ),
-    "elsewhere after a recent failure": (
-        [neuron("a", replica("a", FAILED), free_gib=60), neuron("b")],
-        Load(neuron="b", model="tiny", devices=("cpu",)),
-    ),
-    "an old failure is tried again": (
-        [neuron("a", replica("a", FAILED, status_age_s=FAILED_LOAD_BACKOFF_S))],
-        Load(neuron="a", model="tiny", devices=("cpu",)),
-    ),
-    "a recent failure is reported": (
-        [
-            neuron(
-                "a",
-                replica("a", FAILED, failure=LoadFailure(code="does_not_fit", message="too big")),
-            )
-        ],
-        Reject(
-            code="load_failed",
-            message="Loading tiny failed on a: too big",
-            retry_after_s=FAILED_LOAD_BACKOFF_S - 5.0,
-            model_id="pypi:tiny",
-            suggestion="Unload another model, or load a smaller quant.",
-        ),
-    ),
-    "draining is left alone when another neuron can": (
-        [neuron("a", replica("a", DRAINING), free_gib=60), neuron("b")],
-        Load(neuron="b", model="tiny", devices=("cpu",)),
-    ),
-    "draining is waited for when no other can": (
-        [neuron("a", replica("a", DRAINING))],
-        Wait(neuron="a", model="tiny", reason="tiny is draining on a"),
-    ),
-    "several draining: by name, whatever their order": (
-        [neuron("b", replica("b", DRAINING)), neuron("a", replica("a", DRAINING))],
-        Wait(neuron="a", model="tiny", reason="tiny is draining on a"),
-    ),
-    "an empty fleet": (
-        [],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=placement.NO_NEURON_RETRY_AFTER_S,
-        ),
-    ),
-    "a neuron without devices": (
-        [neuron("a", devices=0)],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=placement.NO_NEURON_RETRY_AFTER_S,
-        ),
-    ),
-}
+def load(on: str) -> Load:
+    return Load(neuron=on, model="tiny", devices=("cpu",))
 
 
-@each_case(("neurons", "expected"), TABLE.values(), ids=TABLE.keys())
-def test_order_of_preference(neurons: list[NeuronView], expected: Decision) -> None:
-    assert decide(*neurons) == expected
+def wait(on: str, doing: str, stage: str = "", **changes: Any) -> Wait:
+    reason = f"tiny is {doing} on {on}" + (f" ({stage})" if stage else "")
+    return Wait(neuron=on, model="tiny", reason=reason, **changes)
+
+
+TOO_BIG = LoadFailure(code="does_not_fit", message="too big")
+
+
+def there(text: str) -> FleetSnapshot:
+    """Hosts with processors of 64 GiB, of which 8 are free, and replicas of five seconds."""
+    words = [one.split() for one in text.split(";") if one]
+    return world(
+        ";".join(
+            f"{name} cpu{free}/64 {' '.join(f'tiny,age=5,used=never,{one}' for one in holds)}"
+            for name, free, *holds in words
+        )
+    )
+
+
+@each_case(
+    ("what", "text", "expected"),
+    [
+        ("the least busy", "a 8 ready,running=1,queued=3; b 8 ready,running=3", "route b"),
+        ("equally busy: by name", "b 8 ready,running=1; a 8 ready,queued=1", "route a"),
+        ("ready before loading", "a 8 loading; b 8 ready,running=99", "route b"),
+        ("a load under way before another load", "a 8 loading; b 60", "wait a"),
+        ("recovering is waited for", "a 8 recovering", "wait a"),
+        ("load where most memory is free", "a 4; b 5", "load tiny b/cpu"),
+        ("equal memory: by name", "b 8; a 8", "load tiny a/cpu"),
+        ("elsewhere after a recent failure", "a 60 failed; b 8", "load tiny b/cpu"),
+        ("an old one", f"a 8 failed,age={FAILED_LOAD_BACKOFF_S}", "load tiny a/cpu"),
+        ("draining, and another neuron can", "a 60 draining; b 8", "load tiny b/cpu"),
+        ("draining, by name", "b 8 draining; a 8 draining", "wait a"),
+        ("an empty fleet", "", "no_neuron"),
+    ],
+)
+def test_order_of_preference(what: str, text: str, expected: str) -> None:
+    assert brief(place(TINY, there(text))) == expected, what
+
+
+def test_waits_and_refusals_in_words() -> None:
+    nowhere = refused(decide(replace(host("a"), devices=())))
+    assert nowhere.retry_after_s == placement.NO_NEURON_RETRY_AFTER_S
+    assert nowhere.message == "No neuron that could run tiny is online"
+    assert decide(host("a", RECOVERING)) == wait("a", "recovering")
+    half = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)
+    sooner = host("b", LOADING, status_age_s=10.0, progress=half)
+    assert decide(host("a", LOADING), sooner) == wait("b", "loading", "weights 50%", eta_s=10.0)
+    assert decide(host("a", FAILED, failure=TOO_BIG)) == Reject(
+        code="load_failed",
+        message="Loading tiny failed on a: too big",
+        retry_after_s=FAILED_LOAD_BACKOFF_S - 5.0,
+        model_id="pypi:tiny",
+        suggestion="Unload another model, or load a smaller quant.",
+    )
 
 
 def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
-    there = neuron("a", free_gib=1)
+    there = host("a", free_gib=1)
     for total_gib, code in ((6, "not_enough_memory"), (2, "exceeds_device")):
         limited = msgspec.structs.replace(
             there.devices[0],
@@ -180,64 +128,65 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
         assert "by its HELEXA_MEMORY_LIMIT" in decision.message
 
 
-def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
+@each_case(
+    ("loads", "on", "free_gib", "fits"),
+    [
+        ((took("a", 6), fleets.took("a", 60)), "a", 5, False),
+        ((took("a", 6), fleets.took("a", 60)), "a", 6, True),
+        ((took("a", 3), took("b", 6)), "a", 4, True),
+        ((took("a", 3), took("b", 6)), "b", 4, False),
+        ((took("a", 3), took("b", 6)), "new", 4, False),
+        ((took("a", 3), took("b", 6)), "new", 6, True),
+    ],
+)
+def test_each_neuron_goes_by_its_own_loads_others_by_the_largest(
+    loads: tuple[MeasuredLoad, ...], on: str, free_gib: int, fits: bool
+) -> None:
     """The size of the files, and what a load took on a card, are no measure then."""
-    entry = replace(MEASURED, measured_loads=(took("a", 6.0), took_on_card("a", 60.0)))
-    assert isinstance(decide(neuron("a", free_gib=5), entry=entry), Reject)
-    assert isinstance(decide(neuron("a", free_gib=6), entry=entry), Load)
-    entry = replace(TINY, measured_loads=(took("a", 3.0), took("b", 6.0)))
-    assert isinstance(decide(neuron("a", free_gib=4), entry=entry), Load)
-    assert isinstance(decide(neuron("b", free_gib=4), entry=entry), Reject)
-    assert isinstance(decide(neuron("new", free_gib=4), entry=entry), Reject)
-    assert isinstance(decide(neuron("new", free_gib=6), entry=entry), Load)
+    entry = replace(MEASURED, measured_loads=loads)
+    assert isinstance(decide(host(on, free_gib=free_gib), entry=entry), Load) == fits
 
 
 def test_the_neuron_that_comes_closest_is_named() -> None:
     entry = replace(TINY, measured_loads=(took("a", 5.0), took("b", 9.0)))
-    decision = refused(decide(neuron("a", free_gib=2), neuron("b", free_gib=7), entry=entry))
+    decision = refused(decide(host("a", free_gib=2), host("b", free_gib=7), entry=entry))
     assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message
 
 
 @each_case(
-    ("stage", "ages", "waits"),
+    ("stage", "ages", "words", "eta_s"),
     [
         # Of a download that is at a quarter after 100 s.
-        (LoadStage.DOWNLOADING, {"status_age_s": 100.0}, ("downloading 25%", 300.0)),
+        (LoadStage.DOWNLOADING, {"status_age_s": 100.0}, "downloading 25%", 300.0),
         # The weights are at a quarter 2 s after the engine began, whatever came before it.
-        (LoadStage.WEIGHTS, {"status_age_s": 600.0, "engine_age_s": 2.0}, ("weights 25%", 6.0)),
+        (LoadStage.WEIGHTS, {"status_age_s": 600.0, "engine_age_s": 2.0}, "weights 25%", 6.0),
     ],
 )
 def test_a_first_load_reports_its_stages_share_and_seconds(
-    stage: LoadStage, ages: dict[str, float], waits: tuple[str, float]
+    stage: LoadStage, ages: dict[str, float], words: str, eta_s: float
 ) -> None:
     progress = LoadProgress(stage=stage, done=1, total=4, unit="bytes")
-    loading = replica("a", LOADING, progress=progress, **ages)
-    words, eta_s = waits
-    reason = f"tiny is loading on a ({words})"
-    assert decide(neuron("a", loading)) == Wait(
-        neuron="a", model="tiny", reason=reason, eta_s=eta_s
-    )
-    assert loading.eta_s == eta_s
+    loading = decide(host("a", LOADING, progress=progress, **ages))
+    assert loading == wait("a", "loading", words, eta_s=eta_s)
 
 
 UNFIT = LoadFailure(code="does_not_fit", message="too big", needed_bytes=9 * GIB)
-
-
-def test_who_did_not_fit_is_waited_for_until_its_need_is_known() -> None:
-    """No request is refused in the moment before the control records the model's need."""
-    just_now = replica("a", FAILED, status_age_s=1.0, failure=UNFIT)
-    decision = decide(neuron("a", just_now))
-    assert isinstance(decision, Wait)
-    assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
+KNOWN = replace(TINY, vram_mb=9 * 1024)
 
 
 def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
-    a_moment_ago = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT)
-    known = replace(TINY, vram_mb=9 * 1024)
-    assert decide(neuron("a", a_moment_ago, free_gib=10), entry=known) == Load(
-        neuron="a", model="tiny", devices=("cpu",)
-    )
-    assert refused(decide(neuron("a", a_moment_ago), entry=known)).code == "not_enough_memory"
+    """No request is refused in the moment before the control records the model's need."""
+    decision = decide(host("a", FAILED, status_age_s=1.0, failure=UNFIT))
+    assert isinstance(decision, Wait)
+    assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
+    a_moment_ago: dict[str, Any] = {"status_age_s": UNFIT_BACKOFF_S, "failure": UNFIT}
+    assert decide(host("a", FAILED, free_gib=10, **a_moment_ago), entry=KNOWN) == load("a")
+    decision = refused(decide(host("a", FAILED, **a_moment_ago), entry=KNOWN))
+    assert decision.code == "not_enough_memory"
+    no_number = a_moment_ago | {"failure": TOO_BIG}
+    assert refused(decide(host("a", FAILED, **no_number))).code == "load_failed"
+    smaller_loads = decide(host("a", FAILED, devices=("cpu",), **a_moment_ago), entry=MEASURED)
+    assert refused(smaller_loads).code == "load_failed"
 
 
 @each_case(
@@ -247,47 +196,31 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
 def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely(
     num_failed_loads: int, backoff_s: float
 ) -> None:
-    known = replace(TINY, vram_mb=9 * 1024)
     for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
-        failed = replica(
-            "a", FAILED, status_age_s=age_s, failure=UNFIT, num_failed_loads=num_failed_loads
-        )
-        assert isinstance(decide(neuron("a", failed, free_gib=10), entry=known), kind)
+        failed = {"status_age_s": age_s, "failure": UNFIT, "num_failed_loads": num_failed_loads}
+        assert isinstance(decide(host("a", FAILED, free_gib=10, **failed), entry=KNOWN), kind)
 
 
 def test_a_need_of_two_ranks_is_known_once_it_is_that_of_both() -> None:
     """A failure reports the need of each device, and the catalogue that of all."""
-    failed = replica(
-        "a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=("cuda:0", "cuda:1")
-    )
-    half, whole = replace(TINY, vram_mb=9 * 1024), replace(TINY, vram_mb=18 * 1024)
-    assert failed_loads(half, [failed]).unfit == () != failed_loads(half, [failed]).recent
+    two = ("cuda:0", "cuda:1")
+    failed = replica(FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=two)
+    whole = replace(TINY, vram_mb=18 * 1024)
+    assert failed_loads(KNOWN, [failed]).unfit == () != failed_loads(KNOWN, [failed]).recent
     assert failed_loads(whole, [failed]).recent == ()
-
-
-@each_case(
-    ("failure", "entry"),
-    [(UNFIT, MEASURED), (LoadFailure(code="does_not_fit", message="too big"), TINY)],
-    ids=["more than loads have shown", "no number"],
-)
-def test_a_need_that_nobody_can_go_by_is_waited_out(
-    failure: LoadFailure, entry: CatalogueEntry
-) -> None:
-    failed = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=failure, devices=("cpu",))
-    assert refused(decide(neuron("a", failed), entry=entry)).code == "load_failed"
 
 
 def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     """However long ago it was; elsewhere it is, and by hand."""
     crashed = LoadFailure(code="engine_crashed", message="signal 9")
-    failed = replica("a", FAILED, status_age_s=9e6, failure=crashed, is_unchanged=True)
-    decision = refused(decide(neuron("a", failed)))
+    failed = {"status_age_s": 9e6, "failure": crashed}
+    there = host("a", FAILED, is_unchanged=True, **failed)
+    decision = refused(decide(there))
     assert decision.retry_after_s is not None
     assert decision.code == "load_failed" and "signal 9" in decision.message
-    assert loaded(decide(neuron("a", failed), neuron("b"))).neuron == "b"
-    by_hand = place(TINY, FleetSnapshot(neurons=(neuron("a", failed),)), tries_again=True)
-    assert loaded(by_hand).neuron == "a"
-    assert isinstance(decide(neuron("a", replace(failed, is_unchanged=False))), Load)
+    assert decide(there, host("b")) == load("b")
+    assert loaded(place(TINY, FleetSnapshot(neurons=(there,)), tries_again=True)) == load("a")
+    assert decide(host("a", FAILED, **failed)) == load("a")
 
 
 @each_case(
@@ -298,14 +231,11 @@ def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     ],
 )
 def test_a_permanent_failure_names_what_it_waits_for(code: str, words: str) -> None:
-    failure = LoadFailure(code=code, message="why")
-    decision = refused(decide(neuron("a", replica("a", FAILED, failure=failure))))
+    decision = refused(decide(host("a", FAILED, failure=LoadFailure(code=code, message="why"))))
     assert decision.retry_after_s is None
     assert decision.code == code and words in decision.message
 
 
 def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
-    aged = replica("a", FAILED, status_age_s=999.0)
-    assert (
-        refused(decide(neuron("a", aged, free_gib=1), entry=MEASURED)).code == "not_enough_memory"
-    )
+    aged = host("a", FAILED, free_gib=1, status_age_s=999.0)
+    assert refused(decide(aged, entry=MEASURED)).code == "not_enough_memory"

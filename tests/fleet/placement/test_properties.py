@@ -1,25 +1,19 @@
-"""What holds in every fleet: of decisions, evictions, wakings, moves and sleeps."""
+"""What holds in every fleet: of decisions, evictions and wakings."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Catalogue, Load, Reject, Route, Wait, place
-from fleet.placement.decisions import Jobs, Observed, Sleep
 from fleet.placement.devices.capacity import (
     IDLE_TIME_SLICE_S,
     MIN_TIME_SLICE_S,
     QUIET_S,
     idle_age_s,
+    waking_bytes,
 )
-from fleet.placement.devices.moves import moves_for
-from fleet.placement.devices.sleeping import may_sleep, waking_bytes
-from fleet.placement.expected import with_load
-from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from tests.fleet.placement.fleets import (
     DRAINING,
@@ -102,6 +96,8 @@ def catalogues(draw: st.DrawFn) -> Catalogue:
 @given(catalogues(), fleets())
 def test_decisions_are_about_what_is_there(offered: Catalogue, snapshot: FleetSnapshot) -> None:
     decision = place(offered["new"], snapshot, catalogue=offered)
+    again = FleetSnapshot(neurons=snapshot.neurons[::-1])
+    assert place(offered["new"], again, catalogue=offered) == decision, "in whatever order"
     ready = [view for view in snapshot.replicas_of("new") if view.status is READY]
     assert isinstance(decision, Route) == bool(ready)
     if isinstance(decision, Reject):
@@ -179,69 +175,3 @@ def test_a_load_makes_the_room_that_it_needs_and_no_more(
     for one in gone:
         if len(needs) == 1:
             assert not room([other for other in gone if other is not one]), "no more than needed"
-
-
-@given(catalogues(), fleets())
-def test_what_leaves_moves_to_free_memory_alone(
-    offered: Catalogue, snapshot: FleetSnapshot
-) -> None:
-    decision = place(offered["new"], snapshot, catalogue=offered)
-    if not isinstance(decision, Load):
-        return
-    moves = moves_for(decision, snapshot, offered)
-    assert len({move.model for move in moves}) == len(moves)
-    assert {move.model for move in moves} <= {*decision.evict}
-    expected = with_load(snapshot, decision, offered["new"])
-    leaves = snapshot.neuron(decision.neuron)
-    assert leaves is not None
-    for move in moves:
-        moved, model = leaves.replica_of(move.model), offered[move.model]
-        assert moved is not None and moved.is_idle and not model.pinned and not move.evict
-        assert (move.neuron, *move.devices) != (moved.neuron, *moved.devices)
-        host = expected.neuron(move.neuron)
-        assert host is not None
-        free = {device_name(one): one.free_memory_bytes for one in host.devices}
-        each_bytes = (model.weight_bytes or 0) // model.min_devices
-        assert all(free[device] >= each_bytes for device in move.devices)
-        expected = with_load(expected, move, model)
-
-
-@given(catalogues(), fleets())
-def test_what_falls_asleep_is_idle_and_unpinned_and_has_room(
-    offered: Catalogue, snapshot: FleetSnapshot
-) -> None:
-    plan = reconcile(offered, snapshot, jobs=Jobs(), observed=Observed())
-    for action in plan.actions:
-        if not isinstance(action, Sleep):
-            continue
-        view = snapshot.neuron(action.neuron)
-        assert view is not None
-        held = view.replica_of(action.model)
-        assert held is not None and held.status is READY
-        assert held.is_idle and may_sleep(held, view), "its host has room"
-        assert offered[action.model].idle_action == "sleep"
-        others = [other for other in snapshot.replicas_of(action.model) if other.status is READY]
-        assert not offered[action.model].pinned or len(others) > 1, "never a pinned one"
-
-
-@given(catalogues(), fleets(), st.randoms())
-def test_the_order_of_neurons_changes_nothing(
-    offered: Catalogue, snapshot: FleetSnapshot, random
-) -> None:
-    shuffled = list(snapshot.neurons)
-    random.shuffle(shuffled)
-    decision = place(offered["new"], snapshot, catalogue=offered)
-    again = FleetSnapshot(neurons=tuple(shuffled))
-    assert place(offered["new"], again, catalogue=offered) == decision
-
-
-@given(catalogues(), fleets())
-def test_other_models_do_not_matter_to_what_evicts_none(
-    offered: Catalogue, snapshot: FleetSnapshot
-) -> None:
-    without = tuple(
-        replace(view, replicas=tuple(one for one in view.replicas if one.model == "new"))
-        for view in snapshot.neurons
-    )
-    alone = place(offered["new"], FleetSnapshot(neurons=without))
-    assert alone == place(offered["new"], snapshot)

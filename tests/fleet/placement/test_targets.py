@@ -31,74 +31,63 @@ def busy(queue: int) -> TargetState:
     return TargetState(is_ready=True, queue=queue, num_requests=queue + 1)
 
 
-def chosen(
-    written: str, *states: TargetState, waited_s: float = 0, **options: Any
-) -> tuple[str, float | None] | None:
-    """The name of the target and how long it may be waited for."""
-    targets = [parse_target(one) for one in written.split(", ")]
-    found = choose_target(targets, states, waited_s=waited_s, **options)
-    return None if found is None else (targets[found.index].name, found.wait_s)
-
-
-def test_the_order_holds_among_targets_without_a_condition() -> None:
-    assert chosen("own, a/m, b/m", busy(9), IDLE, IDLE) == ("own", None)
-    assert chosen("own, a/m, b/m", busy(9), IDLE, IDLE, left_out={0}) == ("a/m", None)
-    assert chosen("own, a/m, b/m", IDLE, IDLE, IDLE, left_out={0, 1, 2}) is None
-
-
-def test_ready_targets_are_taken_where_they_can_begin_at_once() -> None:
-    written = "own when ready, a/m when ready, own"
-    assert chosen(written, IDLE, IDLE, IDLE) == ("own", 0)
-    assert chosen(written, AWAY, IDLE, AWAY, waited_s=2) == ("a/m", 2)
-    assert chosen(written, AWAY, AWAY, AWAY) == ("own", None)
-    assert chosen("own when ready", AWAY) is None
+READY_FIRST = "own when ready, a/m when ready, own"
+BY_QUEUE = "own, a/m when queue_longer_than 4, b/m when queue_longer_than 20"
+BY_WAIT = "own, a/m when waiting_longer_than 5, b/m when waiting_longer_than 9"
+SHARING = "a/m weight 1, b/m weight 3, c/m"
+SPILLING = "own, a/m when queue_longer_than 1 weight 1, b/m when queue_longer_than 1 weight 1"
+PATIENT = {"waited_s": 9, "is_patient": True}
 
 
 @each_case(
-    ("own", "first", "taken"),
-    [(4, 0, "own"), (5, 0, "a/m"), (30, 20, "a/m"), (30, 21, "b/m"), (20, 50, "a/m")],
+    ("written", "states", "options", "expected"),
+    [
+        # The order holds among targets without a condition.
+        ("own, a/m, b/m", (busy(9), IDLE, IDLE), {}, ("own", None)),
+        ("own, a/m, b/m", (busy(9), IDLE, IDLE), {"left_out": {0}}, ("a/m", None)),
+        ("own, a/m, b/m", (IDLE, IDLE, IDLE), {"left_out": {0, 1, 2}}, None),
+        # Ready targets are taken where they can begin at once.
+        (READY_FIRST, (IDLE, IDLE, IDLE), {}, ("own", 0)),
+        (READY_FIRST, (AWAY, IDLE, AWAY), {"waited_s": 2}, ("a/m", 2)),
+        (READY_FIRST, (AWAY, AWAY, AWAY), {}, ("own", None)),
+        ("own when ready", (AWAY,), {}, None),
+        # A queue spills over once it is longer.
+        (BY_QUEUE, (busy(4), busy(0), IDLE), {}, ("own", None)),
+        (BY_QUEUE, (busy(5), busy(0), IDLE), {}, ("a/m", None)),
+        (BY_QUEUE, (busy(30), busy(20), IDLE), {}, ("a/m", None)),
+        (BY_QUEUE, (busy(30), busy(21), IDLE), {}, ("b/m", None)),
+        (BY_QUEUE, (busy(20), busy(50), IDLE), {}, ("a/m", None)),
+        # A spill-over is a fallback where none before it is left.
+        ("own, a/m when queue_longer_than 4", (busy(0), IDLE), {"left_out": {0}}, ("a/m", None)),
+        ("own, a/m when waiting_longer_than 9", (busy(0), IDLE), {"left_out": {0}}, ("a/m", None)),
+        ("own when ready, a/m when queue_longer_than 4", (AWAY, IDLE), {}, ("a/m", None)),
+        # Waiting opens the next target.
+        (BY_WAIT, (AWAY, IDLE, IDLE), {}, ("own", 5)),
+        (BY_WAIT, (AWAY, IDLE, IDLE), {"waited_s": 5}, ("a/m", 9)),
+        (BY_WAIT, (AWAY, IDLE, IDLE), {"waited_s": 5, "left_out": {1}}, ("own", 9)),
+        (BY_WAIT, (AWAY, IDLE, IDLE), {"waited_s": 10}, ("b/m", None)),
+        # A patient request waits rather than spill over, and fails over.
+        (BY_QUEUE, (busy(9), IDLE, IDLE), PATIENT, ("own", None)),
+        (BY_WAIT, (busy(9), IDLE, IDLE), PATIENT, ("own", None)),
+        (BY_QUEUE, (busy(9), IDLE, IDLE), PATIENT | {"left_out": {0}}, ("a/m", None)),
+        # Equals with a weight share, and warm ones come first.
+        (SHARING, (IDLE, IDLE, IDLE), {}, ("a/m", None)),
+        (SHARING, (busy(0), IDLE, IDLE), {}, ("b/m", None)),
+        (SHARING, (busy(0), busy(2), IDLE), {}, ("a/m", None)),
+        (SHARING, (busy(1), busy(2), IDLE), {}, ("b/m", None)),
+        ("own weight 9, a/m weight 1", (AWAY, busy(5)), {}, ("a/m", None)),
+        ("own weight 9, a/m weight 1", (AWAY, AWAY), {}, ("own", None)),
+        (SPILLING, (busy(2), busy(0), IDLE), {}, ("b/m", None)),
+        (SPILLING, (busy(1), busy(0), IDLE), {}, ("own", None)),
+    ],
 )
-def test_a_queue_spills_over_once_it_is_longer(own: int, first: int, taken: str) -> None:
-    written = "own, a/m when queue_longer_than 4, b/m when queue_longer_than 20"
-    found = chosen(written, busy(own), busy(first), IDLE)
-    assert found is not None
-    assert found[0] == taken
-
-
-def test_a_spill_over_is_a_fallback_where_none_before_it_is_left() -> None:
-    for when in ("queue_longer_than 4", "waiting_longer_than 9"):
-        written = f"own, a/m when {when}"
-        assert chosen(written, busy(0), IDLE, left_out={0}) == ("a/m", None)
-        assert chosen(f"own when ready, a/m when {when}", AWAY, IDLE) == ("a/m", None)
-
-
-def test_waiting_opens_the_next_target() -> None:
-    written = "own, a/m when waiting_longer_than 5, b/m when waiting_longer_than 9"
-    assert chosen(written, AWAY, IDLE, IDLE) == ("own", 5)
-    assert chosen(written, AWAY, IDLE, IDLE, waited_s=5) == ("a/m", 9)
-    assert chosen(written, AWAY, IDLE, IDLE, waited_s=5, left_out={1}) == ("own", 9)
-    assert chosen(written, AWAY, IDLE, IDLE, waited_s=10) == ("b/m", None)
-
-
-def test_a_patient_request_waits_rather_than_spill_over() -> None:
-    written = "own, a/m when queue_longer_than 0, b/m when waiting_longer_than 1"
-    assert chosen(written, busy(9), IDLE, IDLE, waited_s=9, is_patient=True) == ("own", None)
-    found = chosen(written, busy(9), IDLE, IDLE, left_out={0}, is_patient=True)
-    assert found is not None
-    assert found[0] == "a/m", "and fails over"
-
-
-def test_equals_with_a_weight_share() -> None:
-    written = "a/m weight 1, b/m weight 3, c/m"
-    assert chosen(written, IDLE, IDLE, IDLE) == ("a/m", None)
-    assert chosen(written, busy(0), IDLE, IDLE) == ("b/m", None)
-    assert chosen(written, busy(0), busy(2), IDLE) == ("a/m", None)
-    assert chosen(written, busy(1), busy(2), IDLE) == ("b/m", None)
-    assert chosen("own weight 9, a/m weight 1", AWAY, busy(5)) == ("a/m", None), "warm first"
-    assert chosen("own weight 9, a/m weight 1", AWAY, AWAY) == ("own", None)
-    spilling = "own, a/m when queue_longer_than 1 weight 1, b/m when queue_longer_than 1 weight 1"
-    assert chosen(spilling, busy(2), busy(0), IDLE) == ("b/m", None)
-    assert chosen(spilling, busy(1), busy(0), IDLE) == ("own", None)
+def test_which_target_a_request_goes_to(
+    written: str, states: tuple[TargetState, ...], options: dict[str, Any], expected: Any
+) -> None:
+    """The name of the target and how long it may be waited for."""
+    targets = [parse_target(one) for one in written.split(", ")]
+    found = choose_target(targets, states, **{"waited_s": 0} | options)
+    assert (found and (targets[found.index].name, found.wait_s)) == expected
 
 
 conditions = st.sampled_from(

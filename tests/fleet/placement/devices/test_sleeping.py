@@ -8,58 +8,27 @@ from typing import Any
 
 import msgspec
 
-from fleet.live.snapshot import NeuronView, ReplicaView
-from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
-from fleet.placement.decisions import Jobs, Observed, Sleep, Unload
+from fleet.live.snapshot import ReplicaView
+from fleet.placement import Load, Wait, place, place_on
 from fleet.placement.devices.capacity import freed_on
-from fleet.placement.devices.sleeping import SLEEP_AGAIN_S
-from fleet.placement.reconcile import reconcile
+from fleet.placement.leaving import SLEEP_AGAIN_S
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_progress import (
-    LoadFailure,
-)
-from inference.protocol.load_report import (
-    AsleepBytes,
-    DeviceMemory,
-)
+from inference.protocol.load_report import AsleepBytes, DeviceMemory
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     GIB,
-    LOADING,
-    busy,
-    card,
+    act,
     catalogue,
     entry,
     fleet,
-    load,
-    neuron,
-    processor,
     replica,
+    sleepy_report,
 )
-from tests.fleet.placement.fleets import sleepy_report as report
+from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
-ASLEEP = ReplicaStatus.ASLEEP
-TINY = entry("tiny", 10)
-OTHER = entry("other", 10)
-
-
-def sleeping(model: str = "tiny", **changes: Any) -> ReplicaView:
-    values: dict[str, Any] = {
-        "gib": 1,
-        "report": report(),
-        "host_memory_bytes": 9 * GIB,
-        "spec_digest": entry(model, 10).spec_digest(),
-    }
-    return replica(model, ASLEEP, **values | changes)
-
-
-def host(name: str = "a", *holds: ReplicaView, free: float = 12, ram: float = 60) -> NeuronView:
-    holds = tuple(replica_on(view, name) for view in holds)
-    return neuron(name, card(free=free), processor(free=ram), holds=holds)
-
-
-def replica_on(view: ReplicaView, name: str) -> ReplicaView:
-    return replace(view, neuron=name)
+TINY, OTHER = entry("tiny", 10), entry("other", 10)
+OFFERED = catalogue(TINY, OTHER, entry("cold", 10), entry("warm", 10))
+ON_A, ON_B = "load tiny a/cuda:0", "load tiny b/cuda:0"
 
 
 def divided() -> ReplicaView:
@@ -68,181 +37,94 @@ def divided() -> ReplicaView:
         DeviceMemory(device=name, actual_bytes=gib * GIB, process_bytes=0)
         for name, gib in (("cuda:0", 10), ("cpu", 20))
     ]
-    asleep = AsleepBytes(
-        device_bytes=19 * GIB, host_bytes=9 * GIB, by_device={"cuda:0": GIB, "cpu": 18 * GIB}
-    )
+    by_device = {"cuda:0": GIB, "cpu": 18 * GIB}
+    asleep = AsleepBytes(device_bytes=19 * GIB, host_bytes=9 * GIB, by_device=by_device)
     own = msgspec.structs.replace(
-        report(30), device="cuda:0, cpu", stage_memory=memory, asleep=asleep
+        sleepy_report(30), device="cuda:0, cpu", stage_memory=memory, asleep=asleep
     )
-    return sleeping(gib=19, report=own, devices=("cuda:0", "cpu"))
+    slept = {"report": own, "host_memory_bytes": 9 * GIB, "devices": ("cuda:0", "cpu")}
+    return replica("tiny", ReplicaStatus.ASLEEP, gib=19, **slept)
 
 
 @each_case(
-    ("card_gib", "host_gib", "others", "evicted"),
+    ("what", "there", "evicted"),
     [
-        (9, 2, [], ()),
-        (0, 2, [replica("other")], ("other",)),
-        (9, 1, [replica("other", devices=("cpu",))], ("other",)),
-        (8, 60, [], None),
-        (20, 1, [], None),
+        ("room", "a 9 cpu2", ()),
+        ("the card makes room", "a 0 cpu2 other", ("other",)),
+        ("the host makes room", "a 9 cpu1 other,on=cpu", ("other",)),
+        ("the card lacks", "a 8 cpu60", None),
+        ("the host lacks", "a 20 cpu1", None),
     ],
-    ids=["room", "the card makes room", "the host makes room", "the card lacks", "the host lacks"],
 )
 def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(
-    card_gib: int, host_gib: int, others: list[ReplicaView], evicted: tuple[str, ...] | None
+    what: str, there: str, evicted: Any
 ) -> None:
-    snapshot = fleet(host("a", divided(), *others, free=card_gib, ram=host_gib))
-    decision = place(TINY, snapshot, catalogue=catalogue(TINY, OTHER))
-    if evicted is None:
-        assert not isinstance(decision, Load)
-    else:
-        assert isinstance(decision, Load), decision
-        assert (set(decision.devices), decision.evict) == ({"cuda:0", "cpu"}, evicted)
+    host = host_of(there)
+    host = replace(host, replicas=(*host.replicas, divided()))
+    decision = place(TINY, fleet(host), catalogue=OFFERED)
+    assert isinstance(decision, Load) == (evicted is not None), what
+    if isinstance(decision, Load):
+        assert (set(decision.devices), decision.evict) == ({"cuda:0", "cpu"}, evicted), what
+    assert [freed_on(divided(), name, host) for name in ("cuda:0", "cpu")] == [GIB, 18 * GIB]
 
 
-def test_one_that_is_divided_frees_what_it_holds_asleep() -> None:
-    view = host("a", divided())
-    assert [freed_on(divided(), name, view) for name in ("cuda:0", "cpu")] == [GIB, 18 * GIB]
+@each_case(
+    ("what", "there", "expected"),
+    [
+        ("it wakes where it sleeps", "a 12 cpu60 tiny,slept", ON_A),
+        ("rather than be loaded where more is free", "a 9 tiny,slept; b 20", ON_A),
+        ("a ready one serves", "a 12 tiny,slept; b 12 tiny", "route b"),
+        ("one that wakes is waited for", "a 12 tiny,loading", "wait a"),
+        ("loaded elsewhere where it lacks room", "a 8 tiny,slept; b 20", ON_B),
+        ("idle models leave for it", "a 1 tiny,slept other", f"{ON_A} -other"),
+        ("those in use after their time slice", "a 1 tiny,slept other,busy,able", "slice a"),
+        ("it does not leave for itself", "a 8.5 tiny,slept", "not_enough_memory"),
+        ("what sleeps leaves for a load", "a 8 other,slept,gib=3", f"{ON_A} -other"),
+        ("one of an older spec is loaded anew", "a 9.5 tiny,slept,spec=old; b 20", ON_B),
+        ("one that has just failed to wake", "a 12 tiny,slept,code=does_not_fit,age=1", "wait a"),
+        ("of two as idle, one that can sleep", "a 1 cpu60 cold warm,able", f"{ON_A} -warm"),
+        ("a tenth of the host is not to be had", "a 1 cpu15 cold warm,able", f"{ON_A} -cold"),
+    ],
+)
+def test_where_a_request_for_a_sleeping_model_goes(what: str, there: str, expected: str) -> None:
+    assert brief(place(TINY, world(there), catalogue=OFFERED)) == expected, what
 
 
-PLACED: dict[str, tuple[list[NeuronView], Decision]] = {
-    "it wakes where it sleeps": ([host("a", sleeping())], load("a")),
-    "rather than be loaded where more is free": (
-        [host("a", sleeping(), free=9), host("b", free=20)],
-        load("a"),
-    ),
-    "a ready one serves": (
-        [host("a", sleeping()), host("b", replica("tiny"))],
-        place(TINY, fleet(host("b", replica("tiny")))),
-    ),
-    "one that wakes is waited for": (
-        [host("a", replica("tiny", LOADING))],
-        Wait(neuron="a", model="tiny", reason="tiny is loading on a"),
-    ),
-    "loaded elsewhere where it lacks room": (
-        [host("a", sleeping(), free=8), host("b", free=20)],
-        load("b"),
-    ),
-    "idle models leave for it": (
-        [host("a", sleeping(), replica("other"), free=1)],
-        load("a", "other"),
-    ),
-    "it does not leave for itself": ([host("a", sleeping(), free=8.5)], None),
-    "what sleeps leaves for a load": (
-        [host("a", sleeping("other", gib=3), free=8)],
-        load("a", "other"),
-    ),
-    "one of an older spec is loaded anew": (
-        [host("a", sleeping(spec_digest="older"), free=9.5), host("b", free=20)],
-        load("b"),
-    ),
-    "one that has just failed to wake is waited for": (
-        [
-            host(
-                "a",
-                sleeping(
-                    failure=LoadFailure(code="does_not_fit", message="full"), status_age_s=1.0
-                ),
-            )
-        ],
-        Wait(
-            neuron="a",
-            model="tiny",
-            reason="tiny sleeps on a and could not be woken just now",
-            eta_s=5.0,
-        ),
-    ),
-}
+def test_a_failed_wake_is_named_and_an_operator_wakes_it_there() -> None:
+    failed = world("a 12 tiny,slept,code=does_not_fit,age=1")
+    decision = place(TINY, failed, catalogue=OFFERED)
+    assert isinstance(decision, Wait) and decision.eta_s == 5.0
+    assert decision.reason == "tiny sleeps on a and could not be woken just now"
+    here = world("a 1 tiny,slept other")
+    assert brief(place_on(TINY, here.neurons[0], here, OFFERED)) == f"{ON_A} -other"
 
 
-@each_case(("hosts", "expected"), PLACED.values(), ids=PLACED.keys())
-def test_where_a_request_for_a_sleeping_model_goes(
-    hosts: list[NeuronView], expected: Decision | None
-) -> None:
-    decision = place(TINY, fleet(*hosts), catalogue=catalogue(TINY, OTHER))
-    if expected is None:
-        assert isinstance(decision, Reject)
-    else:
-        assert decision == expected
+SLEEP = {"idle_ttl_s": 60, "idle_action": "sleep"}
+IDLE = entry("tiny", 10, **SLEEP)
+JUST, LONG_AGO = (f"able,refused-s={SLEEP_AGAIN_S - s}" for s in (1, 0))
 
 
-def test_it_waits_for_a_time_slice_where_it_sleeps() -> None:
-    users = host("a", sleeping(), busy("other", report=report()), free=1)
-    decision = place(TINY, fleet(users), catalogue=catalogue(TINY, OTHER))
-    assert isinstance(decision, Wait) and decision.needs_time_slice and decision.neuron == "a"
-
-
-def test_an_operator_wakes_it_on_its_neuron() -> None:
-    here = host("a", sleeping(), replica("other"), free=1)
-    offered = catalogue(TINY, OTHER)
-    assert place_on(TINY, here, fleet(here), offered) == load("a", "other")
-
-
-def test_of_two_that_are_as_idle_the_one_that_can_sleep_makes_room() -> None:
-    cold = replica("cold", report=report(asleep_gib=None))
-    warm = replica("warm", report=report())
-    offered = catalogue(TINY, entry("cold", 10), entry("warm", 10))
-    assert place(TINY, fleet(host("a", cold, warm, free=1)), catalogue=offered) == load("a", "warm")
-    full = fleet(host("a", cold, warm, free=1, ram=15))  # a tenth of the host is not to be had
-    assert place(TINY, full, catalogue=offered) == load("a", "cold")
-
-
-def act(offered: Catalogue, *hosts: NeuronView, **known: Any) -> list[Any]:
-    snapshot = fleet(*hosts)
-    return list(reconcile(offered, snapshot, jobs=Jobs(**known), observed=Observed()).actions)
-
-
-IDLE = entry("tiny", 10, idle_ttl_s=60, idle_action="sleep")
-LEAVES = Unload(neuron="a", model="tiny", reason="idle for 60 s")
-SLEEPS = Sleep(neuron="a", model="tiny", reason="idle for 60 s")
-ABLE = replica("tiny", report=report())
-
-TICKS: dict[str, tuple[Any, list[NeuronView], list[Any]]] = {
-    "an idle one sleeps where that is chosen": (IDLE, [host("a", ABLE)], [SLEEPS]),
-    "and is unloaded where it is not": (
-        entry("tiny", 10, idle_ttl_s=60),
-        [host("a", ABLE)],
-        [LEAVES],
-    ),
-    "or where it cannot": (IDLE, [host("a", replica("tiny"))], [LEAVES]),
-    "or the host has no room": (IDLE, [host("a", ABLE, ram=20)], [LEAVES]),
-    "or its neuron has just refused": (
-        IDLE,
-        [host("a", replace(ABLE, sleep_refused_age_s=SLEEP_AGAIN_S - 1))],
-        [LEAVES],
-    ),
-    "it may be asked again later": (
-        IDLE,
-        [host("a", replace(ABLE, sleep_refused_age_s=SLEEP_AGAIN_S))],
-        [SLEEPS],
-    ),
-    "one in use stays": (IDLE, [host("a", busy("tiny", report=report()))], []),
-    "a pinned one stays": (
-        entry("tiny", 10, idle_ttl_s=60, idle_action="sleep", pinned=True),
-        [host("a", ABLE)],
-        [],
-    ),
-    "one that sleeps stays asleep": (IDLE, [host("a", sleeping())], []),
-    "unless it is missed": (entry("tiny", 10, pinned=True), [host("a", sleeping())], [load("a")]),
-    "one that nobody offers goes": (
-        OTHER,
-        [host("a", sleeping())],
-        [Unload(neuron="a", model="tiny", reason="the catalogue does not offer it")],
-    ),
-}
-
-
-@each_case(("model", "hosts", "expected"), TICKS.values(), ids=TICKS.keys())
-def test_what_a_tick_does(model: Any, hosts: list[NeuronView], expected: list[Any]) -> None:
-    assert act(catalogue(model), *hosts) == expected
-
-
-def test_what_falls_asleep_is_not_asked_again() -> None:
-    assert not act(catalogue(IDLE), host("a", ABLE), unloading=frozenset({("tiny", "a")}))
-
-
-def test_a_neuron_that_drains_keeps_nothing_asleep() -> None:
-    drains = replace(host("a", sleeping()), is_draining=True)
-    assert act(catalogue(TINY), drains) == [
-        Unload(neuron="a", model="tiny", reason="its neuron drains")
-    ]
+@each_case(
+    ("what", "model", "there", "expected"),
+    [
+        ("an idle one sleeps", IDLE, "a 12 cpu60 tiny,able", "sleep tiny a"),
+        ("not chosen", entry("tiny", 10, idle_ttl_s=60), "a 12 cpu60 tiny,able", "unload tiny a"),
+        ("it cannot", IDLE, "a 12 cpu60 tiny", "unload tiny a"),
+        ("the host has no room", IDLE, "a 12 cpu20 tiny,able", "unload tiny a"),
+        ("its neuron has just refused", IDLE, f"a 12 cpu60 tiny,{JUST}", "unload tiny a"),
+        ("it may be asked again later", IDLE, f"a 12 cpu60 tiny,{LONG_AGO}", "sleep tiny a"),
+        ("one in use stays", IDLE, "a 12 cpu60 tiny,able,busy", ""),
+        ("pinned", entry("tiny", 10, pinned=True, **SLEEP), "a 12 cpu60 tiny,able", ""),
+        ("one that sleeps stays asleep", IDLE, "a 12 cpu60 tiny,slept", ""),
+        ("unless it is missed", entry("tiny", 10, pinned=True), "a 12 cpu60 tiny,slept", ON_A),
+        ("one that nobody offers goes", OTHER, "a 12 cpu60 tiny,slept", "unload tiny a"),
+        ("its neuron drains", TINY, "a 12 cpu60 tiny,slept draining", "unload tiny a"),
+    ],
+)
+def test_what_a_tick_does(what: str, model: Any, there: str, expected: str) -> None:
+    actions = act(catalogue(model), world(there))
+    assert briefs(actions) == expected, what
+    if model is IDLE:
+        assert all(one.reason == "idle for 60 s" for one in actions), what
+        falling = frozenset({("tiny", "a")})
+        assert not act(catalogue(IDLE), world(there), unloading=falling), "it is not asked again"

@@ -38,15 +38,10 @@ def at_one_moment(monkeypatch) -> None:
 
 def record(heartbeat) -> list[str]:
     """Records and returns the statements that wrote."""
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    with CaptureQueriesContext(connection) as queries:
         services.heartbeat_record(heartbeat=heartbeat)
-    return [
-        query["sql"]
-        for query in queries
-        if query["sql"].split()[0] in {"INSERT", "UPDATE", "DELETE"}
-    ]
+    statements = [query["sql"] for query in queries]
+    return [one for one in statements if one.split()[0] in {"INSERT", "UPDATE", "DELETE"}]
 
 
 def test_a_host_that_joins_appears_by_itself_and_its_rows_follow_it(build) -> None:
@@ -65,29 +60,22 @@ def test_a_host_that_joins_appears_by_itself_and_its_rows_follow_it(build) -> No
     assert [device.kind for device in Device.objects.all()] == ["cpu"]
 
 
-def test_the_same_heartbeat_again_writes_nothing(at_one_moment, build) -> None:
-    beat = build.heartbeat(replicas=[build.replica(report=build.report(), stats=build.stats())])
-    record(beat)
-    assert record(beat) == []
+def test_only_what_differs_is_written_and_free_memory_waits(at_one_moment, build) -> None:
+    def beat(in_flight: int = 0, free_bytes: int = 2 * GIB):
+        replica = build.replica(report=build.report(), stats=build.stats(in_flight=in_flight))
+        devices = [build.device(free_memory_bytes=free_bytes)]
+        return build.heartbeat(replicas=[replica], devices=devices)
 
-
-def test_free_memory_alone_waits_for_the_refresh(at_one_moment, build) -> None:
-    record(build.heartbeat())
-    busier = build.heartbeat(devices=[build.device(free_memory_bytes=GIB)])
-    assert record(busier) == []
-    Neuron.objects.update(last_seen_at=timezone.now() - timedelta(seconds=11))
-    written = record(busier)
-    assert len(written) == 2
-    assert all("UPDATE" in statement for statement in written)
-    assert Device.objects.get().free_memory_bytes == GIB
-
-
-def test_writes_name_their_columns(at_one_moment, build) -> None:
-    record(build.heartbeat(replicas=[build.replica(stats=build.stats())]))
-    (statement,) = record(build.heartbeat(replicas=[build.replica(stats=build.stats(in_flight=3))]))
-    assert "in_flight" in statement
-    assert "status" not in statement
+    record(beat())
+    assert record(beat()) == []
+    (statement,) = record(beat(in_flight=3))
+    assert "in_flight" in statement and "status" not in statement
     assert Replica.objects.get().in_flight == 3
+    assert record(beat(in_flight=3, free_bytes=GIB)) == []
+    Neuron.objects.update(last_seen_at=timezone.now() - timedelta(seconds=11))
+    written = record(beat(in_flight=3, free_bytes=GIB))
+    assert len(written) == 2 and all("UPDATE" in statement for statement in written)
+    assert Device.objects.get().free_memory_bytes == GIB
 
 
 def test_problems_of_the_host_and_of_its_threads_are_kept(build) -> None:

@@ -20,6 +20,7 @@ from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.fleet.services.hosts.invited_hosts import ADDRESS, guest, invite, shared_redis
 
 __all__ = ["shared_redis"]
@@ -39,12 +40,16 @@ def test_the_line_has_all_that_a_host_needs() -> None:
     assert "neuron.invite" in [entry.action for entry in AuditEntry.objects.all()]
 
 
-def test_users_come_back_after_a_redis_that_lost_them(redis_url: str, redis_db) -> None:
+def test_each_tick_makes_redis_users_what_is_invited(redis_url: str, redis_db) -> None:
+    redis_db.acl_setuser("neuron-stranger", enabled=True)
+    redis_db.acl_setuser("operators-own", enabled=True)
+    services.redis_users_apply()
+    assert set(redis_db.acl_users()) == {"default", "operators-own"}
     join = invite()
     redis_db.acl_deluser("neuron-beast")
     with pytest.raises(redis.RedisError):
         guest(redis_url, join).ping()
-    services.redis_users_apply()  # as each of the control's ticks does
+    services.redis_users_apply()
     assert guest(redis_url, join).ping()
 
 
@@ -72,13 +77,6 @@ def test_revoked_it_is_out_at_once_and_until_it_is_invited_again(
     assert guest(redis_url, second).ping()
     with pytest.raises(redis.RedisError):
         guest(redis_url, first).ping()
-
-
-def test_a_user_that_nobody_invited_is_removed_at_the_first_look(redis_db) -> None:
-    redis_db.acl_setuser("neuron-stranger", enabled=True)
-    redis_db.acl_setuser("operators-own", enabled=True)
-    services.redis_users_apply()
-    assert set(redis_db.acl_users()) == {"default", "operators-own"}
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,19 +121,18 @@ def test_where_nobody_reaches_redis_nobody_is_invited(monkeypatch: pytest.Monkey
     assert not Invitation.objects.exists()
 
 
-def test_what_is_no_name() -> None:
-    for name in ("", "a b", "a:b", "a*", "x" * 64):
-        with pytest.raises(InvitationError):
-            invite(name)
+@each_case("name", ["", "a b", "a:b", "a*", "x" * 64])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(InvitationError):
+        invite(name)
 
 
-def test_an_older_redis_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_redis_is_refused_by_name_and_sent_nothing_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Debian 12 has 7.0, which refuses the whole rule for one command."""
+    for version, knows in (((7, 2), True), ((7, 0), False)):
+        assert ("+client|setinfo" in redis_users.rules("beast", "0" * 64, version)) == knows
     monkeypatch.setattr(redis_users, "MINIMUM_REDIS", 999)
     with pytest.raises(InvitationError, match="needs Redis 999"):
         invite()
-
-
-def test_a_redis_is_sent_no_command_that_it_does_not_know() -> None:
-    """Debian 12 has 7.0, which refuses the whole rule for one."""
-    assert "+client|setinfo" in redis_users.rules("beast", "0" * 64, (7, 2))
-    assert "+client|setinfo" not in redis_users.rules("beast", "0" * 64, (7, 0))

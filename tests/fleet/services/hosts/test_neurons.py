@@ -59,14 +59,14 @@ def test_a_drain_from_desired_state_to_drained(beat, build, redis_db) -> None:
     assert actions() == ["neuron.drain", "neuron.resume"]
 
 
-def test_a_fresh_desired_state_and_a_load_under_way_are_not_drained_yet(
-    beat, build, monkeypatch
-) -> None:
+def test_what_drains_is_not_drained_while_something_may_run_there(beat, build, monkeypatch) -> None:
     """A gateway may just have sent it something."""
     now = timezone.now()
     monkeypatch.setattr("django.utils.timezone.now", lambda: now)
     beat()
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    first = services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    again = services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert again.drain_wanted_at == first.drain_wanted_at and actions() == ["neuron.drain"]
     beat()
     assert Neuron.objects.get().drained_at is None
     NeuronWish.objects.update(drain_wanted_at=now - timedelta(seconds=10))
@@ -74,26 +74,15 @@ def test_a_fresh_desired_state_and_a_load_under_way_are_not_drained_yet(
     assert Neuron.objects.get().drained_at is None
 
 
-def test_what_is_wished_already_is_not_written_again(beat) -> None:
-    beat()
-    first = services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    again = services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    assert again.drain_wanted_at == first.drain_wanted_at
-    services.neuron_admit(actor=COMMAND, neuron_name="beast")
-    assert actions() == ["neuron.drain"]
-
-
 def test_refused_and_admitted_again(beat, redis_db) -> None:
     beat()
-    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
-    assert not view(redis_db).is_admitted
-    beat()
-    assert status() == NeuronStatus.REFUSED
-    services.neuron_admit(actor=COMMAND, neuron_name="beast")
-    assert view(redis_db).is_admitted
-    beat()
-    assert status() == NeuronStatus.ONLINE
-    assert actions() == ["neuron.refuse", "neuron.admit"]
+    for action, is_admitted in ((services.neuron_refuse, False), (services.neuron_admit, True)):
+        for _ in range(2):
+            action(actor=COMMAND, neuron_name="beast")
+        assert view(redis_db).is_admitted == is_admitted
+        beat()
+        assert status() == (NeuronStatus.ONLINE if is_admitted else NeuronStatus.REFUSED)
+    assert actions() == ["neuron.refuse", "neuron.admit"], "each once"
 
 
 def test_leaving_is_draining(beat) -> None:
@@ -174,31 +163,23 @@ def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db) -> None:
     assert 70 <= (host.draining_s or 0) < 500
 
 
-def test_by_click_new_neurons_wait_and_known_ones_stay(beat, redis_db) -> None:
+def test_by_click_new_neurons_wait_and_known_and_expected_ones_do_not(beat, redis_db) -> None:
     beat("old")
     services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
-    beat("new")
+    services.neuron_expect(actor=COMMAND, neuron_name="expected")
+    for name in ("new", "expected", "old"):
+        beat(name)
     admitted = {n.name: n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons}
-    assert admitted == {"old": True, "new": False}
-    beat("old")
-    assert dict(Neuron.objects.values_list("name", "status")) == {
-        "old": NeuronStatus.ONLINE,
-        "new": NeuronStatus.REFUSED,
-    }
+    assert admitted == {"old": True, "new": False, "expected": True}
+    statuses = dict(Neuron.objects.values_list("name", "status"))
+    assert statuses["old"] == statuses["expected"] == NeuronStatus.ONLINE
+    assert statuses["new"] == NeuronStatus.REFUSED
     services.neuron_admit(actor=COMMAND, neuron_name="new")
     assert all(n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons)
-    assert actions() == ["fleet.admission", "neuron.admit"]
-
-
-def test_one_that_is_expected_is_admitted_before_it_is_seen(beat, redis_db) -> None:
-    live.redis_client()
-    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
-    services.neuron_expect(actor=COMMAND, neuron_name="beast")
-    beat()
-    assert status() == NeuronStatus.ONLINE
-    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
-    services.neuron_expect(actor=COMMAND, neuron_name="beast")
-    assert not view(redis_db).is_admitted, "an operator has decided"
+    assert actions() == ["fleet.admission", "neuron.admit", "neuron.admit"]
+    services.neuron_refuse(actor=COMMAND, neuron_name="expected")
+    services.neuron_expect(actor=COMMAND, neuron_name="expected")
+    assert not live.read_snapshot_sync(redis_db).neurons[0].is_admitted, "an operator has decided"
 
 
 def test_a_dead_neuron_is_removed_with_all_its_rows(beat, build, redis_db) -> None:
