@@ -18,7 +18,7 @@ from inference.wire.errors import UnsupportedParameterError
 from inference.wire.openai.embeddings import parse
 from inference.wire.upstream import embeddings
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
-from inference.wire.upstream.embeddings import OllamaVectorsReader, OpenAIVectorsReader
+from inference.wire.upstream.embeddings import VectorsReader
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.answers import events_read
@@ -37,12 +37,12 @@ def text(*numbers: float) -> str:
 
 def read(answer: Any, request: EmbeddingRequest = TWO) -> list[Event]:
     frames = [json.dumps(answer).encode()]
-    return events_read(lambda made: OpenAIVectorsReader(made, request), frames, num_choices=0)
+    return events_read(lambda made: VectorsReader(made, request), frames, num_choices=0)
 
 
 def ollama_read(answer: Any) -> list[Event]:
     frames = [json.dumps(answer).encode()]
-    return events_read(lambda made: OllamaVectorsReader(made, TWO), frames, num_choices=0)
+    return events_read(lambda made: VectorsReader(made, TWO), frames, num_choices=0)
 
 
 def asked(**fields: Any) -> EmbeddingRequest:
