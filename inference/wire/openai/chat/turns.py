@@ -134,15 +134,23 @@ class Choosing:
 
     choice: ToolChoice
     allowed: list[str] | None = None
+    given: Any = "auto"
 
 
 FREELY = Choosing(ToolChoice())
 
 
+def any_tool(value: str, path: str) -> Choosing:
+    mode = cast(Literal["auto", "none", "required"], _any_mode(value, path))
+    return Choosing(ToolChoice(mode=mode), given=value)
+
+
+_any_mode = f.one_of("auto", "none", "required")
+
+
 def tool_choice(value: Any, path: str) -> Choosing:
     if isinstance(value, str):
-        mode = f.one_of("auto", "none", "required")(value, path)
-        return Choosing(ToolChoice(mode=cast(Literal["auto", "none", "required"], mode)))
+        return any_tool(value, path)
     if not isinstance(value, dict):
         raise f.wrong_type(path, "a string or an object", value)
     if value.get("type") == "allowed_tools":
@@ -253,12 +261,12 @@ PREDICTION_FIELDS = f.table(
 
 
 def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
-    kind = f.kind_of(part, path)
-    if kind not in kinds:
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{f.shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
-        )
-    held = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.")[kind]
+    tables = {kind: PART_FIELDS[kind] for kind in kinds}
+    only = " and ".join(kinds)
+    kind, read = f.read_kind(
+        part, path, tables, lambda kind: f"'{kind}' parts are not read here, only {only}"
+    )
+    held = read[kind]
     made: Part = with_detail(held["url"], held.get("detail")) if kind == "image_url" else held
     return made
 

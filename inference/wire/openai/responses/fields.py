@@ -26,7 +26,7 @@ from inference.wire.common.parts import (
     joined_text,
     with_detail,
 )
-from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.formats import STRICT_HELP
 
 MAX_FORMAT_NAME_CHARS = 128
@@ -133,12 +133,12 @@ def content(value: Any, path: str) -> Content:
 
 
 def _part(part: Any, path: str) -> Part:
-    kind = f.kind_of(part, path)
-    if kind not in PART_FIELDS:
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{f.shown(kind)}' parts are not read, only text and input_image"
-        )
-    read = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.")
+    kind, read = f.read_kind(
+        part,
+        path,
+        PART_FIELDS,
+        lambda kind: f"'{kind}' parts are not read, only text and input_image",
+    )
     held: Part = read[PART_FIELDS[kind].required[0]]
     return with_detail(held, read.get("detail")) if isinstance(held, ImageFile) else held
 
@@ -180,10 +180,9 @@ FORMAT_FIELDS = {
 
 
 def output_text_format(value: Any, path: str) -> TextSettings:
-    kind = f.kind_of(value, path)
-    if kind not in FORMAT_FIELDS:
-        raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
-    read = f.read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.")
+    kind, read = f.read_kind(
+        value, path, FORMAT_FIELDS, lambda _: "text, json_object or json_schema"
+    )
     if kind == "text":
         return PLAIN_TEXT
     if kind == "json_object":

@@ -28,7 +28,7 @@ from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
-from inference.wire.openai.chat.turns import chosen_tools
+from inference.wire.openai.chat.turns import FREELY, chosen_tools
 from inference.wire.openai.fields import (
     MODEL,
     PROMPT_CACHE_FIELDS,
@@ -64,7 +64,6 @@ from inference.wire.openai.responses.input import (
 from inference.wire.openai.responses.output import AnswerSettings, answer_settings
 from inference.wire.openai.responses.tools import (
     ALLOWED_TOOLS_FIELDS,
-    CHOOSE_FREELY,
     NAMED_FIELDS,
     NAMESPACE_FIELDS,
     NO_TOOLS,
@@ -242,7 +241,7 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
 def _generation(read: dict[str, Any]) -> GenerationRequest:
     wanted: Reasoning = read.get("reasoning", Reasoning())
     given: GivenTools = read.get("tools", NO_TOOLS)
-    offered, choice = chosen_tools(given.functions, read.get("tool_choice", CHOOSE_FREELY).choosing)
+    offered, choice = chosen_tools(given.functions, read.get("tool_choice", FREELY))
     messages = _messages(read.get("instructions"), read["input"])
     return GenerationRequest(
         model=read["model"],
