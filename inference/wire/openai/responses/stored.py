@@ -51,6 +51,10 @@ def _number(value: str, name: str) -> int:
     return int(value)
 
 
+def _limit(value: str, name: str) -> int:
+    return f.integer(1, MAX_ITEMS)(_number(value, name), name)
+
+
 def _flag(value: str, name: str) -> bool:
     return f.one_of("true", "false")(value.lower(), name) == "true"
 
@@ -71,11 +75,10 @@ RETRIEVAL = f.table(
 ITEM_PAGE = f.table(
     INCLUDE,
     BETA,
-    f.honoured("limit", lambda value, name: _limit(_number(value, name), name), "1 to 100."),
+    f.honoured("limit", _limit, "1 to 100."),
     f.honoured("order", f.one_of("asc", "desc"), "Whether the oldest comes first."),
     f.honoured("after", f.text(), "An item's id."),
 )
-_limit = f.integer(1, MAX_ITEMS)
 
 
 def read_retrieval(query: bytes) -> Retrieval:
