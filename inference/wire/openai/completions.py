@@ -38,7 +38,7 @@ MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
 
 FIELDS = f.table(
-    *openai_fields.SHARED_FIELDS,
+    *openai_fields.SHARED_FIELDS.values(),
     *OUTPUT_FIELDS,
     f.required(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."

@@ -123,7 +123,7 @@ OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
 """Sent by clients with values that change nothing; other values are refused."""
 
 MODEL = f.required("model", f.model_name, "A catalogue model's name or an alias; echoed as given.")
-SHARED_FIELDS: tuple[f.Field, ...] = (
+SHARED_FIELDS = f.table(
     MODEL,
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
     f.honoured(

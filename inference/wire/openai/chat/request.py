@@ -41,7 +41,7 @@ INLINE_REASONING_HEADER = "x-include-thinking"
 """``true``: the client wants the thinking block in the answer's text, as some bridges do."""
 
 FIELDS = f.table(
-    *openai_fields.SHARED_FIELDS,
+    *openai_fields.SHARED_FIELDS.values(),
     f.required("messages", turns.messages, "At least one turn; text only."),
     f.honoured("tools", turns.tools, "Functions; custom tools are refused."),
     f.honoured(
@@ -49,7 +49,7 @@ FIELDS = f.table(
         turns.tool_choice,
         "auto, none, required, a function, or allowed_tools.",
     ),
-    f.honoured("parallel_tool_calls", f.flag, "false: at most one call in an answer."),
+    turns.PARALLEL_TOOL_CALLS,
     *OUTPUT_FIELDS,
     f.honoured(
         "prediction",

@@ -161,6 +161,11 @@ def tool_choice(value: Any, path: str) -> Choosing:
     return Choosing(ToolChoice(mode="required", name=named["function"]["name"]))
 
 
+PARALLEL_TOOL_CALLS = f.honoured(
+    "parallel_tool_calls", f.flag, "false: at most one call in an answer."
+)
+
+
 def chosen_tools(
     given: list[ToolDefinition], choosing: Choosing
 ) -> tuple[list[ToolDefinition], ToolChoice]:
