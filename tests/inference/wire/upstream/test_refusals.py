@@ -45,6 +45,21 @@ def test_a_retry_after_is_seconds_or_a_date(
     assert failure.retry_after_s == seconds
 
 
+@each_case(
+    ("error", "code"),
+    [
+        ({"code": 429}, "rate_limit_exceeded"),
+        ({"type": "overloaded_error"}, "upstream_unavailable"),
+        ({"code": "invalid_request_error", "message": "no"}, "upstream_refused"),
+        ({"status": 400, "message": "The prompt is too long."}, "context_length_exceeded"),
+        ({"status_code": 401}, "upstream_failed"),
+        *[(error, "upstream_failed") for error in ("x", None, {"code": True}, {"status": 700})],
+    ],
+)
+def test_an_error_in_a_stream_is_that_of_its_status(error: Any, code: str) -> None:
+    assert failure_in_stream("box", error, secret="").code == code
+
+
 def test_a_message_is_shortened_and_holds_no_key() -> None:
     words = "s3cret-key and\nmore " + "x" * 5_000
     body = json.dumps({"error": {"message": words}}).encode()
