@@ -38,18 +38,22 @@ def refusal(parse: Any, body: bytes) -> ApiError:
     return refused.value
 
 
+def nested(head: bytes, opening: bytes, end: bytes) -> bytes:
+    return head + opening * 900 + end * 900 + b"}"
+
+
+CHAT_HEAD = b'{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":'
+
+
 @each_case(
     "body",
     [
         *(b"", b"{", b"[]", b"7", b"null", b'"x"', b"\xff\xfe", b"{}", b'{"model":"m"}'),
         b'{"a":' * 100_000,
         b"[" * 100_000 + b"]" * 100_000,
-        b'{"model":"m","prompt":' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"model":"m","messages":' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":'
-        + b'{"a":' * 900
-        + b"1"
-        + b"}" * 901,
+        nested(b'{"model":"m","prompt":', b"[", b"]"),
+        nested(b'{"model":"m","messages":', b"[", b"]"),
+        nested(CHAT_HEAD, b'{"a":', b"}"),
     ],
 )
 @each_case("parse", PARSERS)
@@ -65,12 +69,10 @@ def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
     refusal(openai_chat.parse, body)
 
 
-@each_case("field", ["max_tokens", "n", "top_k", "seed"])
-def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
+def test_a_whole_number_may_be_written_with_a_point() -> None:
     """JSON schema allows it. Settings of some clients are floats, and other servers take those."""
-    assert parsed(openai_chat.parse, **GOOD | {field: 3.0}) == parsed(
-        openai_chat.parse, **GOOD | {field: 3}
-    )
+    whole, pointed = (dict.fromkeys(("max_tokens", "n", "top_k", "seed"), n) for n in (3, 3.0))
+    assert parsed(openai_chat.parse, **GOOD | pointed) == parsed(openai_chat.parse, **GOOD | whole)
 
 
 SOME_TOOLS = {"mode": "none", "tools": []}
@@ -119,19 +121,13 @@ def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
     assert (refused.param or "").startswith(field)
 
 
-@each_case(
-    ("parse", "fields", "good"),
-    [
+def test_null_is_the_same_as_absent() -> None:
+    message = GOOD | {"max_tokens": 9}
+    for parse, names, good in (
         (openai_chat.parse, [*openai_chat.FIELDS, "of_another_server"], GOOD),
-        (
-            anthropic_messages.parse,
-            anthropic_messages.FIELDS,
-            {"model": "tiny", "max_tokens": 9, "messages": MESSAGES},
-        ),
-    ],
-)
-def test_null_is_the_same_as_absent(parse: Any, fields: Any, good: dict[str, Any]) -> None:
-    assert parsed(parse, **{**dict.fromkeys(fields), **good}) == parsed(parse, **good)
+        (anthropic_messages.parse, anthropic_messages.FIELDS, message),
+    ):
+        assert parsed(parse, **dict.fromkeys(names) | good) == parsed(parse, **good)
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
@@ -139,17 +135,11 @@ def test_the_last_of_two_equal_keys_counts() -> None:
     assert openai_completions.parse(body).generation.model == "b"
 
 
-def schema_of_depth(depth: int) -> dict[str, Any]:
-    """``depth`` objects, one inside the other."""
+@each_case(("depth", "taken"), [(96, True), (97, False), (900, False)])
+def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
     schema: dict[str, Any] = {}
     for _ in range(depth - 1):
         schema = {"items": schema}
-    return schema
-
-
-@each_case(("depth", "taken"), [(96, True), (97, False), (900, False)])
-def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
-    schema = schema_of_depth(depth)
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for more in ({"tools": tools}, {"response_format": format_}):
@@ -169,11 +159,8 @@ def test_a_format_says_whether_it_is_strict() -> None:
         for parse, body in ((openai_chat.parse, chat), (openai_responses.parse, response)):
             assert parsed(parse, **body).output_format.strict is strict
     ollama = {"format": {"type": "object"}}
-    for parse, body in (
-        (ollama_chat.parse, {**GOOD, **ollama}),
-        (ollama_chat.parse_generate, {"prompt": "Hi", **ollama}),
-    ):
-        assert parsed(parse, **body).output_format.strict is False
+    assert parsed(ollama_chat.parse, **GOOD, **ollama).output_format.strict is False
+    assert parsed(ollama_chat.parse_generate, prompt="Hi", **ollama).output_format.strict is False
 
 
 def test_a_token_that_is_none_is_named_among_many() -> None:
@@ -183,61 +170,43 @@ def test_a_token_that_is_none_is_named_among_many() -> None:
         assert refused.param == "prompt[1000]"
 
 
-CALLING = {
-    "role": "assistant",
-    "content": [],
-    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-}
-
-
+FUNCTION = {"name": "f", "arguments": "{}"}
+CALLS = [{"id": "c", "type": "function", "function": FUNCTION}]
 EMPTY = {"role": "user", "content": []}
 NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
 
 
 @each_case(
-    ("parse", "body", "param"),
+    ("parse", "fields", "param"),
     [
         *(
             (
                 openai_chat.parse,
-                {"model": "m", "messages": [*MESSAGES, EMPTY | {"role": role}]},
+                {"messages": [*MESSAGES, EMPTY | {"role": role}]},
                 "messages[1].content",
             )
             for role in ("user", "system", "developer", "assistant")
         ),
         (openai_chat.parse, GOOD | NAMELESS, "response_format.json_schema.name"),
-        (openai_responses.parse, {"model": "m", "input": [EMPTY]}, "input[0].content"),
-        (
-            anthropic_messages.parse,
-            {"model": "m", "max_tokens": 5, "messages": [EMPTY]},
-            "messages[0].content",
-        ),
+        (openai_responses.parse, {"input": [EMPTY]}, "input[0].content"),
+        (anthropic_messages.parse, {"max_tokens": 5, "messages": [EMPTY]}, "messages[0].content"),
     ],
 )
-def test_what_is_empty_is_refused(parse: Any, body: dict[str, Any], param: str) -> None:
-    assert refusal(parse, orjson.dumps(body)).param == param
+def test_what_is_empty_is_refused(parse: Any, fields: dict[str, Any], param: str) -> None:
+    assert refusal(parse, orjson.dumps({"model": "m", **fields})).param == param
 
 
 def test_calls_and_their_results_may_be_empty() -> None:
+    calling = {"role": "assistant", "content": [], "tool_calls": CALLS}
     result = {"role": "tool", "tool_call_id": "c", "content": []}
-    body = {"model": "m", "messages": [*MESSAGES, CALLING, result, EMPTY]}  # the last is of Zed
+    body = {"model": "m", "messages": [*MESSAGES, calling, result, EMPTY]}  # the last is of Zed
     assert openai_chat.parse(orjson.dumps(body))
 
 
-USER, IDENTIFIER = {"user": "ann"}, {"safety_identifier": "ann"}
-
-
-@each_case(
-    ("parse", "body"),
-    [
-        (openai_chat.parse, GOOD | USER | {"safety_identifier": "5f3a"}),
-        (openai_chat.parse, GOOD | IDENTIFIER),
-        (openai_responses.parse, {"input": "Hi"} | USER | {"safety_identifier": "5f3a"}),
-        (openai_responses.parse, {"input": "Hi"} | IDENTIFIER),
-    ],
-)
-def test_who_asks_may_be_named_by_either_field(parse: Any, body: dict[str, Any]) -> None:
-    assert parsed(parse, **body).end_user == "ann"
+def test_who_asks_may_be_named_by_either_field() -> None:
+    for named in ({"user": "ann", "safety_identifier": "5f3a"}, {"safety_identifier": "ann"}):
+        assert parsed(openai_chat.parse, **GOOD | named).end_user == "ann"
+        assert parsed(openai_responses.parse, input="Hi", **named).end_user == "ann"
 
 
 @each_case("piece_bytes", [7, 1024, fields.PIECE_BYTES])

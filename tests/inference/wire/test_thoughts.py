@@ -27,11 +27,10 @@ from tests.inference.wire.answers import content_of, events_read, folded, frames
 from tests.inference.wire.golden import CREATED_UNIX_S, DIALECTS, REQUEST_ID
 
 TURNS = {"model": "m", "messages": [{"role": "user", "content": "2+2?"}]}
-PROMPT = {"model": "m", "prompt": "2+2?"}
 BODIES: dict[str, dict[str, Any]] = {
     "anthropic_messages": TURNS | {"max_tokens": 2000},
     "ollama_chat": TURNS,
-    "ollama_generate": PROMPT,
+    "ollama_generate": {"model": "m", "prompt": "2+2?"},
     "openai_chat": TURNS,
     "openai_responses": {"model": "m", "input": "2+2?"},
 }
@@ -74,28 +73,37 @@ def _seen(dialect: str, sent: bytes, *, is_streamed: bool) -> tuple[str, str]:
     return found.reasoning, found.text
 
 
+def _answer(dialect: str, body: dict[str, Any], events: list[Event], **headers: str) -> bytes:
+    parse, _ = DIALECTS[dialect]
+    request = parse(json.dumps(body).encode(), RequestContext(headers=headers))
+    make = request.stream_encoder if body["stream"] else request.body_encoder
+    return folded(make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S), events)
+
+
 @each_case("is_streamed", [False, True])
 @each_case(
     ("dialect", "fields", "thought"),
     [
-        ("anthropic_messages", {}, HIDDEN),
-        ("anthropic_messages", {"thinking": {"type": "disabled"}}, HIDDEN),
-        ("anthropic_messages", {"thinking": ENABLED | {"display": "omitted"}}, HIDDEN),
-        ("anthropic_messages", {"thinking": ENABLED}, SHOWN),
         *[
-            case
-            for dialect in ("ollama_chat", "ollama_generate")
-            for case in (
-                (dialect, {"think": False}, HIDDEN),
-                (dialect, {}, SHOWN),
-                (dialect, {"think": True}, SHOWN),
-                (dialect, {"think": "low"}, SHOWN),
+            ("anthropic_messages", fields, HIDDEN)
+            for fields in (
+                {},
+                {"thinking": {"type": "disabled"}},
+                {"thinking": ENABLED | {"display": "omitted"}},
             )
         ],
-        ("openai_chat", {}, HIDDEN),
+        ("anthropic_messages", {"thinking": ENABLED}, SHOWN),
+        *[
+            (
+                dialect,
+                {} if think is None else {"think": think},
+                HIDDEN if think is False else SHOWN,
+            )
+            for dialect in ("ollama_chat", "ollama_generate")
+            for think in (None, False, True, "low")
+        ],
         ("openai_chat", {"reasoning_effort": "high"}, HIDDEN),
         ("openai_chat", {"include_reasoning": False}, HIDDEN),
-        ("openai_chat", {"include_reasoning": True}, SHOWN),
         ("openai_chat", {"include_reasoning": True, "reasoning_effort": "none"}, SHOWN),
         ("openai_responses", {}, SHOWN),
         ("openai_responses", {"reasoning": {"effort": "none"}}, SHOWN),
@@ -104,13 +112,10 @@ def _seen(dialect: str, sent: bytes, *, is_streamed: bool) -> tuple[str, str]:
 def test_a_thought_is_where_its_client_wants_it(
     dialect: str, fields: dict[str, Any], thought: str, is_streamed: bool
 ) -> None:
-    body = json.dumps(BODIES[dialect] | fields | {"stream": is_streamed}).encode()
-    request = DIALECTS[dialect][0](body, RequestContext())
-    make = request.stream_encoder if is_streamed else request.body_encoder
+    body = BODIES[dialect] | fields | {"stream": is_streamed}
     whole = _events(OPENS, CLOSES, Delta(request_id=REQUEST_ID, text=ANSWER))
     for events, answer in ((whole, ANSWER), (_events(OPENS, CUT_OFF), "")):
-        encoder = make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S)
-        sent = folded(encoder, events)
+        sent = _answer(dialect, body, events)
         assert _seen(dialect, sent, is_streamed=is_streamed) == (thought, answer)
         if thought == HIDDEN:
             assert THOUGHT not in sent.decode() and "is 4.</" not in sent.decode()
@@ -119,10 +124,7 @@ def test_a_thought_is_where_its_client_wants_it(
 @each_case("is_streamed", [False, True])
 @each_case("last", [CLOSES, CUT_OFF])
 def test_an_inline_thought_has_both_markers(last: Event, is_streamed: bool) -> None:
-    body = json.dumps(TURNS | {"stream": is_streamed}).encode()
-    context = RequestContext(headers={"x-include-thinking": "true"})
-    request = DIALECTS["openai_chat"][0](body, context)
-    make = request.stream_encoder if is_streamed else request.body_encoder
-    sent = folded(make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S), _events(OPENS, last))
+    body = TURNS | {"stream": is_streamed}
+    sent = _answer("openai_chat", body, _events(OPENS, last), **{"x-include-thinking": "true"})
     seen = _seen("openai_chat", sent, is_streamed=is_streamed)
     assert seen == ("", f"<think>{THOUGHT}</think>")
