@@ -24,7 +24,7 @@ from inference.wire.common.parts import (
     detail,
     image_url,
     joined_text,
-    with_detail,
+    read_parts,
 )
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.formats import STRICT_HELP
@@ -82,7 +82,6 @@ PART_FIELDS = {
     ),
     "refusal": f.table(_type, f.required("refusal", _string, "Text like any other.")),
 }
-"""The one required field of a part holds what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +123,13 @@ def _image_object(image: ImageFile) -> dict[str, Any]:
 
 
 def content(value: Any, path: str) -> Content:
-    if isinstance(value, str):
-        return Content((value,), is_string=True)
-    if not isinstance(value, list):
-        raise f.wrong_type(path, "a string or an array of parts", value)
-    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
-    return Content(tuple(parts), is_string=False)
-
-
-def _part(part: Any, path: str) -> Part:
-    kind, read = f.read_kind(
-        part,
+    parts = read_parts(
+        value,
         path,
         PART_FIELDS,
         lambda kind: f"'{kind}' parts are not read, only text and input_image",
     )
-    held: Part = read[PART_FIELDS[kind].required[0]]
-    return with_detail(held, read.get("detail")) if isinstance(held, ImageFile) else held
+    return Content(tuple(parts), is_string=isinstance(value, str))
 
 
 def typed_texts(kind: str) -> f.Check[list[str]]:
