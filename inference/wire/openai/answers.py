@@ -67,42 +67,6 @@ def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
     return {**head, "system_fingerprint": event.fingerprint or None}
 
 
-class Chunks:
-    """The server-sent events of one answer. ``start`` and ``end`` are the bytes before and after
-    the JSON of a chunk's one choice, for an encoder that writes the choice itself."""
-
-    def __init__(self, head: dict[str, Any], usage: UsageReporting) -> None:
-        self._head = head
-        self._usage = usage
-        self.start = _start(head)
-        self.end = b"]}\n\n" if usage is UsageReporting.NEVER else NO_USAGE_YET
-
-    def begin(self, event: Accepted) -> None:
-        self._head = head_of(self._head, event)
-        self.start = _start(self._head)
-
-    def choice(
-        self,
-        index: int,
-        content: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        more_head: dict[str, Any] | None = None,
-    ) -> bytes:
-        """One chunk. ``content``: the fields of this dialect's choices; ``more_head``: additional
-        fields beside the choice."""
-        end = {"logprobs": logprobs, "finish_reason": finish_reason}
-        start = self.start if more_head is None else _start({**self._head, **more_head})
-        return start + orjson.dumps({"index": index, **content, **end}) + self.end
-
-    def last(self, event: Finished) -> bytes:
-        if self._usage is UsageReporting.NEVER:
-            return DONE_FRAME
-        usage_json = orjson.dumps(full_usage_object(event, self._usage))
-        return self.start + b'],"usage":' + usage_json + b"}\n\n" + DONE_FRAME
-
-
 def _start(head: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
 
@@ -155,39 +119,65 @@ class AskedAnswer:
 
 
 class StreamEncoder(ABC):
-    """``text``: the bytes between a choice's index and the JSON of its text, ``text_end`` those
-    behind it. ``empty``: the fields of a choice without text."""
+    """The server-sent events of one answer. ``text``: the bytes between a choice's index and the
+    JSON of its text, ``text_end`` those behind it. ``empty``: the fields of a choice without
+    text."""
 
     text: bytes
     text_end: bytes
     empty: dict[str, Any]
 
-    def __init__(self, chunks: Chunks, num_choices: int) -> None:
-        self._chunks = chunks
+    def __init__(self, head: dict[str, Any], usage: UsageReporting, num_choices: int) -> None:
+        self._head = head
+        self._usage = usage
+        self._start = _start(head)
+        self._end = b"]}\n\n" if usage is UsageReporting.NEVER else NO_USAGE_YET
         self._indices = range(num_choices)
-        self._starts: list[bytes] = []
-        self._end = self.text_end + b',"logprobs":null,"finish_reason":null}' + chunks.end
+        self._text_starts: list[bytes] = []
+        self._text_end = self.text_end + b',"logprobs":null,"finish_reason":null}' + self._end
 
     def encode(self, event: Event) -> bytes:
         match event:
             case Delta(logprobs=None):  # most events are this one
                 return self._plain(event.index, event.text)
             case OutputTokens():
-                return self._chunks.choice(event.index, self.empty | {"token_ids": event.token_ids})
+                return self._chunk(event.index, self.empty | {"token_ids": event.token_ids})
             case Accepted():
-                self._chunks.begin(event)
-                start = self._chunks.start
-                self._starts = [start + b'{"index":%d,' % at + self.text for at in self._indices]
+                self._head = head_of(self._head, event)
+                start = self._start = _start(self._head)
+                indices = self._indices
+                self._text_starts = [start + b'{"index":%d,' % at + self.text for at in indices]
                 return self._begin(event)
             case ChoiceFinished():
                 reason = finish_reason(event.reason)
-                return self._chunks.choice(event.index, self.empty, finish_reason=reason)
+                return self._chunk(event.index, self.empty, finish_reason=reason)
             case Finished():
-                return self._chunks.last(event)
+                return self._last(event)
         return self._other(event)
 
     def _plain(self, index: int, text: str) -> bytes:
-        return self._starts[index] + orjson.dumps(text) + self._end if text else b""
+        return self._text_starts[index] + orjson.dumps(text) + self._text_end if text else b""
+
+    def _chunk(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        more_head: dict[str, Any] | None = None,
+    ) -> bytes:
+        """``content``: the fields of this dialect's choices; ``more_head``: additional fields
+        beside the choice."""
+        end = {"logprobs": logprobs, "finish_reason": finish_reason}
+        start = self._start if more_head is None else _start({**self._head, **more_head})
+        return start + orjson.dumps({"index": index, **content, **end}) + self._end
+
+    def _last(self, event: Finished) -> bytes:
+        if self._usage is UsageReporting.NEVER:
+            return DONE_FRAME
+        usage_json = orjson.dumps(full_usage_object(event, self._usage))
+        return self._start + b'],"usage":' + usage_json + b"}\n\n" + DONE_FRAME
 
     @abstractmethod
     def _begin(self, event: Accepted) -> bytes: ...

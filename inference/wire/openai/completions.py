@@ -26,7 +26,6 @@ from inference.wire.openai.answers import (
     AskedAnswer,
     BodyEncoder,
     Choice,
-    Chunks,
     StreamEncoder,
 )
 from inference.wire.openai.fields import MAX_CHOICES, MAX_TOKENS, prompts
@@ -63,8 +62,8 @@ class CompletionRequest(AskedAnswer):
         return num_prompts(self.generation.input) * self.generation.n
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
-        chunks = Chunks(self.head("cmpl", KIND, request_id, clock), self.usage)
-        return self.reporting(CompletionStreamEncoder(chunks, self.num_choices))
+        head = self.head("cmpl", KIND, request_id, clock)
+        return self.reporting(CompletionStreamEncoder(head, self.usage, self.num_choices))
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> BodyEncoder:
         shows_logprobs = self.generation.sampling.top_logprobs is not None
@@ -165,14 +164,11 @@ class CompletionStreamEncoder(StreamEncoder):
     text, text_end = b'"text":', b""
     empty: dict[str, Any] = {"text": ""}
 
-    def __init__(self, chunks: Chunks, num_choices: int) -> None:
-        super().__init__(chunks, num_choices)
-        self._num_chars = [0] * num_choices
-
     def _begin(self, event: Accepted) -> bytes:
         prompts, count = event.prompt_token_ids or [], len(self._indices)
+        self._num_chars = [0] * count
         return b"".join(
-            self._chunks.choice(
+            self._chunk(
                 index, {"text": "", "prompt_token_ids": prompts[index * len(prompts) // count]}
             )
             for index in self._indices
@@ -188,7 +184,7 @@ class CompletionStreamEncoder(StreamEncoder):
                 logprobs.extend(event.logprobs or [])
                 self._num_chars[event.index] = logprobs.num_chars
                 text = {"text": event.text}
-                return self._chunks.choice(event.index, text, logprobs=logprobs.as_object())
+                return self._chunk(event.index, text, logprobs=logprobs.as_object())
         return b""
 
 

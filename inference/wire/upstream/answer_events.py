@@ -1,6 +1,6 @@
 """One answer of an upstream in any dialect, as our events. Pure.
 
-    bytes ─▶ FrameReader ─▶ the data of each event of a stream, or each line of JSON ─▶ AnswerReader
+    bytes ─▶ SseReader | LinesReader ─▶ an event's data, or a line of JSON ─▶ AnswerReader
     accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
 
 A dialect's reader calls these and takes their events. A tool call is held back until its arguments
@@ -44,14 +44,10 @@ class FrameError(ValueError):
     """The stream is no valid frames; the message has none of its bytes."""
 
 
-class FrameReader(Protocol):
-    def feed(self, part: bytes) -> list[bytes]:
-        """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
-        ``FrameError`` where one is too large."""
-        ...
-
-
 class LinesReader:
+    """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
+    ``FrameError`` where one is too large."""
+
     frame = "a line"
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:

@@ -23,7 +23,6 @@ from inference.wire.upstream.answer_events import (
     Answer,
     AnswerEvents,
     AnswerReader,
-    FrameReader,
     LinesReader,
     SseReader,
     UpstreamFaultError,
@@ -49,7 +48,7 @@ class Exchange:
     reader_of: Callable[[AnswerEvents], AnswerReader]
     content_type: str = JSON
     """The expected content type. An answer of another type is read whole, like JSON."""
-    frames: Callable[[], FrameReader] = LinesReader
+    frames: Callable[[], LinesReader] = LinesReader
 
 
 def is_forwarded(dialect: str, request: Forwarded) -> bool:

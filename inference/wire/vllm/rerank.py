@@ -1,8 +1,8 @@
 """Rerank of Cohere, Jina and vLLM: a query and documents in, the documents by relevance out; and
 vLLM's /score: one number for each pair of texts.
 
-    parse(body) ─▶ RerankRequest(score, …) ─▶ RerankBodyEncoder
-    parse_score(body) ─▶ ScoringRequest(score) ─▶ ScoreBodyEncoder
+    parse(body) ─▶ RerankRequest(score, …) ─▶ EmbeddedBody
+    parse_score(body) ─▶ ScoringRequest(score) ─▶ EmbeddedBody
 
 By default /v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank
 does not, like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,

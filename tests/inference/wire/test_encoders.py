@@ -24,7 +24,6 @@ from inference.protocol.events import (
     Event,
     Finished,
     ReasoningDelta,
-    TextLogprob,
     ToolCallDelta,
     ToolCallStarted,
 )
@@ -203,42 +202,6 @@ def test_usage_comes_when_the_client_or_the_operator_wants_it(
     events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
     assert (frames[-1].get("usage") is not None) == (always or asked == WITH_USAGE)
-
-
-@given(
-    tokens=st.lists(st.tuples(st.integers(0, 1), st.text(max_size=3)), max_size=6),
-    random=randoms,
-)
-def test_logprobs_are_the_same_whole_or_in_pieces(
-    tokens: list[tuple[int, str]], random: Random
-) -> None:
-    """Each of two choices gains tokens, one or several a step."""
-    pending: list[list[TextLogprob]] = [[], []]
-    events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
-    for index, token in [*tokens, (0, "end"), (1, "end")]:
-        pending[index].append(
-            TextLogprob(token=token, token_bytes=token.encode(), logprob=-0.5, top=[])
-        )
-        if token == "end" or random.random() < 0.5:
-            text = "".join(one.token for one in pending[index])
-            events.append(Delta(request_id=R, index=index, text=text, logprobs=pending[index]))
-            pending[index] = []
-    events += [ChoiceFinished(request_id=R, index=index, reason="stop") for index in (0, 1)]
-    events.append(Finished(request_id=R, usage=USAGE))
-    chat = openai_chat.parse(json.dumps({**CHAT, "n": 2, "logprobs": True}).encode())
-    legacy = openai_completions.parse(json.dumps({**PROMPT, "n": 2, "logprobs": 0}).encode())
-    for request, names in (
-        (chat, ["content"]),
-        (legacy, ["tokens", "token_logprobs", "top_logprobs", "text_offset"]),
-    ):
-        streamed: list[dict[str, list[Any]]] = [{name: [] for name in names} for _ in range(2)]
-        for frame in frames_of(request.stream_encoder(**MADE), events):
-            (choice,) = frame["choices"]
-            for name in names:
-                streamed[choice["index"]][name] += (choice["logprobs"] or {}).get(name, [])
-        whole = body_of(request.body_encoder(**MADE), events)["choices"]
-        reported = [{name: choice["logprobs"][name] for name in names} for choice in whole]
-        assert streamed == reported
 
 
 MARK = b',"choices":[{'

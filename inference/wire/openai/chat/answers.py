@@ -21,7 +21,13 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.wire.openai.answers import Choice, Chunks, StreamEncoder, json_array, token_object
+from inference.wire.openai.answers import (
+    AskedAnswer,
+    Choice,
+    StreamEncoder,
+    json_array,
+    token_object,
+)
 
 
 class Reasoning(StrEnum):
@@ -66,17 +72,15 @@ class ChatStreamEncoder(StreamEncoder):
     text, text_end = b'"delta":{"content":', b"}"
     empty: dict[str, Any] = {"delta": {}}
 
-    def __init__(self, chunks: Chunks, num_choices: int, reasoning: Reasoning) -> None:
-        super().__init__(chunks, num_choices)
+    def __init__(self, head: dict[str, Any], asked: AskedAnswer, *, reasoning: Reasoning) -> None:
+        super().__init__(head, asked.usage, asked.generation.n)
         self._reasoning = reasoning
 
     def _begin(self, event: Accepted) -> bytes:
         ids = event.prompt_token_ids
         more = None if ids is None else {"prompt_token_ids": ids[0]}
         role = {"delta": ROLE}
-        return b"".join(
-            [self._chunks.choice(index, role, more_head=more) for index in self._indices]
-        )
+        return b"".join([self._chunk(index, role, more_head=more) for index in self._indices])
 
     def _other(self, event: Event) -> bytes:
         match event:
@@ -84,10 +88,10 @@ class ChatStreamEncoder(StreamEncoder):
                 tokens = [token_object(token) for token in event.logprobs or ()]
                 logprobs = {"content": tokens, "refusal": None}
                 delta = {"delta": {"content": event.text}}
-                return self._chunks.choice(event.index, delta, logprobs=logprobs)
+                return self._chunk(event.index, delta, logprobs=logprobs)
             case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
                 delta = added(event, self._reasoning)
-                return self._chunks.choice(event.index, {"delta": delta}) if delta else b""
+                return self._chunk(event.index, {"delta": delta}) if delta else b""
         return b""
 
 

@@ -17,7 +17,7 @@ from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
-from inference.wire.openai.answers import AskedAnswer, BodyEncoder, Chunks
+from inference.wire.openai.answers import AskedAnswer, BodyEncoder
 from inference.wire.openai.chat import turns
 from inference.wire.openai.chat.answers import ChatChoice, ChatStreamEncoder, Reasoning
 from inference.wire.openai.fields import (
@@ -134,8 +134,7 @@ class ChatRequest(AskedAnswer):
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
         head = self.head("chatcmpl", "chat.completion.chunk", request_id, clock)
-        chunks = Chunks(head, self.usage)
-        return self.reporting(ChatStreamEncoder(chunks, self.generation.n, self.reasoning))
+        return self.reporting(ChatStreamEncoder(head, self, reasoning=self.reasoning))
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> BodyEncoder:
         shows_logprobs = self.generation.sampling.top_logprobs is not None
