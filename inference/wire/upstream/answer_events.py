@@ -259,10 +259,8 @@ class AnswerEvents:
     def finish(self, index: int, reason: FinishReason, stop_sequence: str | None = None) -> None:
         state = self._open_choice(index)
         self.send_calls(index)
-        if state.num_sent and reason == "stop":
-            reason = "tool_calls"
-        if not state.num_sent and reason == "tool_calls":
-            reason = "stop"
+        if reason in ("stop", "tool_calls"):
+            reason = "tool_calls" if state.num_sent else "stop"
         state.is_finished = self.has_begun = True
         self._events.append(
             ChoiceFinished(

@@ -173,6 +173,8 @@ def test_a_token_that_is_none_is_named_among_many() -> None:
 FUNCTION = {"name": "f", "arguments": "{}"}
 CALLS = [{"id": "c", "type": "function", "function": FUNCTION}]
 EMPTY = {"role": "user", "content": []}
+THOUGHT = {"role": "assistant", "content": "So", "reasoning": "Hm", "reasoning_content": "Hm"}
+CONTINUED = {"continue_final_message": True}
 NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
 
 
@@ -188,6 +190,8 @@ NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
             for role in ("user", "system", "developer", "assistant")
         ),
         (openai_chat.parse, GOOD | NAMELESS, "response_format.json_schema.name"),
+        (openai_chat.parse, CONTINUED | {"messages": [*MESSAGES, THOUGHT]}, "messages"),
+        (openai_chat.parse, CONTINUED | {"messages": MESSAGES}, "messages"),
         (openai_responses.parse, {"input": [EMPTY]}, "input[0].content"),
         (anthropic_messages.parse, {"max_tokens": 5, "messages": [EMPTY]}, "messages[0].content"),
     ],
@@ -199,8 +203,8 @@ def test_what_is_empty_is_refused(parse: Any, fields: dict[str, Any], param: str
 def test_calls_and_their_results_may_be_empty() -> None:
     calling = {"role": "assistant", "content": [], "tool_calls": CALLS}
     result = {"role": "tool", "tool_call_id": "c", "content": []}
-    body = {"model": "m", "messages": [*MESSAGES, calling, result, EMPTY]}  # the last is of Zed
-    assert openai_chat.parse(orjson.dumps(body))
+    turns = [*MESSAGES, THOUGHT, calling, result, EMPTY]  # the last is of Zed
+    assert parsed(openai_chat.parse, messages=turns)
 
 
 def test_who_asks_may_be_named_by_either_field() -> None:

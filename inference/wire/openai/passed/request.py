@@ -220,7 +220,7 @@ def _samples(head: bytes) -> tuple[int, int] | None:
         if kind == b"fmt " and at + 24 <= len(head) and not rate_bytes:
             form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", head, at + 8)
             rate_bytes = rate * channels * -(-bits // 8)
-            if form not in SAMPLES or not rate_bytes:
+            if form not in SAMPLES:
                 return None
         at += 8 + size + size % 2
     return (rate_bytes, 0) if rate_bytes else None

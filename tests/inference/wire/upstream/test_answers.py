@@ -153,6 +153,9 @@ def test_what_is_written_in_a_dialect_is_read_again(
 def test_a_call_is_whole_or_text() -> None:
     broken = content_of(read(ChatEvents, call(0, "f", '{"a": '), chunk(finish="length")))
     assert (broken.calls, broken.text) == ([], '{"name": "f", "arguments": {"a": }')
+    both = [call(0, "f", "["), call(1, "g", "{}"), chunk(finish="tool_calls")]
+    broken = content_of(read(ChatEvents, *both))
+    assert (broken.calls, broken.reason) == ([], "stop"), "what follows a broken one is text too"
     begun = [call(0, "f", "{", id="a"), call(1, "g", None, id="b"), call(0, None, "}")]
     mixed = read(ChatEvents, *begun, chunk(finish="stop"), usage(3, 4))
     found = content_of(mixed)
@@ -190,6 +193,12 @@ def test_usage_is_of_the_prompt_with_what_the_cache_gave_and_took() -> None:
     assert content_of(events).usage == Usage(
         prompt_tokens=39, completion_tokens=9, cached_tokens=30, reasoning_tokens=2
     )
+    details = {"prompt_tokens_details": {"cached_tokens": 9}, "completion_tokens_details": {}}
+    details["completion_tokens_details"] = {"reasoning_tokens": 9}
+    counted = usage(3, 4) | {"usage": {"prompt_tokens": 3, "completion_tokens": 4, **details}}
+    found = content_of(read(ChatEvents, chunk(finish="stop"), counted))
+    bounded = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=3, reasoning_tokens=4)
+    assert found.usage == bounded
 
 
 @each_case("start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}])

@@ -31,6 +31,7 @@ def test_any_error_is_a_failure(
     [
         ("7", None, 7),
         ("9e9", None, 3_600),
+        ("-7", None, None),
         ("Thu, 26 Nov 2026 10:00:30 GMT", NOW, 30),
         ("Thu, 26 Nov 2026 09:00:00 GMT", NOW, 0),
         ("Fri, 27 Nov 2026 10:00:00 GMT", NOW, 3_600),

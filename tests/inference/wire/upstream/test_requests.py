@@ -45,6 +45,8 @@ PNG = (
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = {"tools": [{"type": "function", "function": {**TOOL, "strict": True}}]}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+NAMED = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+STRICT = {"type": "json_schema", "json_schema": NAMED}
 BETAS = RequestContext(headers={"anthropic-beta": INTERLEAVED_BETA})
 OPENAI, ANTHROPIC, OLLAMA = "openai", "anthropic", "ollama"
 
@@ -109,12 +111,12 @@ def meaning(request: Any) -> Any:
     return made
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
 CALL = {"id": "call.1", "type": "function", "function": {"name": "f", "arguments": '{"a":"b"}'}}
 CHAT = [
     {"role": "system", "content": "be short"},
     {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]},
-    {"role": "assistant", "content": "", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
     {"role": "tool", "tool_call_id": "call.1", "content": "rain"},
     {"role": "tool", "tool_call_id": "c2", "content": ""},
     {"role": "system", "content": "and kind"},
@@ -158,6 +160,17 @@ def test_turns_of_other_dialects_as_ollamas() -> None:
     assert body["tools"] == [{"type": "function", "function": TOOL}]
     ollama._types.ChatRequest.model_validate(body)
     assert "tools" not in openai_sent(OLLAMA, **TOOLS, tool_choice="none")
+
+
+def test_turns_of_openais_dialect_are_sent_as_they_came() -> None:
+    low = {**IMAGE, "image_url": {**IMAGE["image_url"], "detail": "low"}}
+    seen = {"role": "user", "name": "ann", "content": [{"type": "text", "text": "look"}, low]}
+    forced = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+    for choice in (forced, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
+        body = openai_sent(OPENAI, messages=[seen, *CHAT], **TOOLS, **choice)
+        assert body["messages"] == [seen, *CHAT]
+        assert {name: body[name] for name in ("tools", *choice)} == TOOLS | choice
+    assert openai_sent(OPENAI, response_format=STRICT)["response_format"] == STRICT
 
 
 def test_the_start_of_an_answer_is_continued() -> None:
@@ -309,7 +322,7 @@ def test_fields(dialect: str, fields: dict[str, Any], expected: dict[str, Any]) 
 
 
 def test_a_budget_of_thinking_is_an_effort_or_thinking_without_a_bound() -> None:
-    for budget, effort in ((1_024, "low"), (4_096, "medium"), (32_000, "high")):
+    for budget, effort in ((2_048, "low"), (8_192, "medium"), (8_193, "high")):
         thinking = {"type": "enabled", "budget_tokens": budget}
         assert anthropic_sent(OPENAI, thinking=thinking)["reasoning_effort"] == effort
         assert anthropic_sent(OLLAMA, thinking=thinking)["think"] is True

@@ -142,22 +142,26 @@ def test_what_the_models_defaults_made_of_it_is_reported() -> None:
     assert (encoder.response["temperature"], encoder.response["frequency_penalty"]) == (0.6, 1.5)
 
 
-def failing() -> ApiError:
-    return RequestFailedError(Failure(code="neuron_lost", message="It went away."))
+def failing(code: str = "neuron_lost") -> ApiError:
+    return RequestFailedError(Failure(code=code, message="It went away."))
 
 
 def test_a_failure_ends_what_was_begun() -> None:
-    for names_error, ending in ((True, ["error", "response.failed"]), (False, ["response.failed"])):
+    for names_error, ending, code, shown in (
+        (True, ["error", "response.failed"], "neuron_lost", "server_error"),
+        (False, ["response.failed"], "context_length_exceeded", "invalid_prompt"),
+        (False, ["response.failed"], "rate_limit_exceeded", "rate_limit_exceeded"),
+    ):
         encoder = parse(stream=True).stream_encoder(**MADE)
         begun = [Accepted(request_id="r", prompt_tokens=1), Delta(request_id="r", text="Par")]
-        stream = folded(encoder, begun) + encoder.failed(failing(), names_error=names_error)
+        stream = folded(encoder, begun) + encoder.failed(failing(code), names_error=names_error)
         events = frames(stream)
         kinds = [event["type"] for event in events]
         assert kinds[-1 - len(ending) :] == ["response.output_item.done", *ending]
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert not names_error or events[-2]["code"] == "neuron_lost"
         response = events[-1]["response"]
-        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+        assert (response["status"], response["error"]["code"]) == ("failed", shown)
         assert response["output"][0]["status"] == "incomplete"
         for event in events:
             EVENT_TYPES.validate_python(event, strict=True)

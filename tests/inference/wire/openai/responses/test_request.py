@@ -23,6 +23,7 @@ from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.fields import carried, encrypted_content
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.tools import is_strict
+from inference.wire.openai.responses.websocket import error_message, parse_message
 from tests.cases import each_case
 
 
@@ -151,3 +152,15 @@ def test_a_count_renders_what_the_response_would() -> None:
     for name in ("stream", "store", "temperature", "max_output_tokens"):
         with pytest.raises(ApiError, match=name):
             parse_count(**{name: 1})
+
+
+def test_a_message_on_a_socket_is_a_request_without_fields_of_transport() -> None:
+    create = {"type": "response.create", "model": "m", "input": "Hi"}
+    read = parse_message(orjson.dumps({**create, "generate": False, "stream": True}))
+    assert (read.generates, read.response.stream, read.response.background) == (False, True, False)
+    assert parse_message(orjson.dumps(create)).generates
+    for name, value in (("stream_options", {}), ("stream", False), ("background", True)):
+        with pytest.raises(ApiError) as refused:
+            parse_message(orjson.dumps({**create, name: value}))
+        message = json.loads(error_message(refused.value))
+        assert (message["status"], message["param"], message["sequence_number"]) == (400, name, 0)
