@@ -139,7 +139,10 @@ class StreamEncoder(ABC):
     def encode(self, event: Event) -> bytes:
         match event:
             case Delta(logprobs=None):  # most events are this one
-                return self._plain(event.index, event.text)
+                if not event.text:
+                    return b""
+                start = self._text_starts[event.index]
+                return start + orjson.dumps(event.text) + self._text_end
             case OutputTokens():
                 return self._chunk(event.index, self.empty | {"token_ids": event.token_ids})
             case Accepted():
@@ -154,9 +157,6 @@ class StreamEncoder(ABC):
             case Finished():
                 return self._last(event)
         return self._other(event)
-
-    def _plain(self, index: int, text: str) -> bytes:
-        return self._text_starts[index] + orjson.dumps(text) + self._text_end if text else b""
 
     def _chunk(
         self,

@@ -178,13 +178,14 @@ class CompletionStreamEncoder(StreamEncoder):
     def _other(self, event: Event) -> bytes:
         match event:
             case ReasoningDelta():
-                return self._plain(event.index, text_of(event))
+                text = Delta(request_id="", text=text_of(event), index=event.index)
+                return self.encode(text)
             case Delta():
                 logprobs = Logprobs(num_chars=self._num_chars[event.index])
                 logprobs.extend(event.logprobs or [])
                 self._num_chars[event.index] = logprobs.num_chars
-                text = {"text": event.text}
-                return self._chunk(event.index, text, logprobs=logprobs.as_object())
+                piece = {"text": event.text}
+                return self._chunk(event.index, piece, logprobs=logprobs.as_object())
         return b""
 
 

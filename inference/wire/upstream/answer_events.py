@@ -198,19 +198,18 @@ class AnswerEvents:
 
     def think(self, index: int, text: str) -> None:
         """Raises ``UpstreamFaultError``, like the following methods."""
-        self._add_text(ReasoningDelta, index, text)
+        count = self._estimate(self._open_choice(index), text)
+        self._events.append(
+            ReasoningDelta(request_id=self._request_id, text=text, index=index, num_tokens=count)
+        )
 
     def write(self, index: int, text: str, logprobs: list[TextLogprob] | None = None) -> None:
-        self._add_text(Delta, index, text, logprobs=logprobs)
-
-    def _add_text(
-        self, kind: type[Delta] | type[ReasoningDelta], index: int, text: str, **more: Any
-    ) -> None:
-        num_tokens = self._estimate(self._open_choice(index), text)
-        event = kind(
-            request_id=self._request_id, text=text, index=index, num_tokens=num_tokens, **more
+        count, request_id = self._estimate(self._open_choice(index), text), self._request_id
+        self._events.append(
+            Delta(
+                request_id=request_id, text=text, index=index, num_tokens=count, logprobs=logprobs
+            )
         )
-        self._events.append(event)
 
     def begin_call(self, index: int, key: int | None, name: str | None, call_id: str | None) -> int:
         """``key``: the upstream's number of the call; ``None``: it has none. Returns it."""
