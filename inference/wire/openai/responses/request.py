@@ -164,13 +164,8 @@ class ResponsesRequest:
         own = resolved(self.items, stored)
         conversation = [*history, *own]
         check_results(conversation, len(history))
-        messages = _messages(self.instructions, conversation)
-        assert isinstance(self.generation.input, ChatInput), "Responses requests are chats"
-        chat = msgspec.structs.replace(
-            self.generation.input,
-            messages=messages,
-            may_lose=earlier_turns(messages) if self.may_be_cut else [],
-        )
+        turns = _turns(self.instructions, conversation, may_be_cut=self.may_be_cut)
+        chat = msgspec.structs.replace(self.generation.input, **turns)
         generation = msgspec.structs.replace(self.generation, input=chat)
         return replace(self, items=own, generation=generation)
 
@@ -216,12 +211,10 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
     wanted: given.Reasoning = read.get("reasoning", given.Reasoning())
     offer: given_tools.GivenTools = read.get("tools", given_tools.NO_TOOLS)
     offered, choice = chosen_tools(offer.functions, read.get("tool_choice", FREELY))
-    messages = _messages(read.get("instructions"), read["input"])
     return GenerationRequest(
         model=read["model"],
         input=ChatInput(
-            messages=messages,
-            may_lose=earlier_turns(messages) if _may_be_cut(read) else [],
+            **_turns(read.get("instructions"), read["input"], may_be_cut=_may_be_cut(read)),
             tools=offer.described(offered),
             tool_choice=choice,
             parallel_tool_calls=read.get("parallel_tool_calls", True),
@@ -237,9 +230,12 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
     )
 
 
-def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[ChatMessage]:
+def _turns(
+    instructions: str | None, items: Sequence[InputItem], *, may_be_cut: bool
+) -> dict[str, Any]:
     first = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-    return first + chat_messages(item.part for item in items)
+    messages = first + chat_messages(item.part for item in items)
+    return {"messages": messages, "may_lose": earlier_turns(messages) if may_be_cut else []}
 
 
 def _may_be_cut(read: dict[str, Any]) -> bool:
