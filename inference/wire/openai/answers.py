@@ -201,7 +201,7 @@ class Choice(ABC):
 
 
 class BodyEncoder:
-    """``names_prompts``: each choice tells of its prompt, instead of the head of the only one."""
+    """``names_prompts``: fields of a prompt are in its choices, else in the head."""
 
     def __init__(
         self,
@@ -321,8 +321,6 @@ class Obfuscated:
 
 
 def padded(frames: bytes, *, marks: bytes) -> bytes:
-    if not frames:
-        return b""
     each = frames.split(FRAME_END)
     return FRAME_END.join([_padded(frame) if marks in frame else frame for frame in each])
 

@@ -110,7 +110,7 @@ class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
 
 
 class Answer(msgspec.Struct):
-    """What an upstream sends, or an error in its place."""
+    """An upstream's answer, or an error in its place."""
 
     error: Any = None
 

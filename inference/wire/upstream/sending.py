@@ -84,7 +84,7 @@ def refuse_unknown(request: GenerationRequest, options: Iterable[str] = ()) -> N
 
 
 def refuse_template(chat: ChatInput) -> None:
-    """Refuses what only a server with the chat's template can do. Raises
+    """Refuses fields that need the chat's template on the server. Raises
     ``UnsupportedParameterError``."""
     refuse(
         {

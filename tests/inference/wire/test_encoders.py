@@ -29,7 +29,6 @@ from inference.protocol.events import (
 )
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai.answers import BLOCK_BYTES, padded
 from inference.wire.openai.chat import request as openai_chat
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
@@ -202,24 +201,3 @@ def test_usage_comes_when_the_client_or_the_operator_wants_it(
     events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
     assert (frames[-1].get("usage") is not None) == (always or asked == WITH_USAGE)
-
-
-MARK = b',"choices":[{'
-
-
-def _frame(text: str) -> bytes:
-    chunk = {"id": "c", "choices": [{"delta": {"content": text}}]}
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
-
-
-@given(texts=st.lists(st.text(max_size=80), max_size=5))
-def test_chunks_are_whole_blocks_and_give_the_same(texts: list[str]) -> None:
-    assert padded(b"", marks=MARK) == b""
-    plain = b"".join(map(_frame, texts)) + b"data: [DONE]\n\n"
-    *frames, done, rest = padded(plain, marks=MARK).split(b"\n\n")
-    assert (done, rest) == (b"data: [DONE]", b"")
-    for frame, text in zip(frames, texts, strict=True):
-        assert (len(frame) + 2) % BLOCK_BYTES == 0
-        chunk = json.loads(frame.removeprefix(b"data: "))
-        assert isinstance(chunk.pop("obfuscation"), str)
-        assert chunk["choices"][0]["delta"]["content"] == text

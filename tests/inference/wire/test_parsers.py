@@ -11,7 +11,6 @@ import pytest
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.common import fields
 from inference.wire.errors import ApiError, TooManyValuesError
-from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import request as openai_responses
@@ -59,20 +58,6 @@ CHAT_HEAD = b'{"model":"m","messages":[{"role":"user","content":"x"}],"chat_temp
 @each_case("parse", PARSERS)
 def test_what_is_no_object_or_nested_deeply_is_refused(parse: Any, body: bytes) -> None:
     refusal(parse, body)
-
-
-@each_case(
-    "text", [b'"\\ud800"', b'"\xed\xa0\x80"', b'"\xff"', b"NaN", b"Infinity", b"1e999", b"-1e999"]
-)
-def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
-    body = b'{"model":"m","messages":[{"role":"user","content":%b}]}' % text
-    refusal(openai_chat.parse, body)
-
-
-def test_a_whole_number_may_be_written_with_a_point() -> None:
-    """JSON schema allows it. Settings of some clients are floats, and other servers take those."""
-    whole, pointed = (dict.fromkeys(("max_tokens", "n", "top_k", "seed"), n) for n in (3, 3.0))
-    assert parsed(openai_chat.parse, **GOOD | pointed) == parsed(openai_chat.parse, **GOOD | whole)
 
 
 SOME_TOOLS = {"mode": "none", "tools": []}
@@ -130,11 +115,6 @@ def test_null_is_the_same_as_absent() -> None:
         assert parsed(parse, **dict.fromkeys(names) | good) == parsed(parse, **good)
 
 
-def test_the_last_of_two_equal_keys_counts() -> None:
-    body = b'{"model":"a","model":"b","prompt":"Hi"}'
-    assert openai_completions.parse(body).generation.model == "b"
-
-
 @each_case(("depth", "taken"), [(96, True), (97, False), (900, False)])
 def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
     schema: dict[str, Any] = {}
@@ -148,19 +128,6 @@ def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
             assert openai_chat.parse(body)
         else:
             refusal(openai_chat.parse, body)
-
-
-def test_a_format_says_whether_it_is_strict() -> None:
-    """OpenAI's clients mean false where they leave it out; Ollama's have no word for it."""
-    for said, strict in (({}, False), ({"strict": True}, True), ({"strict": False}, False)):
-        named = {"name": "a", "schema": {}, **said}
-        chat = {**GOOD, "response_format": {"type": "json_schema", "json_schema": named}}
-        response = {"input": "Hi", "text": {"format": {"type": "json_schema"} | named}}
-        for parse, body in ((openai_chat.parse, chat), (openai_responses.parse, response)):
-            assert parsed(parse, **body).output_format.strict is strict
-    ollama = {"format": {"type": "object"}}
-    assert parsed(ollama_chat.parse, **GOOD, **ollama).output_format.strict is False
-    assert parsed(ollama_chat.parse_generate, prompt="Hi", **ollama).output_format.strict is False
 
 
 def test_a_token_that_is_none_is_named_among_many() -> None:
@@ -205,12 +172,6 @@ def test_calls_and_their_results_may_be_empty() -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": []}
     turns = [*MESSAGES, THOUGHT, calling, result, EMPTY]  # the last is of Zed
     assert parsed(openai_chat.parse, messages=turns)
-
-
-def test_who_asks_may_be_named_by_either_field() -> None:
-    for named in ({"user": "ann", "safety_identifier": "5f3a"}, {"safety_identifier": "ann"}):
-        assert parsed(openai_chat.parse, **GOOD | named).end_user == "ann"
-        assert parsed(openai_responses.parse, input="Hi", **named).end_user == "ann"
 
 
 @each_case("piece_bytes", [7, 1024, fields.PIECE_BYTES])

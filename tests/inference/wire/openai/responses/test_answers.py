@@ -185,26 +185,6 @@ def test_a_failure_before_anything_is_one_event() -> None:
     assert encoder.failed(failing(), names_error=False) == b""
 
 
-def test_logprobs_concatenate_however_they_come() -> None:
-    tokens = [
-        TextLogprob(token=letter, token_bytes=letter.encode(), logprob=-1.0) for letter in "abc"
-    ]
-    request = parse(include=["message.output_text.logprobs"])
-    assert request.generation.sampling.top_logprobs == 0
-    whole = [Delta(request_id="r", text="abc", logprobs=tokens)]
-    cut = [
-        Delta(request_id="r", text=text, logprobs=[token])
-        for text, token in zip(("", "abc", ""), tokens, strict=True)
-    ]
-    answers = []
-    for deltas in (whole, cut):
-        encoder = request.body_encoder(**MADE)
-        accepted, *ends = events_of([])
-        answers.append(body_of(encoder, [accepted, *deltas, *ends]))
-    assert answers[0] == answers[1]
-    assert len(answers[0]["output"][0]["content"][0]["logprobs"]) == 3
-
-
 SETTINGS = AnswerSettings(
     echo={}, members={}, summarises=False, carries_reasoning=False, background=False
 )

@@ -88,22 +88,6 @@ def test_strict_schemas(schema: dict[str, Any], strict: bool) -> None:
     assert chosen.tools[0].strict is not strict  # type: ignore[union-attr]
 
 
-@each_case(
-    ("effort", "expected"),
-    [
-        ("none", (False, None)),
-        ("minimal", (False, None)),
-        ("low", (True, "low")),
-        ("max", (True, "max")),
-        (None, (None, None)),
-    ],
-)
-def test_reasoning_effort(effort: str | None, expected: tuple[bool | None, str | None]) -> None:
-    chat: Any = parse(reasoning={"effort": effort}).generation.input
-    assert (chat.thinking, chat.reasoning_effort) == expected
-    assert chat.shows_reasoning
-
-
 def test_history_comes_between_the_instructions_and_the_input() -> None:
     request = parse(
         instructions="Be brief.",

@@ -18,7 +18,6 @@ from inference.wire.openai.responses.stored import (
     UNKNOWN_LAST_NUMBER,
     ItemPage,
     Retrieval,
-    deleted_body,
     item_list_body,
     read_item_page,
     read_retrieval,
@@ -171,8 +170,3 @@ def test_any_query_is_read_or_refused(query: bytes) -> None:
             read(query)
         except ApiError as error:
             assert error.status == 400
-
-
-def test_deleted() -> None:
-    deleted = {"id": "resp_1", "object": "response", "deleted": True}
-    assert json.loads(deleted_body("resp_1")) == deleted
