@@ -220,7 +220,7 @@ class BodyEncoder:
         self._n = generation.n
         self._prompts: list[list[int]] | None = None
         self._scores: list[list[bytes]] | None = None
-        """Of each prompt its positions, already as JSON: there are many of them."""
+        """The positions of each prompt, already as JSON: there are many of them."""
         if generation.sampling.prompt_logprobs is not None:
             self._scores = [[b"null"] for _ in range(len(choices) // self._n)]
 

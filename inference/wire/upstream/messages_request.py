@@ -48,7 +48,7 @@ class Marks:
         self._marks = marks
 
     def of(self, *, message: int | None = None, tool: int | None = None) -> list[CacheMark]:
-        """Of a turn, a tool, or the whole request."""
+        """Marks of a turn, of a tool, or of the whole request."""
         return [mark for mark in self._marks if (mark.message, mark.tool) == (message, tool)]
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
