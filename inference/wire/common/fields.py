@@ -285,6 +285,17 @@ def kind_of(value: Any, path: str) -> str:
     return kind
 
 
+def read_kind(
+    value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
+) -> tuple[str, dict[str, Any]]:
+    """Reads an object whose fields depend on its ``type``. ``reason``: why a type is unsupported.
+    Raises ``ApiError``."""
+    kind = kind_of(value, path)
+    if kind not in tables:
+        raise UnsupportedParameterError(f"{path}.type", reason(shown(kind)))
+    return kind, read_fields(value, tables[kind], path=f"{path}.")
+
+
 def json_object(value: Any, path: str) -> dict[str, Any]:
     return _nested_object(value, path, MAX_OBJECT_DEPTH)
 

@@ -44,31 +44,6 @@ class ImageHeader:
     is_animated: bool = False
 
 
-def read_header(data: bytes) -> ImageHeader:
-    """Raises ``ImageHeaderError``."""
-    try:
-        header = _read(data)
-    except (struct.error, IndexError):
-        raise ImageHeaderError("the image ends before its size") from None
-    if header.width_px < 1 or header.height_px < 1:
-        raise ImageHeaderError("the image has no pixels")
-    return header
-
-
-def _read(data: bytes) -> ImageHeader:
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _png(data)
-    if data.startswith(b"\xff\xd8\xff"):
-        return _jpeg(data)
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return _gif(data)
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return _webp(data)
-    if data.startswith(b"BM"):
-        return _bmp(data)
-    raise ImageHeaderError("the image is no PNG, JPEG, WebP, GIF or BMP")
-
-
 def _png(data: bytes) -> ImageHeader:
     kind, width, height = struct.unpack_from(">4sII", data, 12)
     if kind != b"IHDR":
@@ -210,3 +185,29 @@ def _shown(
     if orientation in TURNED:
         width, height = height, width
     return ImageHeader(media_type, width, height, is_animated)
+
+
+READERS = (
+    (b"\x89PNG\r\n\x1a\n", _png),
+    (b"\xff\xd8\xff", _jpeg),
+    (b"GIF87a", _gif),
+    (b"GIF89a", _gif),
+    (b"RIFF", _webp),
+    (b"BM", _bmp),
+)
+
+
+def read_header(data: bytes) -> ImageHeader:
+    """Raises ``ImageHeaderError``."""
+    for mark, reader in READERS:
+        if data.startswith(mark) and (reader is not _webp or data[8:12] == b"WEBP"):
+            break
+    else:
+        raise ImageHeaderError("the image is no PNG, JPEG, WebP, GIF or BMP")
+    try:
+        header = reader(data)
+    except (struct.error, IndexError):
+        raise ImageHeaderError("the image ends before its size") from None
+    if header.width_px < 1 or header.height_px < 1:
+        raise ImageHeaderError("the image has no pixels")
+    return header

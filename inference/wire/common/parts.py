@@ -11,10 +11,9 @@ Pure.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import msgspec
 
 from inference.protocol.generation import ChatMessage, ToolCall
 from inference.protocol.images import ImageRef
-from inference.wire.common.fields import Check, one_of, wrong_type
+from inference.wire.common.fields import Check, Table, one_of, read_kind, wrong_type
 from inference.wire.common.image_header import ImageHeaderError, read_header
 from inference.wire.errors import InvalidImageError, InvalidRequestError, UnsupportedParameterError
 
@@ -168,7 +167,7 @@ def base64_image(value: Any, path: str) -> ImageFile:
     _check_size(3 * (len(value) // 4) - value[-2:].count("="), reading, path)
     try:
         data = base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         data = _decoded_with_spaces(value, path)
     return image_file(data, path)
 
@@ -176,7 +175,7 @@ def base64_image(value: Any, path: str) -> ImageFile:
 def _decoded_with_spaces(value: str, path: str) -> bytes:
     try:
         return base64.b64decode(WHITESPACE.sub("", value), validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise InvalidImageError("the image is not base64", path) from None
 
 
@@ -233,6 +232,23 @@ DETAIL_NOTE = (
 
 def with_detail(image: ImageFile, given: str | None) -> ImageFile:
     return msgspec.structs.replace(image, is_low_detail=given == LOW_DETAIL)
+
+
+def read_parts(
+    value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
+) -> list[Part]:
+    """A string, or parts, whose one required field holds what they are. ``reason``: why a type is
+    unsupported. Raises ``ApiError``."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of parts", value)
+    parts: list[Part] = []
+    for index, part in enumerate(value):
+        kind, read = read_kind(part, f"{path}[{index}]", tables, reason)
+        held = read[tables[kind].required[0]]
+        parts.append(with_detail(held, read["detail"]) if "detail" in read else held)
+    return parts
 
 
 FILE_REASON = "files are not read as images; send the image itself, as base64"

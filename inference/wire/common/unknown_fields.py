@@ -39,31 +39,23 @@ _LENGTH = ("max_tokens", "max_output_tokens", "num_predict")
 _FORMAT = ("response_format", "text", "output_config", "format")
 _THINKING = ("chat_template_kwargs", "reasoning", "thinking", "think")
 _STOP = ("stop", "stop_sequences")
-OTHER_WORDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("n_predict", "max_new_tokens", "max_gen_len", "max_length", "num_predict"), _LENGTH
-    ),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-        _FORMAT,
-    ),
-    **dict.fromkeys(
-        ("json_schema", "schema", "grammar", "format", "json_mode", "response_format"), _FORMAT
-    ),
-    **dict.fromkeys(
-        ("enable_thinking", "thinking", "think", "thinking_budget", "reasoning_effort"), _THINKING
-    ),
-    **dict.fromkeys(("repeat_penalty", "rep_pen"), ("repetition_penalty",)),
-    **dict.fromkeys(("stop_words", "stop_sequences", "stop_strings", "stop"), _STOP),
-    **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
-    **dict.fromkeys(("system_prompt", "system"), ("instructions", "system", "messages")),
-    **dict.fromkeys(("messages", "prompt", "inputs"), ("input", "messages", "prompt")),
-    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "seed", "num_ctx"), ("options",)),
-    "content": ("prompt", "input"),
-    "n_probs": ("logprobs",),
-    "num_return_sequences": ("n",),
-}
+_MEANT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (_LENGTH, "n_predict max_new_tokens max_gen_len max_length num_predict"),
+    (_LENGTH, "max_tokens max_completion_tokens max_output_tokens"),
+    (_FORMAT, "guided_json guided_regex guided_choice guided_grammar structured_outputs"),
+    (_FORMAT, "json_schema schema grammar format json_mode response_format"),
+    (_THINKING, "enable_thinking thinking think thinking_budget reasoning_effort"),
+    (("repetition_penalty",), "repeat_penalty rep_pen"),
+    (_STOP, "stop_words stop_sequences stop_strings stop"),
+    (("seed",), "random_seed rng_seed"),
+    (("instructions", "system", "messages"), "system_prompt system"),
+    (("input", "messages", "prompt"), "messages prompt inputs"),
+    (("options",), "temperature top_p top_k min_p seed num_ctx"),
+    (("prompt", "input"), "content"),
+    (("logprobs",), "n_probs"),
+    (("n",), "num_return_sequences"),
+)
+OTHER_WORDS = {word: fields for fields, words in _MEANT for word in words.split()}
 """Clients' words, and the fields they mean: the first one in the dialect is suggested. Where it has
 none nothing is, however similar a name is."""
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +28,7 @@ from inference.protocol.events import (
     Event,
     Finished,
     FinishReason,
+    OutputTokens,
     PromptScored,
     RankedToken,
     ReasoningDelta,
@@ -34,7 +37,8 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.wire.dialect import Encoder
+from inference.protocol.generation import GenerationRequest
+from inference.wire.dialect import Encoder, UnixClock
 
 LEAST_LOGPROB = -9999.0
 """The API's value for minus infinity, which JSON lacks."""
@@ -59,54 +63,8 @@ class UsageReporting(StrEnum):
     """LAST with the engine's own times in the usage; also in a body."""
 
 
-def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
-    return {
-        "id": answer_id,
-        "object": kind,
-        "created": created_unix_s,
-        "model": model,
-        "system_fingerprint": None,
-    }
-
-
 def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
     return {**head, "system_fingerprint": event.fingerprint or None}
-
-
-class Chunks:
-    """The server-sent events of one answer. ``start`` and ``end`` are the bytes before and after
-    the JSON of a chunk's one choice, for an encoder that writes the choice itself."""
-
-    def __init__(self, head: dict[str, Any], usage: UsageReporting) -> None:
-        self._head = head
-        self._usage = usage
-        self.start = _start(head)
-        self.end = b"]}\n\n" if usage is UsageReporting.NEVER else NO_USAGE_YET
-
-    def begin(self, event: Accepted) -> None:
-        self._head = head_of(self._head, event)
-        self.start = _start(self._head)
-
-    def choice(
-        self,
-        index: int,
-        content: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        more_head: dict[str, Any] | None = None,
-    ) -> bytes:
-        """One chunk. ``content``: the fields of this dialect's choices; ``more_head``: additional
-        fields beside the choice."""
-        end = {"logprobs": logprobs, "finish_reason": finish_reason}
-        start = self.start if more_head is None else _start({**self._head, **more_head})
-        return start + orjson.dumps({"index": index, **content, **end}) + self.end
-
-    def last(self, event: Finished) -> bytes:
-        if self._usage is UsageReporting.NEVER:
-            return DONE_FRAME
-        usage_json = orjson.dumps(full_usage_object(event, self._usage))
-        return self.start + b'],"usage":' + usage_json + b"}\n\n" + DONE_FRAME
 
 
 def _start(head: dict[str, Any]) -> bytes:
@@ -137,19 +95,180 @@ class RunningUsage:
         return b'],"usage":' + usage + b"}\n\n"
 
 
-def with_usage_and_padding(encoder: Encoder, usage: UsageReporting, *, pads: bool) -> Encoder:
-    if usage is UsageReporting.RUNNING:
-        encoder = RunningUsage(encoder)
-    return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedAnswer:
+    generation: GenerationRequest
+    stream: bool
+    usage: UsageReporting
+    pads_chunks: bool
+
+    def head(self, prefix: str, kind: str, request_id: str, clock: UnixClock) -> dict[str, Any]:
+        return {
+            "id": f"{prefix}-{request_id}",
+            "object": kind,
+            "created": clock(),
+            "model": self.generation.model,
+            "system_fingerprint": None,
+        }
+
+    def reporting(self, encoder: Encoder) -> Encoder:
+        """The stream's encoder, which also counts and pads where that was requested."""
+        if self.usage is UsageReporting.RUNNING:
+            encoder = RunningUsage(encoder)
+        return Obfuscated(encoder, marks=CHOICE_MARK) if self.pads_chunks else encoder
 
 
-def body_parts(
-    head: dict[str, Any], choices: Iterable[dict[str, Any]], event: Finished, usage: UsageReporting
-) -> Iterator[bytes]:
-    yield orjson.dumps(head)[:-1] + b',"choices":['
-    for index, choice in enumerate(choices):
-        yield (b"," if index else b"") + orjson.dumps(choice)
-    yield b'],"usage":' + orjson.dumps(full_usage_object(event, usage)) + b"}"
+class StreamEncoder(ABC):
+    """The server-sent events of one answer. ``text``: the bytes between a choice's index and the
+    JSON of its text, ``text_end`` those behind it. ``empty``: the fields of a choice without
+    text."""
+
+    text: bytes
+    text_end: bytes
+    empty: dict[str, Any]
+
+    def __init__(self, head: dict[str, Any], usage: UsageReporting, num_choices: int) -> None:
+        self._head = head
+        self._usage = usage
+        self._start = _start(head)
+        self._end = b"]}\n\n" if usage is UsageReporting.NEVER else NO_USAGE_YET
+        self._indices = range(num_choices)
+        self._text_starts: list[bytes] = []
+        self._text_end = self.text_end + b',"logprobs":null,"finish_reason":null}' + self._end
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta(logprobs=None):  # most events are this one
+                if not event.text:
+                    return b""
+                start = self._text_starts[event.index]
+                return start + orjson.dumps(event.text) + self._text_end
+            case OutputTokens():
+                return self._chunk(event.index, self.empty | {"token_ids": event.token_ids})
+            case Accepted():
+                self._head = head_of(self._head, event)
+                start = self._start = _start(self._head)
+                indices = self._indices
+                self._text_starts = [start + b'{"index":%d,' % at + self.text for at in indices]
+                return self._begin(event)
+            case ChoiceFinished():
+                reason = finish_reason(event.reason)
+                return self._chunk(event.index, self.empty, finish_reason=reason)
+            case Finished():
+                return self._last(event)
+        return self._other(event)
+
+    def _chunk(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        more_head: dict[str, Any] | None = None,
+    ) -> bytes:
+        """``content``: the fields of this dialect's choices; ``more_head``: additional fields
+        beside the choice."""
+        end = {"logprobs": logprobs, "finish_reason": finish_reason}
+        start = self._start if more_head is None else _start({**self._head, **more_head})
+        return start + orjson.dumps({"index": index, **content, **end}) + self._end
+
+    def _last(self, event: Finished) -> bytes:
+        if self._usage is UsageReporting.NEVER:
+            return DONE_FRAME
+        usage_json = orjson.dumps(full_usage_object(event, self._usage))
+        return self._start + b'],"usage":' + usage_json + b"}\n\n" + DONE_FRAME
+
+    @abstractmethod
+    def _begin(self, event: Accepted) -> bytes: ...
+    @abstractmethod
+    def _other(self, event: Event) -> bytes: ...
+
+
+class Choice(ABC):
+    """One choice of a body, which grows by events."""
+
+    def __init__(self) -> None:
+        self.finish_reason = ""
+        self.token_ids: list[int] = []
+
+    @abstractmethod
+    def add(self, event: Event) -> None: ...
+    @abstractmethod
+    def content(self) -> dict[str, Any]: ...
+    @abstractmethod
+    def logprobs(self) -> dict[str, Any] | None: ...
+
+
+class BodyEncoder:
+    """``names_prompts``: fields of a prompt are in its choices, else in the head."""
+
+    def __init__(
+        self,
+        asked: AskedAnswer,
+        head: dict[str, Any],
+        choices: Sequence[Choice],
+        *,
+        names_prompts: bool = False,
+    ) -> None:
+        generation = asked.generation
+        self._head = head
+        self._choices = choices
+        self._usage = asked.usage
+        self._shows_token_ids = generation.returns_token_ids
+        self._names_prompts = names_prompts
+        self._n = generation.n
+        self._prompts: list[list[int]] | None = None
+        self._scores: list[list[bytes]] | None = None
+        """The positions of each prompt, already as JSON: there are many of them."""
+        if generation.sampling.prompt_logprobs is not None:
+            self._scores = [[b"null"] for _ in range(len(choices) // self._n)]
+
+    def encode(self, event: Event) -> bytes:
+        return b"".join(self.parts(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
+        match event:
+            case Accepted():
+                self._head = head_of(self._head, event)
+                self._prompts = event.prompt_token_ids
+            case PromptScored() if self._scores is not None:
+                self._scores[event.prompt_index] += map(_position, event.tokens)
+            case OutputTokens():
+                self._choices[event.index].token_ids += event.token_ids
+            case Delta() | ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
+                self._choices[event.index].add(event)
+            case ChoiceFinished():
+                self._choices[event.index].finish_reason = finish_reason(event.reason)
+            case Finished():
+                yield from self._body(event)
+
+    def _body(self, event: Finished) -> Iterator[bytes]:
+        head = self._head
+        if not self._names_prompts:
+            head = {**head, **self._ids_of_prompt(0), **self._scores_of_prompt(0)}
+        yield orjson.dumps(head)[:-1] + b',"choices":['
+        for index, choice in enumerate(self._choices):
+            yield (b"," if index else b"") + orjson.dumps(self._object(index, choice))
+        yield b'],"usage":' + orjson.dumps(full_usage_object(event, self._usage)) + b"}"
+
+    def _object(self, index: int, choice: Choice) -> dict[str, Any]:
+        prompt, names = index // self._n, self._names_prompts
+        return {
+            "index": index,
+            **choice.content(),
+            "logprobs": choice.logprobs(),
+            "finish_reason": choice.finish_reason,
+            **(self._ids_of_prompt(prompt) if names else {}),
+            **({"token_ids": choice.token_ids} if self._shows_token_ids else {}),
+            **(self._scores_of_prompt(prompt) if names else {}),
+        }
+
+    def _ids_of_prompt(self, prompt: int) -> dict[str, Any]:
+        return {} if self._prompts is None else {"prompt_token_ids": self._prompts[prompt]}
+
+    def _scores_of_prompt(self, prompt: int) -> dict[str, Any]:
+        return {} if self._scores is None else {"prompt_logprobs": json_array(self._scores[prompt])}
 
 
 def full_usage_object(event: Finished, usage: UsageReporting) -> dict[str, Any]:
@@ -202,8 +321,6 @@ class Obfuscated:
 
 
 def padded(frames: bytes, *, marks: bytes) -> bytes:
-    if not frames:
-        return b""
     each = frames.split(FRAME_END)
     return FRAME_END.join([_padded(frame) if marks in frame else frame for frame in each])
 
@@ -216,19 +333,6 @@ def _padded(frame: bytes) -> bytes:
 
 def _noise(frame: bytes, num_bytes: int) -> bytes:
     return base64.urlsafe_b64encode(hashlib.shake_128(frame).digest(num_bytes))[:num_bytes]
-
-
-class PromptLogprobs:
-    """Collected as events come, already as JSON: there are many of them."""
-
-    def __init__(self, num_prompts: int) -> None:
-        self._positions: list[list[bytes]] = [[b"null"] for _ in range(num_prompts)]
-
-    def add(self, event: PromptScored) -> None:
-        self._positions[event.prompt_index] += map(_position, event.tokens)
-
-    def of_prompt(self, prompt_index: int) -> orjson.Fragment:
-        return json_array(self._positions[prompt_index])
 
 
 def json_array(items: list[bytes]) -> orjson.Fragment:

@@ -103,10 +103,12 @@ def file_object(file: FileRecord) -> dict[str, Any]:
 
 def batch_object(batch: BatchRecord) -> dict[str, Any]:
     ended = None if batch.ended_at is None else batch.status
-    at = dict.fromkeys(("completed", "failed", "expired", "cancelled"))
-    at |= {} if ended is None else {ended: _unix_s(batch.ended_at)}
     has_output = ended is not None and batch.num_completed > 0
     has_errors = ended is not None and batch.num_failed + batch.num_expired > 0
+
+    def when(status: str) -> int | None:
+        return _unix_s(batch.ended_at) if status == ended else None
+
     errors = None
     if batch.failure:
         one = {"code": "invalid_value", "message": batch.failure, "param": None, "line": None}
@@ -124,12 +126,10 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
         "created_at": _unix_s(batch.created_at),
         "in_progress_at": _unix_s(batch.started_at),
         "expires_at": _unix_s(batch.expires_at),
-        "finalizing_at": _unix_s(batch.ended_at) if ended == "completed" else None,
-        "completed_at": at["completed"],
-        "failed_at": at["failed"],
-        "expired_at": at["expired"],
+        "finalizing_at": when("completed"),
+        **{f"{status}_at": when(status) for status in ("completed", "failed", "expired")},
         "cancelling_at": _unix_s(batch.cancelled_at),
-        "cancelled_at": at["cancelled"],
+        "cancelled_at": when("cancelled"),
         "request_counts": {
             "total": batch.num_total,
             "completed": batch.num_completed,

@@ -2,7 +2,7 @@
 
     parse(body) ─▶ CompletionRequest(generation, …)
     event ─▶ CompletionStreamEncoder      a chunk for each piece of text
-          └▶ CompletionBodyEncoder        the pieces of each choice put together
+          └▶ CompletionChoice             the pieces of each choice put together
 
 These requests have neither tools nor a chat template, so a thinking block is ordinary text. Source:
 https://platform.openai.com/docs/api-reference/completions. Pure: ids and times are arguments.
@@ -10,53 +10,34 @@ https://platform.openai.com/docs/api-reference/completions. Pure: ids and times 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    OutputTokens,
-    PromptScored,
-    ReasoningDelta,
-    TextLogprob,
-)
-from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
+from inference.protocol.events import Accepted, Delta, Event, ReasoningDelta, TextLogprob
+from inference.protocol.generation import TextInput
 from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.answers import (
     LEAST_LOGPROB,
-    Chunks,
-    PromptLogprobs,
-    UsageReporting,
-    answer_head,
-    body_parts,
-    finish_reason,
-    head_of,
-    with_usage_and_padding,
+    AskedAnswer,
+    BodyEncoder,
+    Choice,
+    StreamEncoder,
 )
-from inference.wire.openai.fields import (
-    MAX_CHOICES,
-    MAX_TOKENS,
-    end_user_of,
-    prompts,
-)
+from inference.wire.openai.fields import MAX_CHOICES, MAX_TOKENS, prompts
 from inference.wire.openai.formats import OUTPUT_FIELDS, output_format
 
+KIND = "text_completion"
 MAX_LOGPROBS = 20
 """OpenAI's own limit is 5; evaluation suites request as many as chat has."""
 DEFAULT_MAX_TOKENS = 16
 
 FIELDS = f.table(
-    *openai_fields.SHARED_FIELDS,
+    *openai_fields.SHARED_FIELDS.values(),
     *OUTPUT_FIELDS,
     f.required(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
@@ -75,36 +56,23 @@ FIELDS = f.table(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
-    generation: GenerationRequest
-    num_choices: int
-    stream: bool
-    usage: UsageReporting
-    pads_chunks: bool
+class CompletionRequest(AskedAnswer):
+    @property
+    def num_choices(self) -> int:
+        return num_prompts(self.generation.input) * self.generation.n
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
-        chunks = Chunks(self._head(request_id, clock()), self.usage)
-        encoder = CompletionStreamEncoder(chunks, self.num_choices)
-        return with_usage_and_padding(encoder, self.usage, pads=self.pads_chunks)
+        head = self.head("cmpl", KIND, request_id, clock)
+        return self.reporting(CompletionStreamEncoder(head, self.usage, self.num_choices))
 
-    def body_encoder(self, *, request_id: str, clock: UnixClock) -> CompletionBodyEncoder:
-        return CompletionBodyEncoder(
-            self._head(request_id, clock()),
-            self.num_choices,
-            self.usage,
-            shows_logprobs=self.generation.sampling.top_logprobs is not None,
-            prompt_logprobs=self._prompt_logprobs(),
-            n=self.generation.n,
-        )
-
-    def _prompt_logprobs(self) -> PromptLogprobs | None:
-        if self.generation.sampling.prompt_logprobs is None:
-            return None
-        return PromptLogprobs(self.num_choices // self.generation.n)
-
-    def _head(self, request_id: str, created_unix_s: int) -> dict[str, Any]:
-        model = self.generation.model
-        return answer_head(f"cmpl-{request_id}", "text_completion", created_unix_s, model)
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> BodyEncoder:
+        shows_logprobs = self.generation.sampling.top_logprobs is not None
+        choices = [
+            CompletionChoice(Logprobs() if shows_logprobs else None)
+            for _ in range(self.num_choices)
+        ]
+        head = self.head("cmpl", KIND, request_id, clock)
+        return BodyEncoder(self, head, choices, names_prompts=True)
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
@@ -115,48 +83,35 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
             "'max_tokens' is 0, and neither 'echo' nor 'prompt_logprobs' asks for the prompt.",
             param="max_tokens",
         )
-    generation = GenerationRequest(
-        model=read["model"],
+    _check_num_choices(read, num_prompts(read["prompt"]))
+    asked = openai_fields.asked_answer(
+        read,
+        context,
         input=read["prompt"],
-        sampling=openai_fields.sampling_options(
-            read,
-            max_tokens=max_tokens,
-            top_logprobs=read.get("logprobs"),
-        ),
-        stop=read.get("stop", []),
-        returns_token_ids=read.get("return_token_ids", False),
-        n=_n(read),
+        max_tokens=max_tokens,
+        top_logprobs=read.get("logprobs"),
         output_format=output_format(read),
         echo=echo,
-        end_user=end_user_of(read),
     )
-    return CompletionRequest(
-        generation=generation,
-        num_choices=_num_choices(read["prompt"], generation.n),
-        stream=read.get("stream", False),
-        usage=openai_fields.usage_reporting(read, context),
-        pads_chunks=openai_fields.pads_chunks(read),
-    )
+    return CompletionRequest(**asked)
 
 
-def _n(read: dict[str, Any]) -> int:
+def num_prompts(given: Any) -> int:
+    return len(given.texts if isinstance(given, TextInput) else given.prompts)
+
+
+def _check_num_choices(read: dict[str, Any], num_prompts: int) -> None:
     n: int = read.get("n", 1)
     if read.get("best_of", 1) not in (1, n):
         raise UnsupportedParameterError(
             "best_of", "every answer is returned, so only 1 or the value of 'n' is accepted"
         )
-    return n
-
-
-def _num_choices(given: TextInput | TokensInput, n: int) -> int:
-    num_prompts = len(given.texts if isinstance(given, TextInput) else given.prompts)
     if num_prompts * n > MAX_CHOICES:
         raise InvalidRequestError(
             f"{num_prompts} prompts with {n} answers each are {num_prompts * n} choices; a "
             f"request may have {MAX_CHOICES}.",
             param="n" if n > 1 else "prompt",
         )
-    return num_prompts * n
 
 
 @dataclass(slots=True)
@@ -205,127 +160,50 @@ def text_of(event: Delta | ReasoningDelta) -> str:
     return (event.opens or "") + event.text + (event.closes or "")
 
 
-class CompletionStreamEncoder:
-    def __init__(self, chunks: Chunks, num_choices: int) -> None:
-        self._chunks = chunks
-        self._text: list[bytes] = []
-        self._text_end = b',"logprobs":null,"finish_reason":null}' + chunks.end
-        self._num_chars = [0] * num_choices
+class CompletionStreamEncoder(StreamEncoder):
+    text, text_end = b'"text":', b""
+    empty: dict[str, Any] = {"text": ""}
 
-    def encode(self, event: Event) -> bytes:
+    def _begin(self, event: Accepted) -> bytes:
+        prompts, count = event.prompt_token_ids or [], len(self._indices)
+        self._num_chars = [0] * count
+        return b"".join(
+            self._chunk(
+                index, {"text": "", "prompt_token_ids": prompts[index * len(prompts) // count]}
+            )
+            for index in self._indices
+            if prompts
+        )
+
+    def _other(self, event: Event) -> bytes:
         match event:
-            case Accepted():
-                self._chunks.begin(event)
-                start = self._chunks.start
-                indices = range(len(self._num_chars))
-                self._text = [start + b'{"index":%d,"text":' % index for index in indices]
-                return self._prompts(event)
-            case OutputTokens():
-                return self._chunks.choice(event.index, {"text": "", "token_ids": event.token_ids})
-            case Delta(logprobs=None) | ReasoningDelta():
-                piece = text_of(event)
-                if not piece:
-                    return b""
-                return self._text[event.index] + orjson.dumps(piece) + self._text_end
+            case ReasoningDelta():
+                text = Delta(request_id="", text=text_of(event), index=event.index)
+                return self.encode(text)
             case Delta():
                 logprobs = Logprobs(num_chars=self._num_chars[event.index])
                 logprobs.extend(event.logprobs or [])
                 self._num_chars[event.index] = logprobs.num_chars
-                text = {"text": event.text}
-                return self._chunks.choice(event.index, text, logprobs=logprobs.as_object())
-            case ChoiceFinished():
-                reason = finish_reason(event.reason)
-                return self._chunks.choice(event.index, {"text": ""}, finish_reason=reason)
-            case Finished():
-                return self._chunks.last(event)
+                piece = {"text": event.text}
+                return self._chunk(event.index, piece, logprobs=logprobs.as_object())
         return b""
 
-    def _prompts(self, event: Accepted) -> bytes:
-        prompts = prompts_of_choices(event, len(self._num_chars))
-        return b"".join(
-            self._chunks.choice(index, {"text": "", "prompt_token_ids": prompt})
-            for index, prompt in enumerate(prompts)
-        )
 
+class CompletionChoice(Choice):
+    def __init__(self, logprobs: Logprobs | None) -> None:
+        super().__init__()
+        self._logprobs = logprobs
+        self._texts: list[str] = []
 
-@dataclass(slots=True)
-class Choice:
-    logprobs: Logprobs | None
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""
+    def add(self, event: Event) -> None:
+        if not isinstance(event, Delta | ReasoningDelta):
+            return
+        self._texts.append(text_of(event))
+        if self._logprobs is not None and isinstance(event, Delta):
+            self._logprobs.extend(event.logprobs or [])
 
+    def content(self) -> dict[str, Any]:
+        return {"text": "".join(self._texts)}
 
-class CompletionBodyEncoder:
-    def __init__(
-        self,
-        head: dict[str, Any],
-        num_choices: int,
-        usage: UsageReporting,
-        *,
-        shows_logprobs: bool,
-        prompt_logprobs: PromptLogprobs | None = None,
-        n: int = 1,
-    ) -> None:
-        """``prompt_logprobs`` collects them; ``n`` choices have one prompt."""
-        self._prompt_logprobs = prompt_logprobs
-        self._n = n
-        self._head = head
-        self._usage = usage
-        self._prompts: list[list[int]] = []
-        self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
-
-    def encode(self, event: Event) -> bytes:
-        return b"".join(self.parts(event))
-
-    def parts(self, event: Event) -> Iterator[bytes]:
-        match event:
-            case Accepted():
-                self._head = head_of(self._head, event)
-                self._prompts = prompts_of_choices(event, len(self._choices))
-            case PromptScored() if self._prompt_logprobs is not None:
-                self._prompt_logprobs.add(event)
-            case OutputTokens():
-                self._choices[event.index].token_ids += event.token_ids
-            case Delta() | ReasoningDelta():
-                choice = self._choices[event.index]
-                choice.texts.append(text_of(event))
-                if choice.logprobs is not None and isinstance(event, Delta):
-                    choice.logprobs.extend(event.logprobs or [])
-            case ChoiceFinished():
-                self._choices[event.index].finish_reason = finish_reason(event.reason)
-            case Finished():
-                yield from self._body(event)
-
-    def _body(self, event: Finished) -> Iterator[bytes]:
-        choices = (
-            {
-                "index": index,
-                "text": "".join(choice.texts),
-                "logprobs": None if choice.logprobs is None else choice.logprobs.as_object(),
-                "finish_reason": choice.finish_reason,
-                **self._ids(index),
-                **self._scores(index),
-            }
-            for index, choice in enumerate(self._choices)
-        )
-        return body_parts(self._head, choices, event, self._usage)
-
-    def _ids(self, index: int) -> dict[str, Any]:
-        if not self._prompts:
-            return {}
-        token_ids = self._choices[index].token_ids
-        return {"prompt_token_ids": self._prompts[index], "token_ids": token_ids}
-
-    def _scores(self, index: int) -> dict[str, Any]:
-        if self._prompt_logprobs is None:
-            return {}
-        return {"prompt_logprobs": self._prompt_logprobs.of_prompt(index // self._n)}
-
-
-def prompts_of_choices(event: Accepted, num_choices: int) -> list[list[int]]:
-    """The token ids of each choice's prompt; empty unless requested."""
-    prompts = event.prompt_token_ids
-    if not prompts:
-        return []
-    return [prompts[index * len(prompts) // num_choices] for index in range(num_choices)]
+    def logprobs(self) -> dict[str, Any] | None:
+        return None if self._logprobs is None else self._logprobs.as_object()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -25,16 +25,14 @@ from inference.wire.openai.fields import MODEL, USER, end_user_of, prompts
 MAX_INPUTS = 2048
 MAX_CUT = 2**31 - 1
 MAX_DIMENSIONS = 2**20
-EncodingFormat = Literal["float", "base64"]
 
 
-def encoding_format(value: Any, path: str) -> EncodingFormat:
+def encoding_format(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise f.wrong_type(path, "a string", value)
-    match value:
-        case "float" | "base64":
-            return value
-    raise InvalidRequestError(f"'{path}' must be float or base64.", param=path)
+    if value not in ("float", "base64"):
+        raise InvalidRequestError(f"'{path}' must be float or base64.", param=path)
+    return value
 
 
 def cut_to(value: Any, path: str) -> int:
@@ -78,7 +76,7 @@ FIELDS = f.table(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingsRequest:
     embedding: EmbeddingRequest
-    encoding_format: EncodingFormat
+    encoding_format: str
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> EmbeddingsBodyEncoder:
         return EmbeddingsBodyEncoder(self)

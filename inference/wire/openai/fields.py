@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inference.protocol.generation import TextInput, TokensInput
+from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
 from inference.protocol.sampling import SamplingOptions
 from inference.wire.common import fields as f
 from inference.wire.dialect import RequestContext
@@ -123,7 +123,7 @@ OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
 """Sent by clients with values that change nothing; other values are refused."""
 
 MODEL = f.required("model", f.model_name, "A catalogue model's name or an alias; echoed as given.")
-SHARED_FIELDS: tuple[f.Field, ...] = (
+SHARED_FIELDS = f.table(
     MODEL,
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
     f.honoured(
@@ -202,6 +202,31 @@ def sampling_options(
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
 
 
+def asked_answer(
+    read: dict[str, Any],
+    context: RequestContext,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int | None,
+    **of_generation: Any,
+) -> dict[str, Any]:
+    """The fields of an ``AskedAnswer``. Raises ``InvalidRequestError``."""
+    return {
+        "generation": GenerationRequest(
+            model=read["model"],
+            sampling=sampling_options(read, max_tokens=max_tokens, top_logprobs=top_logprobs),
+            stop=read.get("stop", []),
+            returns_token_ids=read.get("return_token_ids", False),
+            n=read.get("n", 1),
+            end_user=end_user_of(read),
+            **of_generation,
+        ),
+        "stream": read.get("stream", False),
+        "usage": usage_reporting(read, context),
+        "pads_chunks": read.get("stream_options", {}).get("include_obfuscation", False),
+    }
+
+
 def top_logprobs(read: dict[str, Any]) -> int | None:
     """For dialects that request log probabilities with a flag. ``None``: not requested."""
     top: int = read.get("top_logprobs", 0)
@@ -212,11 +237,6 @@ def top_logprobs(read: dict[str, Any]) -> int | None:
             "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
         )
     return None
-
-
-def pads_chunks(read: dict[str, Any]) -> bool:
-    pads: bool = read.get("stream_options", {}).get("include_obfuscation", False)
-    return pads
 
 
 def flag_header(context: RequestContext, name: str) -> bool:

@@ -1,6 +1,6 @@
 """One answer of an upstream in any dialect, as our events. Pure.
 
-    bytes ─▶ FrameReader ─▶ the data of each event of a stream, or each line of JSON ─▶ AnswerReader
+    bytes ─▶ SseReader | LinesReader ─▶ an event's data, or a line of JSON ─▶ AnswerReader
     accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
 
 A dialect's reader calls these and takes their events. A tool call is held back until its arguments
@@ -13,7 +13,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -44,66 +44,52 @@ class FrameError(ValueError):
     """The stream is no valid frames; the message has none of its bytes."""
 
 
-class FrameReader(Protocol):
-    def feed(self, part: bytes) -> list[bytes]:
-        """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
-        ``FrameError`` where one is too large."""
-        ...
+class LinesReader:
+    """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
+    ``FrameError`` where one is too large."""
 
+    frame = "a line"
 
-class SseReader:
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
         self._begun = bytearray()
-        self._data: list[bytes] = []
-        self._num_data_bytes = 0
 
     def feed(self, part: bytes) -> list[bytes]:
-        """Raises ``FrameError``."""
-        found: list[bytes] = []
+        return [line for line in self._lines(part) if line]
+
+    def _lines(self, part: bytes) -> list[bytes]:
         *lines, rest = part.split(b"\n")
         if lines and self._begun:
             lines[0] = bytes(self._begun + lines[0])
             self._begun.clear()
-        for line in lines:
-            self._line(line, found)
         self._begun += rest
-        if len(self._begun) + self._num_data_bytes > self._max_bytes:
-            raise FrameError(f"an event of more than {self._max_bytes:,} bytes")
-        return found
+        self._check(max(len(self._begun), *map(len, lines)) if lines else len(self._begun))
+        return [line.removesuffix(b"\r") for line in lines]
 
-    def _line(self, line: bytes, found: list[bytes]) -> None:
-        if line.endswith(b"\r"):
-            line = line[:-1]
-        if not line:
-            if self._data:
-                found.append(b"\n".join(self._data))
-                self._data, self._num_data_bytes = [], 0
-            return
-        if line.startswith(b"data:"):
-            data = line[5:].removeprefix(b" ")
-            self._data.append(data)
-            self._num_data_bytes += len(data)
-            if self._num_data_bytes > self._max_bytes:
-                raise FrameError(f"an event of more than {self._max_bytes:,} bytes")
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise FrameError(f"{self.frame} of more than {self._max_bytes:,} bytes")
 
 
-class LinesReader:
+class SseReader(LinesReader):
+    frame = "an event"
+
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._buffer = bytearray()
+        super().__init__(max_bytes)
+        self._data: list[bytes] = []
+        self._num_data_bytes = 0
 
     def feed(self, part: bytes) -> list[bytes]:
-        """Raises ``FrameError``."""
-        whole, end, rest = part.rpartition(b"\n")
-        lines: list[bytes] = []
-        if end:
-            lines = bytes(self._buffer + whole).splitlines()
-            self._buffer.clear()
-        self._buffer += rest
-        if any(len(line) > self._max_bytes for line in (*lines, self._buffer)):
-            raise FrameError(f"a line of more than {self._max_bytes:,} bytes")
-        return [line for line in lines if line]
+        found: list[bytes] = []
+        for line in self._lines(part):
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+                self._num_data_bytes += len(line)
+                self._check(self._num_data_bytes)
+            elif not line and self._data:
+                found.append(b"\n".join(self._data))
+                self._data, self._num_data_bytes = [], 0
+        return found
 
 
 BYTES_A_TOKEN = 4
@@ -123,11 +109,13 @@ class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
         self.error = error
 
 
-class MayFail(Protocol):
-    error: Any
+class Answer(msgspec.Struct):
+    """An upstream's answer, or an error in its place."""
+
+    error: Any = None
 
 
-AnyAnswer = TypeVar("AnyAnswer", bound=MayFail)
+AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
 def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -> AnyAnswer:
@@ -190,7 +178,6 @@ class AnswerEvents:
         self._max_prompt_tokens = max_prompt_tokens
         self._left_tokens = max_output_tokens
         self._events: list[Event] = []
-        self._vectors: list[bytes] | None = None
         self.reported_usage: Usage | None = None
         self.is_accepted = False
         self.has_begun = False
@@ -205,30 +192,22 @@ class AnswerEvents:
         self.is_accepted = True
         if prompt_tokens is not None and 0 <= prompt_tokens <= self._max_prompt_tokens:
             self._prompt_tokens = prompt_tokens
-        accepted = Accepted(request_id=self._request_id, prompt_tokens=self._prompt_tokens)
-        self._events.append(accepted)
+        self._events.append(
+            Accepted(request_id=self._request_id, prompt_tokens=self._prompt_tokens)
+        )
 
     def think(self, index: int, text: str) -> None:
         """Raises ``UpstreamFaultError``, like the following methods."""
-        state = self._open_choice(index)
+        count = self._estimate(self._open_choice(index), text)
         self._events.append(
-            ReasoningDelta(
-                request_id=self._request_id,
-                text=text,
-                index=index,
-                num_tokens=self._estimate(state, text),
-            )
+            ReasoningDelta(request_id=self._request_id, text=text, index=index, num_tokens=count)
         )
 
     def write(self, index: int, text: str, logprobs: list[TextLogprob] | None = None) -> None:
-        state = self._open_choice(index)
+        count, request_id = self._estimate(self._open_choice(index), text), self._request_id
         self._events.append(
             Delta(
-                request_id=self._request_id,
-                text=text,
-                index=index,
-                num_tokens=self._estimate(state, text),
-                logprobs=logprobs,
+                request_id=request_id, text=text, index=index, num_tokens=count, logprobs=logprobs
             )
         )
 
@@ -263,18 +242,24 @@ class AnswerEvents:
             arguments = "".join(held.arguments) or "{}"
             state.is_broken = state.is_broken or not _is_object(arguments)
             if state.is_broken:
-                self.write(index, f'{{"name": {_quoted(held.name)}, "arguments": {arguments}}}')
+                name = orjson.dumps(held.name).decode()
+                self.write(index, f'{{"name": {name}, "arguments": {arguments}}}')
             else:
-                self._send_call(state, index, held, arguments)
+                at: Any = {"request_id": self._request_id, "index": index}
+                at["call_index"] = state.num_sent
+                num_tokens = self._estimate(state, held.name + arguments)
+                self._events += (
+                    ToolCallStarted(call_id=held.id, name=held.name, **at),
+                    ToolCallDelta(arguments=arguments, num_tokens=num_tokens, **at),
+                )
+                state.num_sent += 1
         state.calls.clear()
 
     def finish(self, index: int, reason: FinishReason, stop_sequence: str | None = None) -> None:
         state = self._open_choice(index)
         self.send_calls(index)
-        if state.num_sent and reason == "stop":
-            reason = "tool_calls"
-        if not state.num_sent and reason == "tool_calls":
-            reason = "stop"
+        if reason in ("stop", "tool_calls"):
+            reason = "tool_calls" if state.num_sent else "stop"
         state.is_finished = self.has_begun = True
         self._events.append(
             ChoiceFinished(
@@ -286,8 +271,9 @@ class AnswerEvents:
         )
 
     def embed(self, vectors: list[bytes]) -> None:
-        self.has_begun = True
-        self._vectors = vectors
+        self.has_begun = self.is_ended = True
+        usage = self.reported_usage or self.estimated_usage
+        self._events.append(Embedded(request_id=self._request_id, vectors=vectors, usage=usage))
 
     def count(self, prompt_tokens: int) -> None:
         self.is_accepted = self.has_begun = self.is_ended = True
@@ -308,11 +294,7 @@ class AnswerEvents:
             raise UpstreamFaultError("an answer that broke off")
         self.is_ended = True
         usage = self.reported_usage or self.estimated_usage
-        if self._vectors is None:
-            self._events.append(Finished(request_id=self._request_id, usage=usage))
-        else:
-            embedded = Embedded(request_id=self._request_id, vectors=self._vectors, usage=usage)
-            self._events.append(embedded)
+        self._events.append(Finished(request_id=self._request_id, usage=usage))
 
     def take(self) -> list[Event]:
         events, self._events = self._events, []
@@ -335,34 +317,20 @@ class AnswerEvents:
         self.has_begun = True
         return state
 
-    def _send_call(self, state: _ChoiceState, index: int, held: _HeldCall, arguments: str) -> None:
-        self._events += (
-            ToolCallStarted(
-                request_id=self._request_id,
-                call_id=held.id,
-                name=held.name,
-                index=index,
-                call_index=state.num_sent,
-            ),
-            ToolCallDelta(
-                request_id=self._request_id,
-                arguments=arguments,
-                index=index,
-                call_index=state.num_sent,
-                num_tokens=self._estimate(state, held.name + arguments),
-            ),
-        )
-        state.num_sent += 1
-
     def _estimate(self, state: _ChoiceState, text: str) -> int:
         state.num_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        added = min(
-            math.ceil(state.num_bytes / BYTES_A_TOKEN) - state.num_tokens, self._left_tokens
-        )
-        added = max(0, added)
+        num_tokens = math.ceil(state.num_bytes / BYTES_A_TOKEN)
+        added = max(0, min(num_tokens - state.num_tokens, self._left_tokens))
         state.num_tokens += added
         self._left_tokens -= added
         return added
+
+
+def reason_of(reasons: Mapping[str, FinishReason], given: str) -> FinishReason:
+    """Raises ``UpstreamFaultError``."""
+    if given not in reasons:
+        raise UpstreamFaultError("an unknown reason for an answer's end")
+    return reasons[given]
 
 
 def tokens_of(table: Any, name: str) -> int | None:
@@ -376,7 +344,3 @@ def _is_object(text: str) -> bool:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
         return False
-
-
-def _quoted(text: str) -> str:
-    return orjson.dumps(text).decode()

@@ -22,19 +22,20 @@ from inference.protocol.generation import (
     GenerationRequest,
     OutputFormat,
     TextInput,
-    TokensInput,
     ToolCall,
+    ToolDefinition,
 )
 from inference.protocol.images import ImageRef
 from inference.wire.upstream.answer_events import (
+    Answer,
     AnswerEvents,
     UpstreamFaultError,
     decoded,
+    reason_of,
     tokens_of,
 )
 from inference.wire.upstream.sending import Sending, refuse, refuse_format, refuse_unknown, tool_of
 
-CHAT_PATH, COMPLETIONS_PATH = "/chat/completions", "/completions"
 NEW_NAME_HOSTS = ("api.openai.com", ".openai.azure.com")
 """Their newer models refuse ``max_tokens`` in favour of ``max_completion_tokens``."""
 LOW_BUDGET_TOKENS, MEDIUM_BUDGET_TOKENS = 2_048, 8_192
@@ -42,21 +43,22 @@ LOW_BUDGET_TOKENS, MEDIUM_BUDGET_TOKENS = 2_048, 8_192
 FORMAT_NAME = "answer"
 
 
-def path_of(request: GenerationRequest) -> str:
-    return CHAT_PATH if isinstance(request.input, ChatInput) else COMPLETIONS_PATH
-
-
-def body_of(request: GenerationRequest, sending: Sending) -> bytes:
-    _check_translatable(request)
+def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, bytes]:
+    """Raises ``ApiError`` for fields that are not translated."""
+    chat = request.input
     body: dict[str, Any] = {"model": sending.model, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    match request.input:
-        case ChatInput() as chat:
-            body |= _chat(chat, sending)
-        case TextInput(texts=texts):
-            body["prompt"] = texts
-        case TokensInput(prompts=prompts):
-            body["prompt"] = prompts
+    if isinstance(chat, ChatInput):
+        path = "/chat/completions"
+        body |= prompt_of(request, sending)
+        if chat.tools:
+            body |= _tool_choice(chat)
+        if effort := _reasoning_effort(chat):
+            body["reasoning_effort"] = effort
+    else:
+        path = "/completions"
+        _check_translatable(request)
+        body["prompt"] = chat.texts if isinstance(chat, TextInput) else chat.prompts
     body |= _sampling(request)
     if sending.max_tokens is not None:
         body[_max_tokens_name(sending.host)] = sending.max_tokens
@@ -66,21 +68,38 @@ def body_of(request: GenerationRequest, sending: Sending) -> bytes:
         body["n"] = request.n
     if request.output_format is not None:
         body["response_format"] = _response_format(request.output_format)
-    return orjson.dumps(body)
+    return path, orjson.dumps(body)
 
 
-def rendered_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
-    """The part of a chat's body that its template renders, by vLLM's names. Raises ``ApiError`` for
-    fields that are not translated."""
+def prompt_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
+    """The model, and the part of a chat's body that its template renders, by vLLM's names. Raises
+    ``ApiError`` for fields that are not translated."""
     _check_translatable(request)
-    assert isinstance(request.input, ChatInput), "a prompt without turns"
-    return _rendered(request.input, sending)
+    chat = request.input
+    assert isinstance(chat, ChatInput), "a prompt without turns"
+    messages = [_message(message, sending) for message in chat.messages]
+    body: dict[str, Any] = {"model": sending.model, "messages": messages}
+    if chat.answer_start:
+        messages.append({"role": "assistant", "content": chat.answer_start})
+        body["continue_final_message"] = True
+    if chat.answer_start or not chat.adds_generation_prompt:
+        body["add_generation_prompt"] = False
+    if chat.tools:
+        body["tools"] = [function_tool(tool) for tool in chat.tools]
+    if chat.template_kwargs:
+        body["chat_template_kwargs"] = chat.template_kwargs
+    return body
+
+
+def function_tool(tool: ToolDefinition, *, shows_strict: bool = True) -> dict[str, Any]:
+    function = tool_of(tool, parameters="parameters", shows_strict=shows_strict)
+    return {"type": "function", "function": function}
 
 
 def _check_translatable(request: GenerationRequest) -> None:
-    options, is_chat = request.sampling, isinstance(request.input, ChatInput)
+    is_chat = isinstance(request.input, ChatInput)
     refuse_unknown(request)
-    refuse({"logprobs": options.top_logprobs is not None and not is_chat})
+    refuse({"logprobs": request.sampling.top_logprobs is not None and not is_chat})
     refuse_format(request.output_format, allows_json=is_chat)
 
 
@@ -89,41 +108,11 @@ def _max_tokens_name(host: str) -> str:
     return "max_completion_tokens" if is_new else "max_tokens"
 
 
-def _chat(chat: ChatInput, sending: Sending) -> dict[str, Any]:
-    body = _rendered(chat, sending)
-    if chat.tools:
-        body |= _tool_choice(chat)
-    if effort := _reasoning_effort(chat):
-        body["reasoning_effort"] = effort
-    return body
-
-
-def _rendered(chat: ChatInput, sending: Sending) -> dict[str, Any]:
-    messages = [_message(message, sending) for message in chat.messages]
-    body: dict[str, Any] = {"messages": messages}
-    if chat.answer_start:
-        messages.append({"role": "assistant", "content": chat.answer_start})
-        body["continue_final_message"] = True
-        body["add_generation_prompt"] = False
-    elif not chat.adds_generation_prompt:
-        body["add_generation_prompt"] = False
-    if chat.tools:
-        body["tools"] = [tool_of(tool) for tool in chat.tools]
-    if chat.template_kwargs:
-        body["chat_template_kwargs"] = chat.template_kwargs
-    return body
-
-
 def _message(message: ChatMessage, sending: Sending) -> dict[str, Any]:
     """Thoughts of earlier turns are left out, as OpenAI's own clients do."""
     content: Any = message.content
     if message.images:
-        content = [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else {"type": "image_url", "image_url": _image(part, sending)}
-            for part in message.parts
-        ]
+        content = [_part(part, sending) for part in message.parts]
     made: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         made["name"] = message.name
@@ -134,9 +123,14 @@ def _message(message: ChatMessage, sending: Sending) -> dict[str, Any]:
     return made
 
 
-def _image(image: ImageRef, sending: Sending) -> dict[str, str]:
-    url = {"url": sending.images[image.digest].data_uri}
-    return url | {"detail": "low"} if image.is_low_detail else url
+def _part(part: str | ImageRef, sending: Sending) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    url = {"url": sending.images[part.digest].data_uri}
+    return {
+        "type": "image_url",
+        "image_url": url | ({"detail": "low"} if part.is_low_detail else {}),
+    }
 
 
 def _called(call: ToolCall) -> dict[str, Any]:
@@ -203,21 +197,11 @@ class Call(msgspec.Struct):
     function: Function | None = None
 
 
-class TopLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
-
-
 class Logprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int] | None = None
-    top_logprobs: list[TopLogprob] | None = None
-
-
-class Logprobs(msgspec.Struct):
-    content: list[Logprob] | None = None
+    top_logprobs: list[Logprob] | None = None
 
 
 class Message(msgspec.Struct):
@@ -237,46 +221,39 @@ class Choice(msgspec.Struct):
     logprobs: Any = None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(Answer):
     choices: list[Choice] | None = None
     usage: Any = None
-    error: Any = None
 
 
 _decode = msgspec.json.Decoder(Chunk).decode
 
 
-def logprobs_of(value: Any) -> list[TextLogprob] | None:
-    """Raises ``UpstreamFaultError``."""
+def logprobs_of(content: Any) -> list[TextLogprob] | None:
+    """``content``: a list of tokens. Raises ``UpstreamFaultError``."""
     try:
-        logprobs = msgspec.convert(value, Logprobs)
-    except msgspec.ValidationError as error:
-        raise UpstreamFaultError("log probabilities of another form") from error
-    return [_text_logprob(one) for one in logprobs.content or ()] or None
-
-
-def _text_logprob(one: Logprob) -> TextLogprob:
-    top = [
-        (each.token, _token_bytes(each), _checked(each.logprob)) for each in one.top_logprobs or ()
-    ]
-    return TextLogprob(
-        token=one.token, token_bytes=_token_bytes(one), logprob=_checked(one.logprob), top=top
-    )
-
-
-def _token_bytes(one: Logprob | TopLogprob) -> bytes:
-    if one.bytes is None:
-        return one.token.encode("utf-8", "replace")
-    try:
-        return bytes(one.bytes)
+        read = msgspec.convert(content, list[Logprob] | None) or []
+        return [_text_logprob(one) for one in read] or None
     except ValueError as error:
         raise UpstreamFaultError("log probabilities of another form") from error
 
 
-def _checked(logprob: float) -> float:
-    if not logprob <= MAX_LOGPROB:  # NaN is not below it
+def _text_logprob(one: Logprob) -> TextLogprob:
+    """Raises ``ValueError`` for bytes that are none."""
+    top = [(each.token, _token_bytes(each), _checked(each)) for each in one.top_logprobs or ()]
+    return TextLogprob(
+        token=one.token, token_bytes=_token_bytes(one), logprob=_checked(one), top=top
+    )
+
+
+def _token_bytes(one: Logprob) -> bytes:
+    return one.token.encode("utf-8", "replace") if one.bytes is None else bytes(one.bytes)
+
+
+def _checked(one: Logprob) -> float:
+    if not one.logprob <= MAX_LOGPROB:  # NaN is not below it
         raise UpstreamFaultError("a log probability of more than all")
-    return logprob
+    return one.logprob
 
 
 def usage_of(reported: Any) -> Usage | None:
@@ -329,25 +306,22 @@ class ChatEvents:
 
     def _choice(self, read: Choice) -> None:
         answer, index = self._answer, read.index
-        added = read.delta or read.message
+        added = read.delta or read.message or Message()
+        thought = added.reasoning_content or added.reasoning
+        text = read.text or added.content or added.refusal or ""
         if answer.is_finished(index):
-            if _adds_text(read, added):
+            if thought or text or added.tool_calls:
                 raise UpstreamFaultError("text of a choice that has finished")
             return
-        if added is not None:
-            if thought := added.reasoning_content or added.reasoning:
-                answer.think(index, thought)
-            for call in added.tool_calls or ():
-                self._call(index, call)
-        text = read.text or (added and (added.content or added.refusal)) or ""
-        logprobs = self._logprobs(read)
+        if thought:
+            answer.think(index, thought)
+        for call in added.tool_calls or ():
+            self._call(index, call)
+        logprobs = self._logprobs(read.logprobs) if self._wants_logprobs else None
         if text or logprobs:
             answer.write(index, text, logprobs)
         if read.finish_reason is not None:
-            reason = REASONS.get(read.finish_reason)
-            if reason is None:
-                raise UpstreamFaultError("an unknown reason for an answer's end")
-            answer.finish(index, reason)
+            answer.finish(index, reason_of(REASONS, read.finish_reason))
 
     def _call(self, index: int, call: Call) -> None:
         function, key = call.function or Function(), call.index
@@ -356,13 +330,7 @@ class ChatEvents:
         if function.arguments:
             self._answer.add_arguments(index, key, function.arguments)
 
-    def _logprobs(self, read: Choice) -> list[TextLogprob] | None:
-        is_wanted = self._wants_logprobs and read.logprobs is not None
-        return logprobs_of(read.logprobs) if is_wanted else None
-
-
-def _adds_text(read: Choice, added: Message | None) -> bool:
-    if added is None:
-        return bool(read.text)
-    thought = added.reasoning_content or added.reasoning
-    return bool(read.text or added.content or added.refusal or added.tool_calls or thought)
+    def _logprobs(self, read: Any) -> list[TextLogprob] | None:
+        if not isinstance(read, dict | None):
+            raise UpstreamFaultError("log probabilities of another form")
+        return logprobs_of((read or {}).get("content"))

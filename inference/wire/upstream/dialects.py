@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,16 +20,15 @@ from inference.protocol.events import Event
 from inference.protocol.generation import EmbeddingRequest, GenerationRequest, TokenCountRequest
 from inference.wire.upstream import chat, embeddings, messages_request, ollama
 from inference.wire.upstream.answer_events import (
+    Answer,
     AnswerEvents,
     AnswerReader,
-    FrameReader,
     LinesReader,
     SseReader,
     UpstreamFaultError,
     decoded,
     tokens_of,
 )
-from inference.wire.upstream.chat import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.sending import Sending
 
@@ -48,7 +48,7 @@ class Exchange:
     reader_of: Callable[[AnswerEvents], AnswerReader]
     content_type: str = JSON
     """The expected content type. An answer of another type is read whole, like JSON."""
-    frames: Callable[[], FrameReader] = LinesReader
+    frames: Callable[[], LinesReader] = LinesReader
 
 
 def is_forwarded(dialect: str, request: Forwarded) -> bool:
@@ -64,49 +64,29 @@ def exchange_of(dialect: str, request: Forwarded, sending: Sending) -> Exchange:
     """Raises ``ApiError`` for fields that are not translated."""
     match request:
         case EmbeddingRequest():
-            return _embeddings(dialect, request, sending)
+            is_ollamas = dialect == "ollama"
+            body_of = embeddings.ollama_body if is_ollamas else embeddings.openai_body
+            return Exchange(
+                path="/api/embed" if is_ollamas else "/embeddings",
+                body=body_of(request, sending),
+                reader_of=partial(embeddings.VectorsReader, request=request),
+            )
         case TokenCountRequest():
             return _token_count(dialect, request, sending)
-    return _generation(dialect, request, sending)
-
-
-def _generation(dialect: str, request: GenerationRequest, sending: Sending) -> Exchange:
     wants_logprobs = request.sampling.top_logprobs is not None
+    if dialect == "ollama":
+        path, body = ollama.path_and_body(request, sending)
+        reader_of = partial(ollama.OllamaEvents, wants_logprobs=wants_logprobs)
+        return Exchange(path=path, body=body, reader_of=reader_of, content_type=JSON_LINES)
+    reader: Callable[[AnswerEvents], AnswerReader]
     if dialect == "anthropic":
-        return Exchange(
-            path=messages_request.PATH,
-            body=messages_request.body_of(request, sending),
-            reader_of=MessagesEvents,
-            content_type=EVENT_STREAM,
-            frames=SseReader,
-        )
-    if dialect == "ollama":
-        return Exchange(
-            path=ollama.path_of(request),
-            body=ollama.body_of(request, sending),
-            reader_of=lambda answer: ollama.OllamaEvents(answer, wants_logprobs=wants_logprobs),
-            content_type=JSON_LINES,
-        )
+        path, body = messages_request.PATH, messages_request.body_of(request, sending)
+        reader = MessagesEvents
+    else:
+        path, body = chat.path_and_body(request, sending)
+        reader = partial(chat.ChatEvents, wants_logprobs=wants_logprobs)
     return Exchange(
-        path=chat.path_of(request),
-        body=chat.body_of(request, sending),
-        reader_of=lambda answer: ChatEvents(answer, wants_logprobs=wants_logprobs),
-        content_type=EVENT_STREAM,
-        frames=SseReader,
-    )
-
-
-def _embeddings(dialect: str, request: EmbeddingRequest, sending: Sending) -> Exchange:
-    if dialect == "ollama":
-        return Exchange(
-            path=embeddings.OLLAMA_PATH,
-            body=embeddings.ollama_body(request, sending),
-            reader_of=lambda answer: embeddings.OllamaVectorsReader(answer, request),
-        )
-    return Exchange(
-        path=embeddings.OPENAI_PATH,
-        body=embeddings.openai_body(request, sending),
-        reader_of=lambda answer: embeddings.OpenAIVectorsReader(answer, request),
+        path=path, body=body, reader_of=reader, content_type=EVENT_STREAM, frames=SseReader
     )
 
 
@@ -114,41 +94,35 @@ def _token_count(dialect: str, request: TokenCountRequest, sending: Sending) -> 
     counted = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format
     )
-    if dialect == "anthropic":
-        return Exchange(
-            path="/v1/messages/count_tokens",
-            body=orjson.dumps(messages_request.prompt_of(counted, sending)),
-            reader_of=lambda answer: TokenCountReader(answer, "input_tokens"),
-        )
-    prompt = chat.rendered_of(counted, sending)
+    is_anthropics = dialect == "anthropic"
+    prompt_of = messages_request.prompt_of if is_anthropics else chat.prompt_of
     return Exchange(
-        path="/tokenize",
-        is_unversioned=True,
-        body=orjson.dumps({"model": sending.model, **prompt}),
-        reader_of=lambda answer: TokenCountReader(answer, "count"),
+        path="/v1/messages/count_tokens" if is_anthropics else "/tokenize",
+        is_unversioned=not is_anthropics,
+        body=orjson.dumps(prompt_of(counted, sending)),
+        reader_of=TokenCountReader,
     )
 
 
-class Count(msgspec.Struct):
+class Count(Answer):
+    """Anthropic's field and vLLM's."""
+
     input_tokens: Any = None
     count: Any = None
-    error: Any = None
 
 
 _decode_count = msgspec.json.Decoder(Count).decode
 
 
 class TokenCountReader:
-    """An ``AnswerReader``. ``name``: the field with the number."""
-
-    def __init__(self, answer: AnswerEvents, name: str) -> None:
+    def __init__(self, answer: AnswerEvents) -> None:
         self._answer = answer
-        self._name = name
 
     def read(self, data: bytes) -> list[Event]:
         """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         found = decoded(_decode_count, data, "something else than a number of tokens")
-        counted = tokens_of(msgspec.structs.asdict(found), self._name)
+        name = "count" if found.input_tokens is None else "input_tokens"
+        counted = tokens_of(msgspec.structs.asdict(found), name)
         if counted is None:  # llama-server's /tokenize, which reads no chat, answers so
             raise UpstreamFaultError("no number of tokens")
         self._answer.count(counted)

@@ -17,10 +17,11 @@ import orjson
 
 from inference.protocol.events import Event, FinishReason, Usage
 from inference.wire.upstream.answer_events import (
+    Answer,
     AnswerEvents,
     UpstreamErrorObject,
-    UpstreamFaultError,
     decoded,
+    reason_of,
     tokens_of,
 )
 
@@ -36,7 +37,7 @@ REASONS: dict[str, FinishReason] = {
 }
 
 
-class Block(msgspec.Struct):
+class ContentBlock(msgspec.Struct):
     type: str
     id: str | None = None
     name: str | None = None
@@ -60,15 +61,14 @@ class Started(msgspec.Struct):
     usage: Any = None
 
 
-class MessageEvent(msgspec.Struct):
+class MessageEvent(Answer):
     type: str = ""
     index: int | None = None
     message: Started | None = None
-    content_block: Block | None = None
+    content_block: ContentBlock | None = None
     delta: AnyDelta | None = None
     usage: Any = None
-    error: Any = None
-    content: list[Block] | None = None
+    content: list[ContentBlock] | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
 
@@ -119,7 +119,7 @@ class MessagesEvents:
         self._count(usage)
         self._answer.accept(_prompt_tokens(self._usage))
 
-    def _open(self, index: int, block: Block) -> None:
+    def _open(self, index: int, block: ContentBlock) -> None:
         if block.type == "text" and block.text:
             self._answer.write(CHOICE, block.text)
         elif block.type == "thinking" and block.thinking:
@@ -147,9 +147,7 @@ class MessagesEvents:
     def _stop(self, given: str | None, stop_sequence: str | None) -> None:
         if given is None:
             return
-        reason = REASONS.get(given)
-        if reason is None:
-            raise UpstreamFaultError("an unknown reason for an answer's end")
+        reason = reason_of(REASONS, given)
         self._answer.finish(CHOICE, reason, stop_sequence if given == "stop_sequence" else None)
 
     def _count(self, usage: Any) -> None:

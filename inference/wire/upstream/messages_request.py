@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from inference.protocol.generation import (
-    THINKING_SWITCHES,
     CacheMark,
     ChatInput,
     ChatMessage,
     GenerationRequest,
     ToolCall,
-    ToolDefinition,
 )
 from inference.protocol.images import ImageRef
 from inference.wire.common.parts import PART_SEPARATOR
@@ -37,42 +34,29 @@ from inference.wire.upstream.sending import (
     arguments_of,
     refuse,
     refuse_format,
-    refuse_options,
+    refuse_template,
     refuse_unknown,
+    thinking_of,
+    tool_of,
 )
 
 Block = dict[str, Any]
 
 
 class Marks:
-    """``of_request``: the mark of the whole request; ``None``: it has none."""
+    def __init__(self, marks: Sequence[CacheMark]) -> None:
+        self._marks = marks
 
-    def __init__(self, marks: Iterable[CacheMark]) -> None:
-        self.of_request: Block | None = None
-        self._of_tools: dict[int, Block] = {}
-        self._of_turns: dict[int, list[CacheMark]] = defaultdict(list)
-        for mark in marks:
-            if mark.message is not None:
-                self._of_turns[mark.message].append(mark)
-            elif mark.tool is not None:
-                self._of_tools[mark.tool] = _control(mark)
-            else:
-                self.of_request = _control(mark)
-
-    def has_any(self, message: int) -> bool:
-        return message in self._of_turns
-
-    def on_tools(self, tools: list[Block]) -> list[Block]:
-        for index, control in self._of_tools.items():
-            tools[index]["cache_control"] = control
-        return tools
+    def of(self, *, message: int | None = None, tool: int | None = None) -> list[CacheMark]:
+        """Marks of a turn, of a tool, or of the whole request."""
+        return [mark for mark in self._marks if (mark.message, mark.tool) == (message, tool)]
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
         """Adds marks to the blocks of that message, in place. ``blocks`` without any stay so, and
         so do its texts of white space, which that API does not cache."""
-        if message not in self._of_turns or not blocks:
+        marks = self.of(message=message)
+        if not marks or not blocks:
             return blocks
-        marks = self._of_turns[message]
         if blocks[0]["type"] == "text":
             inside = {mark.at: _control(mark) for mark in marks if mark.at is not None}
             blocks = _cut(blocks[0]["text"], inside) + blocks[1:]
@@ -109,7 +93,6 @@ UNKNOWN_OPTIONS = (
     *("seed", "top_logprobs", "stop_token_ids", "min_tokens", "ignore_eos"),
 )
 NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def body_of(request: GenerationRequest, sending: Sending) -> bytes:
@@ -118,19 +101,21 @@ def body_of(request: GenerationRequest, sending: Sending) -> bytes:
     return orjson.dumps({**prompt, **_sampling(request), "max_tokens": max_tokens, "stream": True})
 
 
-def prompt_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
+def prompt_of(request: GenerationRequest, sending: Sending) -> Block:
     """The model, and the part of a body whose tokens are counted. Raises ``ApiError`` for fields
     that are not translated."""
     chat = _translatable_chat(request)
     marks = Marks(request.cache_marks)
-    body: dict[str, Any] = {"model": sending.model, "messages": _messages(chat, sending, marks)}
+    body: Block = {"model": sending.model, "messages": _messages(chat, sending, marks)}
     if system := _system(chat, marks):
         body["system"] = system
-    if marks.of_request is not None:
-        body["cache_control"] = marks.of_request
+    for mark in marks.of():
+        body["cache_control"] = _control(mark)
     if chat.tools:
-        tools = [_tool(tool) for tool in chat.tools]
-        body["tools"] = marks.on_tools(tools)
+        body["tools"] = [tool_of(tool, parameters="input_schema") for tool in chat.tools]
+        for index, tool in enumerate(body["tools"]):
+            for mark in marks.of(tool=index):
+                tool["cache_control"] = _control(mark)
         body["tool_choice"] = _tool_choice(chat)
     if thinking := _thinking(chat):
         body["thinking"] = thinking
@@ -143,16 +128,9 @@ def _translatable_chat(request: GenerationRequest) -> ChatInput:
     chat = request.input
     if not isinstance(chat, ChatInput):
         raise UnsupportedParameterError("prompt", BY_UPSTREAM)
-    refuse_unknown(request)
-    refuse_options(request.sampling, UNKNOWN_OPTIONS)
-    others = chat.template_kwargs.keys() - set(THINKING_SWITCHES)
-    refuse(
-        {
-            "n": request.n > 1,
-            "chat_template_kwargs": bool(others),
-            "add_generation_prompt": not (chat.adds_generation_prompt or chat.answer_start),
-        }
-    )
+    refuse_unknown(request, UNKNOWN_OPTIONS)
+    refuse({"n": request.n > 1})
+    refuse_template(chat)
     refuse_format(request.output_format, allows_json=True, needs_schema=True)
     temperature = request.sampling.temperature
     if temperature is not None and temperature > MAX_TEMPERATURE:
@@ -162,15 +140,15 @@ def _translatable_chat(request: GenerationRequest) -> ChatInput:
     return chat
 
 
-def _system(chat: ChatInput, marks: Marks) -> str | list[dict[str, Any]]:
+def _system(chat: ChatInput, marks: Marks) -> str | list[Block]:
     turns = [
         (index, message.content)
         for index, message in enumerate(chat.messages)
         if message.role == "system" and message.content
     ]
-    if not any(marks.has_any(index) for index, _ in turns):
+    if not any(marks.of(message=index) for index, _ in turns):
         return SYSTEM_SEPARATOR.join([content for _, content in turns])
-    blocks: list[dict[str, Any]] = []
+    blocks: list[Block] = []
     for index, content in turns:
         separated = marks.on_turn(index, [_text(content)])
         if blocks:
@@ -179,8 +157,8 @@ def _system(chat: ChatInput, marks: Marks) -> str | list[dict[str, Any]]:
     return blocks
 
 
-def _messages(chat: ChatInput, sending: Sending, marks: Marks) -> list[dict[str, Any]]:
-    turns: list[dict[str, Any]] = []
+def _messages(chat: ChatInput, sending: Sending, marks: Marks) -> list[Block]:
+    turns: list[Block] = []
     for index, message in enumerate(chat.messages):
         if message.role == "system":
             continue
@@ -191,7 +169,7 @@ def _messages(chat: ChatInput, sending: Sending, marks: Marks) -> list[dict[str,
     return turns
 
 
-def _add_blocks(turns: list[dict[str, Any]], role: str, blocks: list[dict[str, Any]]) -> None:
+def _add_blocks(turns: list[Block], role: str, blocks: list[Block]) -> None:
     """Adds blocks to the last turn or a new one. That API accepts neither empty turns nor results
     of one turn's calls in several."""
     if not blocks:
@@ -202,8 +180,8 @@ def _add_blocks(turns: list[dict[str, Any]], role: str, blocks: list[dict[str, A
         turns.append({"role": role, "content": blocks})
 
 
-def _blocks(message: ChatMessage, sending: Sending) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = [
+def _blocks(message: ChatMessage, sending: Sending) -> list[Block]:
+    content: list[Block] = [
         _text(part) if isinstance(part, str) else _image(part, sending)
         for part in message.parts or [message.content or ""]
         if part != ""
@@ -213,11 +191,11 @@ def _blocks(message: ChatMessage, sending: Sending) -> list[dict[str, Any]]:
     return content + [_call(call) for call in message.tool_calls]
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
-def _image(image: ImageRef, sending: Sending) -> dict[str, Any]:
+def _image(image: ImageRef, sending: Sending) -> Block:
     if image.media_type not in IMAGE_TYPES:
         raise UnsupportedParameterError(
             "messages", f"the model is served by an upstream that takes no {image.media_type}"
@@ -227,7 +205,7 @@ def _image(image: ImageRef, sending: Sending) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
-def _result(message: ChatMessage, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(message: ChatMessage, content: list[Block]) -> Block:
     if not message.tool_call_id:
         raise UnsupportedParameterError(
             "messages",
@@ -238,7 +216,7 @@ def _result(message: ChatMessage, content: list[dict[str, Any]]) -> dict[str, An
     return {**result, "content": content} if content else result
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall) -> Block:
     return {
         "type": "tool_use",
         "id": _call_id(call.id),
@@ -251,21 +229,11 @@ def _call_id(call_id: str) -> str:
     return NOT_IN_IDS.sub("_", call_id)
 
 
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        made["description"] = tool.description
-    made["input_schema"] = tool.parameters or NO_PARAMETERS
-    if tool.strict:
-        made["strict"] = True
-    return made
-
-
-def _tool_choice(chat: ChatInput) -> dict[str, Any]:
+def _tool_choice(chat: ChatInput) -> Block:
     choice = chat.tool_choice
     if choice.mode == "none":
         return {"type": "none"}
-    made: dict[str, Any] = {"type": "any" if choice.mode == "required" else "auto"}
+    made: Block = {"type": "any" if choice.mode == "required" else "auto"}
     if choice.name is not None:
         made = {"type": "tool", "name": choice.name}
     if not chat.parallel_tool_calls:
@@ -273,24 +241,19 @@ def _tool_choice(chat: ChatInput) -> dict[str, Any]:
     return made
 
 
-def _sampling(request: GenerationRequest) -> dict[str, Any]:
+def _sampling(request: GenerationRequest) -> Block:
     options = request.sampling
-    made: dict[str, Any] = {}
-    if options.temperature is not None:
-        made["temperature"] = options.temperature
-    if options.top_p is not None:
-        made["top_p"] = options.top_p
-    if options.top_k:
-        made["top_k"] = options.top_k
-    if request.stop:
-        made["stop_sequences"] = request.stop
-    return made
+    made = {
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k or None,
+        "stop_sequences": request.stop or None,
+    }
+    return {name: value for name, value in made.items() if value is not None}
 
 
-def _thinking(chat: ChatInput) -> dict[str, Any] | None:
-    wanted = chat.thinking
-    if chat.template_kwargs:
-        wanted = chat.wants_thinking
+def _thinking(chat: ChatInput) -> Block | None:
+    wanted = thinking_of(chat)
     if wanted is None and not chat.adaptive_thinking:
         return None
     if wanted is False:
@@ -301,8 +264,8 @@ def _thinking(chat: ChatInput) -> dict[str, Any] | None:
     return {**adaptive, "display": "summarized"} if chat.shows_reasoning else adaptive
 
 
-def _output_config(request: GenerationRequest, chat: ChatInput) -> dict[str, Any]:
-    config: dict[str, Any] = {}
+def _output_config(request: GenerationRequest, chat: ChatInput) -> Block:
+    config: Block = {}
     if chat.reasoning_effort is not None:
         config["effort"] = chat.reasoning_effort
     if request.output_format is not None:

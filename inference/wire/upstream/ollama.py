@@ -19,21 +19,21 @@ import orjson
 
 from inference.protocol.events import Event, FinishReason, Usage
 from inference.protocol.generation import (
-    THINKING_SWITCHES,
     ChatInput,
     ChatMessage,
     GenerationRequest,
-    OutputFormat,
     TextInput,
     ToolCall,
 )
 from inference.wire.errors import UnsupportedParameterError
 from inference.wire.upstream.answer_events import (
+    Answer,
     AnswerEvents,
     UpstreamFaultError,
     decoded,
+    reason_of,
 )
-from inference.wire.upstream.chat import logprobs_of
+from inference.wire.upstream.chat import function_tool, logprobs_of
 from inference.wire.upstream.sending import (
     BY_UPSTREAM,
     Sending,
@@ -41,82 +41,63 @@ from inference.wire.upstream.sending import (
     is_set,
     refuse,
     refuse_format,
-    refuse_options,
+    refuse_template,
     refuse_unknown,
-    tool_of,
+    thinking_of,
 )
 
-CHAT_PATH, GENERATE_PATH = "/api/chat", "/api/generate"
-OPTION_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repeat_penalty",
-}
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", *PENALTIES[:2])
+OPTION_NAMES = {name: name for name in SAME_NAMES} | {"repetition_penalty": "repeat_penalty"}
 WHOLE_TEXT = -1
 """The window of penalties. Ollama's own default is 64 tokens."""
 UNKNOWN_OPTIONS = ("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos")
 
 
-def path_of(request: GenerationRequest) -> str:
-    return CHAT_PATH if isinstance(request.input, ChatInput) else GENERATE_PATH
-
-
-def body_of(request: GenerationRequest, sending: Sending) -> bytes:
-    refuse_unknown(request)
-    refuse_options(request.sampling, UNKNOWN_OPTIONS)
+def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, bytes]:
+    """Raises ``ApiError`` for fields that are not translated."""
+    refuse_unknown(request, UNKNOWN_OPTIONS)
     refuse({"n": request.n > 1})
-    body: dict[str, Any] = {
-        "model": sending.model,
-        "stream": True,
-        "truncate": False,
-        "shift": False,
-    }
+    body: dict[str, Any] = {"model": sending.model, "stream": True}
+    body |= {"truncate": False, "shift": False}
+    top = request.sampling.top_logprobs
     match request.input:
         case ChatInput() as chat:
+            path = "/api/chat"
             body |= _chat(chat, sending)
-            body |= _logprobs(request)
+            body |= {} if top is None else {"logprobs": True, "top_logprobs": top}
         case TextInput(texts=[text]):
-            refuse({"logprobs": request.sampling.top_logprobs is not None})
+            path = "/api/generate"
+            refuse({"logprobs": top is not None})
             body |= {"prompt": text, "raw": True}
         case _:
             raise UnsupportedParameterError("prompt", BY_UPSTREAM)
-    if request.output_format is not None:
-        is_chat = isinstance(request.input, ChatInput)
-        body["format"] = _format(request.output_format, allows_json=is_chat)
+    if (wanted := request.output_format) is not None:
+        refuse_format(wanted, allows_json=isinstance(request.input, ChatInput))
+        refuse({wanted.path: isinstance(wanted.schema, bool)})
+        body["format"] = "json" if wanted.schema is None else wanted.schema
     if options := _options(request, sending):
         body["options"] = options
-    return orjson.dumps(body)
+    return path, orjson.dumps(body)
 
 
 def _chat(chat: ChatInput, sending: Sending) -> dict[str, Any]:
-    _check_chat(chat)
+    refuse(
+        {
+            "tool_choice": chat.tool_choice.mode == "required",
+            "parallel_tool_calls": bool(chat.rendered_tools) and not chat.parallel_tool_calls,
+        }
+    )
+    refuse_template(chat)
     names = {call.id: call.name for message in chat.messages for call in message.tool_calls}
     messages = [_message(message, names, sending) for message in chat.messages]
     if chat.answer_start:
         messages.append({"role": "assistant", "content": chat.answer_start})
     body: dict[str, Any] = {"messages": messages}
     if chat.rendered_tools:
-        body["tools"] = [tool_of(tool, shows_strict=False) for tool in chat.rendered_tools]
+        body["tools"] = [function_tool(tool, shows_strict=False) for tool in chat.rendered_tools]
     think = _think(chat)
     return body if think is None else {**body, "think": think}
-
-
-def _check_chat(chat: ChatInput) -> None:
-    others = chat.template_kwargs.keys() - set(THINKING_SWITCHES)
-    refuse(
-        {
-            "tool_choice": chat.tool_choice.mode == "required",
-            "parallel_tool_calls": bool(chat.rendered_tools) and not chat.parallel_tool_calls,
-            "chat_template_kwargs": bool(others),
-            "add_generation_prompt": not (chat.adds_generation_prompt or chat.answer_start),
-        }
-    )
 
 
 def _message(message: ChatMessage, names: dict[str, str], sending: Sending) -> dict[str, Any]:
@@ -144,34 +125,21 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _think(chat: ChatInput) -> bool | str | None:
     """``None``: the client set nothing. That API has no effort without thinking; a budget becomes
     thinking without a limit."""
-    wanted = chat.wants_thinking if chat.template_kwargs else chat.thinking
+    wanted = thinking_of(chat)
     return chat.reasoning_effort or True if wanted else wanted
-
-
-def _logprobs(request: GenerationRequest) -> dict[str, Any]:
-    top = request.sampling.top_logprobs
-    return {} if top is None else {"logprobs": True, "top_logprobs": top}
-
-
-def _format(wanted: OutputFormat, *, allows_json: bool) -> Any:
-    refuse_format(wanted, allows_json=allows_json)
-    refuse({wanted.path: isinstance(wanted.schema, bool)})
-    return "json" if wanted.schema is None else wanted.schema
 
 
 def _options(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
     sampling = request.sampling
-    given = {theirs: getattr(sampling, ours) for ours, theirs in OPTION_NAMES.items()}
-    options = {name: value for name, value in given.items() if value is not None}
-    if any(is_set(sampling, name) for name in PENALTIES):
-        options["repeat_last_n"] = WHOLE_TEXT
-    if request.stop:
-        options["stop"] = request.stop
-    if sending.max_tokens is not None:
-        options["num_predict"] = sending.max_tokens
-    if sending.context_tokens is not None:
-        options["num_ctx"] = sending.context_tokens
-    return options
+    has_penalty = any(is_set(sampling, name) for name in PENALTIES)
+    options = {
+        **{theirs: getattr(sampling, ours) for ours, theirs in OPTION_NAMES.items()},
+        "repeat_last_n": WHOLE_TEXT if has_penalty else None,
+        "stop": request.stop or None,
+        "num_predict": sending.max_tokens,
+        "num_ctx": sending.context_tokens,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 CHOICE = 0
@@ -194,7 +162,7 @@ class Message(msgspec.Struct):
     tool_calls: list[Call] | None = None
 
 
-class Line(msgspec.Struct):
+class Line(Answer):
     message: Message | None = None
     response: str | None = None
     """A text of generate; its thoughts are a field beside it."""
@@ -204,7 +172,6 @@ class Line(msgspec.Struct):
     prompt_eval_count: int | None = None
     eval_count: int | None = None
     logprobs: Any = None
-    error: Any = None
 
 
 _decode = msgspec.json.Decoder(Line).decode
@@ -229,8 +196,7 @@ class OllamaEvents:
     def _grow(self, line: Line, added: Message) -> None:
         if added.thinking:
             self._answer.think(CHOICE, added.thinking)
-        is_wanted = self._wants_logprobs and line.logprobs is not None
-        logprobs = logprobs_of({"content": line.logprobs}) if is_wanted else None
+        logprobs = logprobs_of(line.logprobs) if self._wants_logprobs else None
         if added.content or logprobs:
             self._answer.write(CHOICE, added.content or "", logprobs)
         for call in added.tool_calls or ():
@@ -241,9 +207,7 @@ class OllamaEvents:
             self._answer.send_calls(CHOICE)
 
     def _stop(self, line: Line) -> None:
-        reason = REASONS.get(line.done_reason or "stop")
-        if reason is None:
-            raise UpstreamFaultError("an unknown reason for an answer's end")
+        reason = reason_of(REASONS, line.done_reason or "stop")
         self._answer.reported_usage = _usage_of(line)
         self._answer.finish(CHOICE, reason)
         self._answer.end()

@@ -26,12 +26,14 @@ REFUSED = "upstream_refused"
 LIMITED = "rate_limit_exceeded"
 TOO_LONG = "context_length_exceeded"
 CALLERS = frozenset({400, 413, 415, 422})
-OVERLOADED = frozenset({503, 529})
-TOO_MANY_REQUESTS = 429
-OPERATORS = {
-    401: "does not accept its key",
-    403: "does not accept its key",
-    404: "has no such model or path",
+OVERLOADED = (UNAVAILABLE, "is overloaded")
+REASONS = {
+    401: (FAILED, "does not accept its key"),
+    403: (FAILED, "does not accept its key"),
+    404: (FAILED, "has no such model or path"),
+    429: (LIMITED, "has no room for more requests now"),
+    503: OVERLOADED,
+    529: OVERLOADED,
 }
 MAX_MESSAGE_CHARACTERS = 1_000
 MAX_RETRY_AFTER_S = 3_600.0
@@ -40,8 +42,8 @@ CONTEXT_WORDS = (
     "prompt is too long",
 )
 STATUS_OF_TYPE = {
-    "rate_limit_exceeded": TOO_MANY_REQUESTS,
-    "rate_limit_error": TOO_MANY_REQUESTS,
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
     "invalid_request_error": 400,
     "request_too_large": 413,
     "overloaded_error": 529,
@@ -63,25 +65,14 @@ def failure_of(
 ) -> Failure:
     """The failure for an unsuccessful answer. ``retry_after`` and ``date`` are its headers. No
     message of ours holds ``secret``."""
-    found = _object(body)
-    message = _message(found, secret)
-    if status in OPERATORS:
-        return Failure(code=FAILED, message=f"The upstream {upstream} {OPERATORS[status]}.")
-    if status == TOO_MANY_REQUESTS:
-        return Failure(
-            code=LIMITED,
-            message=f"The upstream {upstream} has no room for more requests now.",
-            retry_after_s=_seconds(retry_after, date),
-        )
     if status in CALLERS:
-        return _callers(upstream, found, message)
-    if status in OVERLOADED:
-        return Failure(
-            code=UNAVAILABLE,
-            message=f"The upstream {upstream} is overloaded.",
-            retry_after_s=_seconds(retry_after, date),
-        )
-    return Failure(code=FAILED, message=f"The upstream {upstream} failed with status {status}.")
+        return _callers(upstream, _object(body), secret)
+    code, reason = REASONS.get(status, (FAILED, f"failed with status {status}"))
+    return Failure(
+        code=code,
+        message=f"The upstream {upstream} {reason}.",
+        retry_after_s=None if code == FAILED else _seconds(retry_after, date),
+    )
 
 
 def failure_in_stream(upstream: str, error: Any, *, secret: str) -> Failure:
@@ -104,7 +95,8 @@ def _status(error: dict[str, Any]) -> int | None:
     return STATUS_OF_TYPE.get(kind) if isinstance(kind, str) else None
 
 
-def _callers(upstream: str, error: dict[str, Any], message: str) -> Failure:
+def _callers(upstream: str, error: dict[str, Any], secret: str) -> Failure:
+    message = _message(error, secret)
     is_long = error.get("code") == TOO_LONG or any(
         word in message.lower() for word in CONTEXT_WORDS
     )

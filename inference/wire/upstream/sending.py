@@ -13,10 +13,19 @@ from typing import Any
 
 import orjson
 
-from inference.protocol.generation import GenerationRequest, OutputFormat, ToolCall, ToolDefinition
+from inference.protocol.generation import (
+    THINKING_SWITCHES,
+    ChatInput,
+    GenerationRequest,
+    OutputFormat,
+    ToolCall,
+    ToolDefinition,
+)
 from inference.protocol.sampling import NEUTRAL_VALUES, SamplingOptions
 from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +37,25 @@ class Sending:
     host: str = ""
 
 
-def tool_of(tool: ToolDefinition, *, shows_strict: bool = True) -> dict[str, Any]:
-    """A tool as OpenAI's chat has it; Ollama's lacks ``strict``."""
-    function: dict[str, Any] = {"name": tool.name}
+def tool_of(tool: ToolDefinition, *, parameters: str, shows_strict: bool = True) -> dict[str, Any]:
+    """``parameters``: the dialect's name of the arguments' schema."""
+    made: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+        made["description"] = tool.description
+    made[parameters] = tool.parameters or NO_PARAMETERS
     if tool.strict and shows_strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+        made["strict"] = True
+    return made
 
 
 def arguments_of(call: ToolCall) -> orjson.Fragment:
     """The arguments of an earlier call as an object, whose numbers may be of any size."""
     return orjson.Fragment(json.dumps(call.arguments_object, ensure_ascii=False))
+
+
+def thinking_of(chat: ChatInput) -> bool | None:
+    """``None``: the client set nothing."""
+    return chat.wants_thinking if chat.template_kwargs else chat.thinking
 
 
 BY_UPSTREAM = "the model is served by an upstream, for which it is not translated"
@@ -54,21 +68,30 @@ def refuse(asked: Mapping[str, bool]) -> None:
             raise UnsupportedParameterError(name, BY_UPSTREAM)
 
 
-def refuse_unknown(request: GenerationRequest) -> None:
-    """Refuses fields that no upstream's dialect has. Raises ``UnsupportedParameterError``."""
+def refuse_unknown(request: GenerationRequest, options: Iterable[str] = ()) -> None:
+    """Refuses fields that no upstream's dialect has, and ``options`` that this one has not. Raises
+    ``UnsupportedParameterError``."""
+    sampling = request.sampling
     refuse(
         {
             "return_token_ids": request.returns_token_ids,
-            "prompt_logprobs": request.sampling.prompt_logprobs is not None,
-            "repetition_window": request.sampling.repetition_window is not None,
+            "prompt_logprobs": sampling.prompt_logprobs is not None,
+            "repetition_window": sampling.repetition_window is not None,
             "echo": request.echo,
+            **{name: is_set(sampling, name) for name in options},
         }
     )
 
 
-def refuse_options(options: SamplingOptions, names: Iterable[str]) -> None:
-    """Raises ``UnsupportedParameterError`` where one of the named ones is set."""
-    refuse({name: is_set(options, name) for name in names})
+def refuse_template(chat: ChatInput) -> None:
+    """Refuses fields that need the chat's template on the server. Raises
+    ``UnsupportedParameterError``."""
+    refuse(
+        {
+            "chat_template_kwargs": bool(chat.template_kwargs.keys() - set(THINKING_SWITCHES)),
+            "add_generation_prompt": not (chat.adds_generation_prompt or chat.answer_start),
+        }
+    )
 
 
 def is_set(options: SamplingOptions, name: str) -> bool:

@@ -1,8 +1,8 @@
 """Rerank of Cohere, Jina and vLLM: a query and documents in, the documents by relevance out; and
 vLLM's /score: one number for each pair of texts.
 
-    parse(body) ─▶ RerankRequest(score, …) ─▶ RerankBodyEncoder
-    parse_score(body) ─▶ ScoringRequest(score) ─▶ ScoreBodyEncoder
+    parse(body) ─▶ RerankRequest(score, …) ─▶ EmbeddedBody
+    parse_score(body) ─▶ ScoringRequest(score) ─▶ EmbeddedBody
 
 By default /v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank
 does not, like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
@@ -11,7 +11,9 @@ vLLM's online serving. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -84,8 +86,30 @@ class RerankRequest:
     returns_documents: bool
     version: int
 
-    def body_encoder(self, *, request_id: str, clock: UnixClock) -> RerankBodyEncoder:
-        return RerankBodyEncoder(self, request_id)
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> EmbeddedBody:
+        return EmbeddedBody(partial(self._body, request_id))
+
+    def _body(self, request_id: str, event: Embedded) -> dict[str, Any]:
+        """The ranking. Of equally relevant documents the first one comes first."""
+        scores, num_tokens = scores_of(event), event.usage.prompt_tokens
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return {
+            "id": f"rerank-{request_id}",
+            "object": "list",
+            "model": self.score.model,
+            "results": [self._result(index, scores[index]) for index in order[: self.top_n]],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "meta": {
+                "api_version": {"version": str(self.version)},
+                "tokens": {"input_tokens": num_tokens, "output_tokens": 0},
+            },
+        }
+
+    def _result(self, index: int, score: float) -> dict[str, Any]:
+        result: dict[str, Any] = {"index": index, "relevance_score": score}
+        if self.returns_documents:
+            result["document"] = {"text": self.score.input.seconds[index]}
+        return result
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
@@ -113,37 +137,14 @@ def scores_of(embedded: Embedded) -> list[float]:
     return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in embedded.vectors]
 
 
-class RerankBodyEncoder:
-    def __init__(self, request: RerankRequest, request_id: str) -> None:
-        self._request = request
-        self._request_id = request_id
+class EmbeddedBody:
+    """The encoder of a body that ``body`` makes of the one event."""
+
+    def __init__(self, body: Callable[[Embedded], dict[str, Any]]) -> None:
+        self._body = body
 
     def encode(self, event: Event) -> bytes:
-        """Encodes the ranking. Of equally relevant documents the first one comes first."""
-        if not isinstance(event, Embedded):
-            return b""
-        request, scores = self._request, scores_of(event)
-        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
-        num_tokens = event.usage.prompt_tokens
-        return orjson.dumps(
-            {
-                "id": f"rerank-{self._request_id}",
-                "object": "list",
-                "model": request.score.model,
-                "results": [self._result(index, scores[index]) for index in order[: request.top_n]],
-                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-                "meta": {
-                    "api_version": {"version": str(request.version)},
-                    "tokens": {"input_tokens": num_tokens, "output_tokens": 0},
-                },
-            }
-        )
-
-    def _result(self, index: int, score: float) -> dict[str, Any]:
-        result: dict[str, Any] = {"index": index, "relevance_score": score}
-        if self._request.returns_documents:
-            result["document"] = {"text": self._request.score.input.seconds[index]}
-        return result
+        return orjson.dumps(self._body(event)) if isinstance(event, Embedded) else b""
 
 
 _texts_of_list = f.array(_text, MAX_DOCUMENTS, min_items=1)
@@ -172,8 +173,19 @@ SCORE_FIELDS = f.table(
 class ScoringRequest:
     score: ScoreRequest
 
-    def body_encoder(self, *, request_id: str, clock: UnixClock) -> ScoreBodyEncoder:
-        return ScoreBodyEncoder(self.score.model, request_id, clock)
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> EmbeddedBody:
+        def body(event: Embedded) -> dict[str, Any]:
+            tokens, scores = event.usage.prompt_tokens, enumerate(scores_of(event))
+            return {
+                "id": f"score-{request_id}",
+                "object": "list",
+                "created": clock(),
+                "model": self.score.model,
+                "data": [{"index": at, "object": "score", "score": score} for at, score in scores],
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+            }
+
+        return EmbeddedBody(body)
 
 
 def parse_score(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
@@ -195,32 +207,3 @@ def _one(read: dict[str, Any], name: str, newer: str) -> list[str]:
         raise InvalidRequestError(f"Give '{name}' or '{newer}'.", param=name)
     found: list[str] = read[name] if name in read else read[newer]
     return found
-
-
-class ScoreBodyEncoder:
-    def __init__(self, model: str, request_id: str, clock: UnixClock) -> None:
-        self._model = model
-        self._request_id = request_id
-        self._clock = clock
-
-    def encode(self, event: Event) -> bytes:
-        if not isinstance(event, Embedded):
-            return b""
-        num_tokens = event.usage.prompt_tokens
-        return orjson.dumps(
-            {
-                "id": f"score-{self._request_id}",
-                "object": "list",
-                "created": self._clock(),
-                "model": self._model,
-                "data": [
-                    {"index": index, "object": "score", "score": score}
-                    for index, score in enumerate(scores_of(event))
-                ],
-                "usage": {
-                    "prompt_tokens": num_tokens,
-                    "total_tokens": num_tokens,
-                    "completion_tokens": 0,
-                },
-            }
-        )

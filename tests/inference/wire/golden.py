@@ -95,11 +95,8 @@ AnyCase = TypeVar("AnyCase", bound=GoldenCase)
 
 
 def cases_of(kind: type[AnyCase], dialects: Iterable[str]) -> list[AnyCase]:
-    return [
-        kind(dialect, name, parts)
-        for dialect in dialects
-        for name, parts in json.loads(_path(dialect).read_bytes()).items()
-    ]
+    read = {dialect: json.loads(_path(dialect).read_bytes()) for dialect in dialects}
+    return [kind(dialect, name, parts) for dialect in read for name, parts in read[dialect].items()]
 
 
 def lines_of(text: bytes) -> list[str]:
@@ -136,9 +133,6 @@ DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "vllm_score": (rerank.parse_score, openai_errors),
 }
 UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
-OPTIONAL = frozenset({"headers"})
-ANSWERED = frozenset({"request", "events", "parsed", "body"})
-REFUSED = frozenset({"request", "error"})
 REQUEST_ID = "0123456789abcdef"
 CREATED_UNIX_S = 1_700_000_000
 
@@ -152,8 +146,7 @@ class Case(GoldenCase):
             context = RequestContext(headers=self.parts.get("headers", {}))
             request = parse(self.given("request"), context)
         except ApiError as error:
-            error_json = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-            return {"error": {"status": error.status, **error_json}}
+            return {"error": error_of(errors, error)}
         events = decode_events(self.given("events"))
         made = {"request_id": REQUEST_ID, "clock": lambda: CREATED_UNIX_S}
         outputs = {
@@ -164,14 +157,14 @@ class Case(GoldenCase):
             outputs["stream"] = lines_of(fold(request.stream_encoder(**made), events))
         return outputs
 
-    def complete_sets(self) -> tuple[frozenset[str], ...]:
-        """Which parts a case of this dialect may have."""
-        streamed = set() if self.dialect in UNSTREAMED else {"stream"}
-        return ANSWERED | streamed, REFUSED
-
     @property
     def is_answered(self) -> bool:
         return "error" not in self.parts
+
+
+def error_of(errors: ErrorDialect, error: ApiError) -> dict[str, Any]:
+    body = json.loads(errors.error_body(error, request_id=REQUEST_ID))
+    return {"status": error.status, **body}
 
 
 def fold(encoder: Any, events: list[Event]) -> bytes:
@@ -212,16 +205,13 @@ ERRORS: dict[str, ApiError] = {
 class BatchCase(GoldenCase):
     def outputs(self) -> dict[str, Any]:
         made = {}
-        for name, output in OUTPUTS.items():
-            if name not in self.parts:
-                continue
+        for name in OUTPUTS.keys() & self.parts.keys():
             try:
-                made[output] = self._output(name)
+                made[OUTPUTS[name]] = self._output(name)
             except ApiError as error:
                 assert name in REFUSING, f"{self}: {name} is no client's"
                 errors = anthropic_errors if self.dialect == "anthropic_batches" else openai_errors
-                error_json = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-                made["error"] = {"status": error.status, **error_json}
+                made["error"] = error_of(errors, error)
         return made
 
     def _output(self, name: str) -> Any:
@@ -251,20 +241,14 @@ class BatchCase(GoldenCase):
 
 
 def _result(module: ModuleType, one: dict[str, Any]) -> bytes:
-    """``ended``: with a body, with an error, or why it did not run."""
+    """``one`` ended with a body, with an error, or did not run."""
     custom_id = one["custom_id"]
-    ways: dict[str, Callable[[], bytes]] = {
-        "body": lambda: _succeeded(module, custom_id, one["body"]),
-        "error": lambda: module.errored(custom_id, REQUEST_ID, ERRORS[one["error"]]),
-        "unrun": lambda: module.unrun(custom_id, REQUEST_ID, one["unrun"]),
-    }
-    (way,) = one.keys() & ways.keys()
-    return ways[way]()
-
-
-def _succeeded(module: ModuleType, custom_id: str, body: dict[str, Any]) -> bytes:
+    if "error" in one:
+        return bytes(module.errored(custom_id, REQUEST_ID, ERRORS[one["error"]]))
+    if "unrun" in one:
+        return bytes(module.unrun(custom_id, REQUEST_ID, one["unrun"]))
     head, tail = module.around_answer(custom_id, REQUEST_ID)
-    return bytes(head + orjson.dumps(body) + tail)
+    return bytes(head + orjson.dumps(one["body"]) + tail)
 
 
 def batch_cases() -> list[BatchCase]:

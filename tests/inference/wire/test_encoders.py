@@ -24,13 +24,11 @@ from inference.protocol.events import (
     Event,
     Finished,
     ReasoningDelta,
-    TextLogprob,
     ToolCallDelta,
     ToolCallStarted,
 )
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai.answers import BLOCK_BYTES, padded
 from inference.wire.openai.chat import request as openai_chat
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
@@ -109,20 +107,17 @@ def as_the_sdk_sees_it(frames: list[Any]) -> Any:
 
 def essence(completion: Any) -> list[Any]:
     """The choices' content, without the difference between empty and absent."""
-    return [
-        (
-            choice["index"],
-            choice["finish_reason"],
-            choice["message"]["role"],
-            choice["message"].get("content") or "",
-            choice["message"].get("reasoning_content") or "",
-            [
-                (call["id"], call["type"], call["function"]["name"], call["function"]["arguments"])
-                for call in choice["message"].get("tool_calls") or []
-            ],
-        )
-        for choice in sorted(completion["choices"], key=lambda choice: choice["index"])
-    ]
+    found = []
+    for choice in sorted(completion["choices"], key=lambda choice: choice["index"]):
+        message = choice["message"]
+        calls = [
+            (call["id"], call["type"], call["function"]) for call in message.get("tool_calls") or []
+        ]
+        calls = [(*head, function["name"], function["arguments"]) for *head, function in calls]
+        texts = [message.get(name) or "" for name in ("content", "reasoning_content")]
+        head = choice["index"], choice["finish_reason"], message["role"]
+        found.append((*head, *texts, calls))
+    return found
 
 
 def expected(answer: list[Spoken], shown: str) -> list[Any]:
@@ -142,40 +137,44 @@ def expected(answer: list[Spoken], shown: str) -> list[Any]:
 CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "1"})}
 
 
-@pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
-@given(answer=answers, random=randoms, usage=st.booleans())
-def test_chat(shown: str, answer: list[Spoken], random: Random, usage: bool) -> None:
-    options = {"n": len(answer), "include_reasoning": shown == "field"}
-    body = {**CHAT, **options, **(WITH_USAGE if usage else {})}
-    request = openai_chat.parse(json.dumps(body).encode(), CONTEXTS.get(shown, RequestContext()))
+def answered(
+    parse: Any, body: dict[str, Any], context: RequestContext, answer: list[Spoken], random: Random
+) -> tuple[list[Any], Any]:
+    """The chunks and the body of one answer, which another interleaving does not change."""
+    usage = random.random() < 0.5
+    options = WITH_USAGE if usage else {}
+    request = parse(json.dumps({**body, "n": len(answer), **options}).encode(), context)
     events, other_events = events_of_choices(answer, random), events_of_choices(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
     whole = body_of(request.body_encoder(**MADE), events)
     assert whole == body_of(request.body_encoder(**MADE), other_events)
+    assert len(frames) <= len(events) + len(answer)
+    _check_frames([*frames], whole, num_choices=len(answer), usage=usage)
+    return frames, whole
+
+
+@pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
+@given(answer=answers, random=randoms)
+def test_chat(shown: str, answer: list[Spoken], random: Random) -> None:
+    body = {**CHAT, "include_reasoning": shown == "field"}
+    context = CONTEXTS.get(shown, RequestContext())
+    frames, whole = answered(openai_chat.parse, body, context, answer, random)
     assert essence(whole) == expected(answer, shown)
     assert essence(as_the_sdk_sees_it(frames)) == expected(answer, shown)
-    assert len(frames) <= len(events) + len(answer)
-    _check_frames(frames, whole, num_choices=len(answer), usage=usage)
     for choice, spoken in zip(whole["choices"], answer, strict=True):
         only_calls = spoken.calls and not expected([spoken], shown)[0][3]
         assert (choice["message"]["content"] is None) == bool(only_calls)
 
 
-@given(answer=answers, random=randoms, usage=st.booleans())
-def test_completions(answer: list[Spoken], random: Random, usage: bool) -> None:
+@given(answer=answers, random=randoms)
+def test_completions(answer: list[Spoken], random: Random) -> None:
     answer = [Spoken(spoken.reasoning, spoken.text, []) for spoken in answer]
-    body = {**PROMPT, "n": len(answer), **(WITH_USAGE if usage else {})}
-    request = openai_completions.parse(json.dumps(body).encode())
-    events, other_events = events_of_choices(answer, random), events_of_choices(answer, random)
-    frames = frames_of(request.stream_encoder(**MADE), events)
-    whole = body_of(request.body_encoder(**MADE), events)
-    assert whole == body_of(request.body_encoder(**MADE), other_events)
+    frames, whole = answered(openai_completions.parse, PROMPT, RequestContext(), answer, random)
     texts = [""] * len(answer)
     for choice in (choice for frame in frames for choice in frame["choices"]):
         texts[choice["index"]] += choice["text"]
     inline = [text for _, _, _, text, _, _ in expected(answer, "inline")]
     assert texts == [choice["text"] for choice in whole["choices"]] == inline
-    _check_frames(frames, whole, num_choices=len(answer), usage=usage)
 
 
 def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: bool) -> None:
@@ -192,80 +191,13 @@ def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: boo
         assert reported == [None] * (len(reported) - 1) + [whole["choices"][index]["finish_reason"]]
 
 
-@each_case("parse", [openai_chat.parse, openai_completions.parse])
 @each_case("asked", [{}, {"stream_options": {"include_usage": False}}, WITH_USAGE])
 @each_case("always", [True, False])
 def test_usage_comes_when_the_client_or_the_operator_wants_it(
-    parse: Any, asked: dict[str, Any], always: bool
+    asked: dict[str, Any], always: bool
 ) -> None:
-    good = CHAT if parse is openai_chat.parse else PROMPT
     context = RequestContext(always_include_usage=always)
-    request = parse(json.dumps({**good, **asked}).encode(), context)
+    request = openai_chat.parse(json.dumps({**CHAT, **asked}).encode(), context)
     events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
     assert (frames[-1].get("usage") is not None) == (always or asked == WITH_USAGE)
-
-
-@given(
-    tokens=st.lists(st.tuples(st.integers(0, 1), st.text(max_size=3)), max_size=6),
-    random=randoms,
-)
-def test_logprobs_are_the_same_whole_or_in_pieces(
-    tokens: list[tuple[int, str]], random: Random
-) -> None:
-    """Each of two choices gains tokens, one or several a step."""
-    pending: list[list[TextLogprob]] = [[], []]
-    events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
-    for index, token in [*tokens, (0, "end"), (1, "end")]:
-        pending[index].append(
-            TextLogprob(token=token, token_bytes=token.encode(), logprob=-0.5, top=[])
-        )
-        if token == "end" or random.random() < 0.5:
-            text = "".join(one.token for one in pending[index])
-            events.append(Delta(request_id=R, index=index, text=text, logprobs=pending[index]))
-            pending[index] = []
-    events += [ChoiceFinished(request_id=R, index=index, reason="stop") for index in (0, 1)]
-    events.append(Finished(request_id=R, usage=USAGE))
-    chat = openai_chat.parse(json.dumps({**CHAT, "n": 2, "logprobs": True}).encode())
-    legacy = openai_completions.parse(json.dumps({**PROMPT, "n": 2, "logprobs": 0}).encode())
-    for request, names in (
-        (chat, ["content"]),
-        (legacy, ["tokens", "token_logprobs", "top_logprobs", "text_offset"]),
-    ):
-        streamed: list[dict[str, list[Any]]] = [{name: [] for name in names} for _ in range(2)]
-        for frame in frames_of(request.stream_encoder(**MADE), events):
-            (choice,) = frame["choices"]
-            for name in names:
-                streamed[choice["index"]][name] += (choice["logprobs"] or {}).get(name, [])
-        whole = body_of(request.body_encoder(**MADE), events)["choices"]
-        reported = [{name: choice["logprobs"][name] for name in names} for choice in whole]
-        assert streamed == reported
-
-
-MARK = b',"choices":[{'
-
-
-def _frame(text: str) -> bytes:
-    chunk = {"id": "c", "choices": [{"delta": {"content": text}}]}
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
-
-
-@given(texts=st.lists(st.text(max_size=80), max_size=5))
-def test_chunks_are_whole_blocks_and_give_the_same(texts: list[str]) -> None:
-    plain = b"".join(map(_frame, texts)) + b"data: [DONE]\n\n"
-    *frames, done, rest = padded(plain, marks=MARK).split(b"\n\n")
-    assert (done, rest) == (b"data: [DONE]", b"")
-    for frame, text in zip(frames, texts, strict=True):
-        assert (len(frame) + 2) % BLOCK_BYTES == 0
-        chunk = json.loads(frame.removeprefix(b"data: "))
-        assert isinstance(chunk.pop("obfuscation"), str)
-        assert chunk["choices"][0]["delta"]["content"] == text
-
-
-def test_words_of_few_letters_are_alike() -> None:
-    sizes = {len(padded(_frame("x" * length), marks=MARK)) for length in range(8)}
-    assert len(sizes) == 1
-
-
-def test_nothing_stays_nothing() -> None:
-    assert padded(b"", marks=MARK) == b""

@@ -12,7 +12,6 @@ from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.common import fields
 from inference.wire.errors import ApiError, TooManyValuesError
-from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import request as openai_responses
@@ -39,39 +38,27 @@ def refusal(parse: Any, body: bytes) -> ApiError:
     return refused.value
 
 
+def nested(head: bytes, opening: bytes, end: bytes) -> bytes:
+    return head + opening * 900 + end * 900 + b"}"
+
+
+CHAT_HEAD = b'{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":'
+
+
 @each_case(
     "body",
     [
         *(b"", b"{", b"[]", b"7", b"null", b'"x"', b"\xff\xfe", b"{}", b'{"model":"m"}'),
         b'{"a":' * 100_000,
         b"[" * 100_000 + b"]" * 100_000,
-        b'{"model":"m","prompt":' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"model":"m","messages":' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":'
-        + b'{"a":' * 900
-        + b"1"
-        + b"}" * 901,
+        nested(b'{"model":"m","prompt":', b"[", b"]"),
+        nested(b'{"model":"m","messages":', b"[", b"]"),
+        nested(CHAT_HEAD, b'{"a":', b"}"),
     ],
 )
 @each_case("parse", PARSERS)
 def test_what_is_no_object_or_nested_deeply_is_refused(parse: Any, body: bytes) -> None:
     refusal(parse, body)
-
-
-@each_case(
-    "text", [b'"\\ud800"', b'"\xed\xa0\x80"', b'"\xff"', b"NaN", b"Infinity", b"1e999", b"-1e999"]
-)
-def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
-    body = b'{"model":"m","messages":[{"role":"user","content":%b}]}' % text
-    refusal(openai_chat.parse, body)
-
-
-@each_case("field", ["max_tokens", "n", "top_k", "seed"])
-def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
-    """JSON schema allows it. Settings of some clients are floats, and other servers take those."""
-    assert parsed(openai_chat.parse, **GOOD | {field: 3.0}) == parsed(
-        openai_chat.parse, **GOOD | {field: 3}
-    )
 
 
 SOME_TOOLS = {"mode": "none", "tools": []}
@@ -120,37 +107,20 @@ def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
     assert (refused.param or "").startswith(field)
 
 
-@each_case(
-    ("parse", "fields", "good"),
-    [
+def test_null_is_the_same_as_absent() -> None:
+    message = GOOD | {"max_tokens": 9}
+    for parse, names, good in (
         (openai_chat.parse, [*openai_chat.FIELDS, "of_another_server"], GOOD),
-        (
-            anthropic_messages.parse,
-            anthropic_messages.FIELDS,
-            {"model": "tiny", "max_tokens": 9, "messages": MESSAGES},
-        ),
-    ],
-)
-def test_null_is_the_same_as_absent(parse: Any, fields: Any, good: dict[str, Any]) -> None:
-    assert parsed(parse, **{**dict.fromkeys(fields), **good}) == parsed(parse, **good)
-
-
-def test_the_last_of_two_equal_keys_counts() -> None:
-    body = b'{"model":"a","model":"b","prompt":"Hi"}'
-    assert openai_completions.parse(body).generation.model == "b"
-
-
-def schema_of_depth(depth: int) -> dict[str, Any]:
-    """``depth`` objects, one inside the other."""
-    schema: dict[str, Any] = {}
-    for _ in range(depth - 1):
-        schema = {"items": schema}
-    return schema
+        (anthropic_messages.parse, anthropic_messages.FIELDS, message),
+    ):
+        assert parsed(parse, **dict.fromkeys(names) | good) == parsed(parse, **good)
 
 
 @each_case(("depth", "taken"), [(96, True), (97, False), (900, False)])
 def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
-    schema = schema_of_depth(depth)
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for more in ({"tools": tools}, {"response_format": format_}):
@@ -161,22 +131,6 @@ def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
             refusal(openai_chat.parse, body)
 
 
-def test_a_format_says_whether_it_is_strict() -> None:
-    """OpenAI's clients mean false where they leave it out; Ollama's have no word for it."""
-    for said, strict in (({}, False), ({"strict": True}, True), ({"strict": False}, False)):
-        named = {"name": "a", "schema": {}, **said}
-        chat = {**GOOD, "response_format": {"type": "json_schema", "json_schema": named}}
-        response = {"input": "Hi", "text": {"format": {"type": "json_schema"} | named}}
-        for parse, body in ((openai_chat.parse, chat), (openai_responses.parse, response)):
-            assert parsed(parse, **body).output_format.strict is strict
-    ollama = {"format": {"type": "object"}}
-    for parse, body in (
-        (ollama_chat.parse, {**GOOD, **ollama}),
-        (ollama_chat.parse_generate, {"prompt": "Hi", **ollama}),
-    ):
-        assert parsed(parse, **body).output_format.strict is False
-
-
 def test_a_token_that_is_none_is_named_among_many() -> None:
     for wrong in (True, -1, 2**31, 1.5, "7", None):
         body = {"model": "m", "prompt": [*range(1000), wrong]}
@@ -184,61 +138,41 @@ def test_a_token_that_is_none_is_named_among_many() -> None:
         assert refused.param == "prompt[1000]"
 
 
-CALLING = {
-    "role": "assistant",
-    "content": [],
-    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-}
-
-
+FUNCTION = {"name": "f", "arguments": "{}"}
+CALLS = [{"id": "c", "type": "function", "function": FUNCTION}]
 EMPTY = {"role": "user", "content": []}
+THOUGHT = {"role": "assistant", "content": "So", "reasoning": "Hm", "reasoning_content": "Hm"}
+CONTINUED = {"continue_final_message": True}
 NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
 
 
 @each_case(
-    ("parse", "body", "param"),
+    ("parse", "fields", "param"),
     [
         *(
             (
                 openai_chat.parse,
-                {"model": "m", "messages": [*MESSAGES, EMPTY | {"role": role}]},
+                {"messages": [*MESSAGES, EMPTY | {"role": role}]},
                 "messages[1].content",
             )
             for role in ("user", "system", "developer", "assistant")
         ),
         (openai_chat.parse, GOOD | NAMELESS, "response_format.json_schema.name"),
-        (openai_responses.parse, {"model": "m", "input": [EMPTY]}, "input[0].content"),
-        (
-            anthropic_messages.parse,
-            {"model": "m", "max_tokens": 5, "messages": [EMPTY]},
-            "messages[0].content",
-        ),
+        (openai_chat.parse, CONTINUED | {"messages": [*MESSAGES, THOUGHT]}, "messages"),
+        (openai_chat.parse, CONTINUED | {"messages": MESSAGES}, "messages"),
+        (openai_responses.parse, {"input": [EMPTY]}, "input[0].content"),
+        (anthropic_messages.parse, {"max_tokens": 5, "messages": [EMPTY]}, "messages[0].content"),
     ],
 )
-def test_what_is_empty_is_refused(parse: Any, body: dict[str, Any], param: str) -> None:
-    assert refusal(parse, orjson.dumps(body)).param == param
+def test_what_is_empty_is_refused(parse: Any, fields: dict[str, Any], param: str) -> None:
+    assert refusal(parse, orjson.dumps({"model": "m", **fields})).param == param
 
 
 def test_calls_and_their_results_may_be_empty() -> None:
+    calling = {"role": "assistant", "content": [], "tool_calls": CALLS}
     result = {"role": "tool", "tool_call_id": "c", "content": []}
-    body = {"model": "m", "messages": [*MESSAGES, CALLING, result, EMPTY]}  # the last is of Zed
-    assert openai_chat.parse(orjson.dumps(body))
-
-
-USER, IDENTIFIER = {"user": "ann"}, {"safety_identifier": "ann"}
-
-
-@each_case(
-    ("parse", "body"),
-    [
-        (openai_chat.parse, GOOD | USER | {"safety_identifier": "5f3a"}),
-        (openai_chat.parse, GOOD | IDENTIFIER),
-        (openai_responses.parse, {"input": "Hi"} | USER | {"safety_identifier": "5f3a"}),
-        (openai_responses.parse, {"input": "Hi"} | IDENTIFIER),
-    ],
-)
-def test_who_asks_may_be_named_by_either_field(parse: Any, body: dict[str, Any]) -> None:
-    assert parsed(parse, **body).end_user == "ann"
+    turns = [*MESSAGES, THOUGHT, calling, result, EMPTY]  # the last is of Zed
+    assert parsed(openai_chat.parse, messages=turns)
 
 
 @each_case("piece_bytes", [7, 1024, fields.PIECE_BYTES])

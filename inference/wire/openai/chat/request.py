@@ -11,25 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
+from inference.protocol.generation import ChatInput, ChatMessage, ToolChoice
 from inference.wire.common import fields as f
 from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
-from inference.wire.openai.answers import (
-    Chunks,
-    UsageReporting,
-    answer_head,
-    with_usage_and_padding,
-)
+from inference.wire.openai.answers import AskedAnswer, BodyEncoder
 from inference.wire.openai.chat import turns
-from inference.wire.openai.chat.answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
+from inference.wire.openai.chat.answers import ChatChoice, ChatStreamEncoder, Reasoning
 from inference.wire.openai.fields import (
     MAX_TOP_LOGPROBS,
     PROMPT_CACHE_FIELDS,
     SERVICE_FIELDS,
-    end_user_of,
 )
 from inference.wire.openai.formats import (
     FORMAT_FIELDS,
@@ -47,7 +41,7 @@ INLINE_REASONING_HEADER = "x-include-thinking"
 """``true``: the client wants the thinking block in the answer's text, as some bridges do."""
 
 FIELDS = f.table(
-    *openai_fields.SHARED_FIELDS,
+    *openai_fields.SHARED_FIELDS.values(),
     f.required("messages", turns.messages, "At least one turn; text only."),
     f.honoured("tools", turns.tools, "Functions; custom tools are refused."),
     f.honoured(
@@ -55,7 +49,7 @@ FIELDS = f.table(
         turns.tool_choice,
         "auto, none, required, a function, or allowed_tools.",
     ),
-    f.honoured("parallel_tool_calls", f.flag, "false: at most one call in an answer."),
+    turns.PARALLEL_TOOL_CALLS,
     *OUTPUT_FIELDS,
     f.honoured(
         "prediction",
@@ -135,24 +129,22 @@ NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    generation: GenerationRequest
-    stream: bool
-    usage: UsageReporting
-    pads_chunks: bool
+class ChatRequest(AskedAnswer):
     reasoning: Reasoning
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
-        head = self._head("chat.completion.chunk", request_id, clock())
-        encoder = ChatStreamEncoder(Chunks(head, self.usage), self.generation.n, self.reasoning)
-        return with_usage_and_padding(encoder, self.usage, pads=self.pads_chunks)
+        head = self.head("chatcmpl", "chat.completion.chunk", request_id, clock)
+        return self.reporting(ChatStreamEncoder(head, self, reasoning=self.reasoning))
 
-    def body_encoder(self, *, request_id: str, clock: UnixClock) -> ChatBodyEncoder:
-        head = self._head("chat.completion", request_id, clock())
-        return ChatBodyEncoder(head, self.generation, self.reasoning, self.usage)
-
-    def _head(self, kind: str, request_id: str, created_unix_s: int) -> dict[str, Any]:
-        return answer_head(f"chatcmpl-{request_id}", kind, created_unix_s, self.generation.model)
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> BodyEncoder:
+        shows_logprobs = self.generation.sampling.top_logprobs is not None
+        choices = [
+            ChatChoice(self.reasoning, shows_logprobs=shows_logprobs)
+            for _ in range(self.generation.n)
+        ]
+        return BodyEncoder(
+            self, self.head("chatcmpl", "chat.completion", request_id, clock), choices
+        )
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
@@ -160,26 +152,16 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     reasoning = _shown_reasoning(read, context)
     chat, demanded = chat_input(read, reasoning), output_format(read)
     check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")
-    generation = GenerationRequest(
-        model=read["model"],
+    asked = openai_fields.asked_answer(
+        read,
+        context,
         input=chat,
-        sampling=openai_fields.sampling_options(
-            read, max_tokens=_max_tokens(read), top_logprobs=openai_fields.top_logprobs(read)
-        ),
-        stop=read.get("stop", []),
-        returns_token_ids=read.get("return_token_ids", False),
-        n=read.get("n", 1),
+        max_tokens=_max_tokens(read),
+        top_logprobs=openai_fields.top_logprobs(read),
         output_format=demanded,
         prediction=read.get("prediction", {}).get("content", ""),
-        end_user=end_user_of(read),
     )
-    return ChatRequest(
-        generation=generation,
-        stream=read.get("stream", False),
-        usage=openai_fields.usage_reporting(read, context),
-        pads_chunks=openai_fields.pads_chunks(read),
-        reasoning=reasoning,
-    )
+    return ChatRequest(**asked, reasoning=reasoning)
 
 
 def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:

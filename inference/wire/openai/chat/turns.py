@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, cast
 
 from inference.protocol.generation import ChatMessage, ToolCall, ToolChoice, ToolDefinition
@@ -19,11 +18,13 @@ from inference.wire.common import fields as f
 from inference.wire.common.parts import (
     DETAIL_NOTE,
     PART_SEPARATOR,
+    ImageFile,
     Part,
     detail,
     image_url,
     joined_text,
     parts_with_images,
+    read_parts,
     with_detail,
 )
 from inference.wire.errors import (
@@ -134,15 +135,23 @@ class Choosing:
 
     choice: ToolChoice
     allowed: list[str] | None = None
+    given: Any = "auto"
 
 
 FREELY = Choosing(ToolChoice())
 
 
+def any_tool(value: str, path: str) -> Choosing:
+    mode = cast(Literal["auto", "none", "required"], _any_mode(value, path))
+    return Choosing(ToolChoice(mode=mode), given=value)
+
+
+_any_mode = f.one_of("auto", "none", "required")
+
+
 def tool_choice(value: Any, path: str) -> Choosing:
     if isinstance(value, str):
-        mode = f.one_of("auto", "none", "required")(value, path)
-        return Choosing(ToolChoice(mode=cast(Literal["auto", "none", "required"], mode)))
+        return any_tool(value, path)
     if not isinstance(value, dict):
         raise f.wrong_type(path, "a string or an object", value)
     if value.get("type") == "allowed_tools":
@@ -151,6 +160,11 @@ def tool_choice(value: Any, path: str) -> Choosing:
         return Choosing(ToolChoice(mode=allowed["mode"]), names)
     named = _named(value, path)
     return Choosing(ToolChoice(mode="required", name=named["function"]["name"]))
+
+
+PARALLEL_TOOL_CALLS = f.honoured(
+    "parallel_tool_calls", f.flag, "false: at most one call in an answer."
+)
 
 
 def chosen_tools(
@@ -206,6 +220,13 @@ IMAGE_URL_FIELDS = f.table(
     f.required("url", image_url, "A data URI; an address only where the operator allows its host."),
     f.honoured("detail", detail, DETAIL_NOTE),
 )
+
+
+def _image(value: Any, path: str) -> ImageFile:
+    read = IMAGE_URL_FIELDS.read(value, path)
+    return with_detail(read["url"], read.get("detail"))
+
+
 PART_FIELDS = {
     "text": f.table(
         _TYPE,
@@ -222,24 +243,24 @@ PART_FIELDS = {
         _TYPE,
         f.required(
             "image_url",
-            IMAGE_URL_FIELDS.read,
+            _image,
             "A PNG, JPEG, WebP, GIF or BMP, not animated.",
         ),
         CACHE_CONTROL,
     ),
 }
-"""The fields of each type of part. A part's content is in the field named as its type."""
+"""The fields of each type of part."""
 
 
-def _parts(kinds: tuple[str, ...], value: Any, path: str) -> list[Part]:
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise f.wrong_type(path, "a string or an array of parts", value)
-    return [_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
+def _content(*kinds: str) -> f.Check[list[Part]]:
+    tables = {kind: PART_FIELDS[kind] for kind in kinds}
+    only = " and ".join(kinds)
+    return lambda value, path: read_parts(
+        value, path, tables, lambda kind: f"'{kind}' parts are not read here, only {only}"
+    )
 
 
-content = partial(_parts, ("text",))
+content = _content("text")
 
 
 def prediction_content(value: Any, path: str) -> str:
@@ -252,22 +273,9 @@ PREDICTION_FIELDS = f.table(
 )
 
 
-def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
-    kind = f.kind_of(part, path)
-    if kind not in kinds:
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{f.shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
-        )
-    held = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.")[kind]
-    made: Part = with_detail(held["url"], held.get("detail")) if kind == "image_url" else held
-    return made
-
-
 _role = f.honoured("role", _string, "system, developer, user, assistant or tool.")
-_content = f.required("content", content, "A string or text parts.")
-_seen = f.required(
-    "content", partial(_parts, ("text", "image_url")), "A string, or text and image parts."
-)
+_heard = f.required("content", content, "A string or text parts.")
+_seen = f.required("content", _content("text", "image_url"), "A string, or text and image parts.")
 _name = f.honoured("name", f.text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 _reasoning = "What it thought; handed to the chat template."
 
@@ -277,7 +285,7 @@ _type = f.neutral(
     "text or message, as evaluation suites and the Responses API write it.",
 )
 
-_system = f.table(_role, _type, _content, _name, CACHE_CONTROL)
+_system = f.table(_role, _type, _heard, _name, CACHE_CONTROL)
 MESSAGE_FIELDS = {
     "system": _system,
     "developer": _system,
@@ -287,7 +295,7 @@ MESSAGE_FIELDS = {
         _type,
         f.honoured(
             "content",
-            partial(_parts, ("text", "refusal")),
+            _content("text", "refusal"),
             "A string, text parts or refusal parts.",
         ),
         _name,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
@@ -29,7 +29,7 @@ BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]"
 FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}(\[[A-Za-z0-9_.\-]{0,64}\])?")
 MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}(\s*;[\x20-\x7e]{0,200})?")
 UNENCODED = frozenset({"", "7bit", "8bit", "binary"})
-ESCAPED = {'"': "%22", "\r": "%0D", "\n": "%0A"}
+ESCAPED = str.maketrans({'"': "%22", "\r": "%0D", "\n": "%0A"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +110,9 @@ class Rewritten:
             if isinstance(piece, bytes):
                 yield piece
                 continue
-            at = piece.start
-            while at < piece.end:
+            for at in range(piece.start, piece.end, PIECE_BYTES):
                 self.body.seek(at)
-                chunk = self.body.read(min(PIECE_BYTES, piece.end - at))
-                assert chunk, "a body that has become shorter"
-                at += len(chunk)
-                yield chunk
+                yield self.body.read(min(PIECE_BYTES, piece.end - at))
 
 
 def read_form(content_type: str, body: IO[bytes]) -> Form:
@@ -128,16 +124,16 @@ def read_form(content_type: str, body: IO[bytes]) -> Form:
     size = body.seek(0, os.SEEK_END)
     parts: list[Part] = []
     for begin, end in zip(begins, [*begins[1:], size], strict=True):
-        head = _read(
-            body, begin + len(delimiter), min(end, begin + len(delimiter) + MAX_HEAD_BYTES)
-        )
+        start = begin + len(delimiter)
+        body.seek(start)
+        head = body.read(max(0, min(end - start, MAX_HEAD_BYTES)))
         if head.startswith(b"--"):
             if end != size or head[2:] not in (b"", b"\r\n"):
                 raise _unreadable("it continues behind its last boundary")
             return Form(tuple(parts), body)
         if end == size:
             break
-        parts.append(_part(head, begin + len(delimiter), end))
+        parts.append(_part(head, start, end))
     raise _unreadable("its last boundary is missing: it may have been cut off")
 
 
@@ -156,33 +152,17 @@ def _delimiters(body: IO[bytes], delimiter: bytes) -> list[int]:
     """The offset of each; the first one's line break is before the body, at -2. Raises
     ``InvalidRequestError`` where there are too many."""
     found: list[int] = []
-    for at in _found(_pieces(body), delimiter):
-        found.append(at - 2)
+    window, base = b"\r\n", -2
+    body.seek(0)
+    while piece := body.read(PIECE_BYTES):
+        window += piece
+        found += [base + one.start() for one in re.finditer(re.escape(delimiter), window)]
         if len(found) > MAX_FORM_PARTS + 1:
             raise _unreadable(f"it has more than {MAX_FORM_PARTS} parts")
+        num_kept = min(len(window), len(delimiter) - 1)
+        base += len(window) - num_kept
+        window = window[-num_kept:]
     return found
-
-
-def _pieces(body: IO[bytes]) -> Iterator[bytes]:
-    body.seek(0)
-    yield b"\r\n"
-    while piece := body.read(PIECE_BYTES):
-        yield piece
-
-
-def _found(pieces: Iterable[bytes], wanted: bytes) -> Iterator[int]:
-    tail, base = b"", 0
-    for piece in pieces:
-        window = tail + piece
-        at = window.find(wanted)
-        after = 0
-        while at >= 0:
-            yield base + at
-            after = at + len(wanted)
-            at = window.find(wanted, after)
-        keep = max(after, len(window) - len(wanted) + 1)
-        base += keep
-        tail = window[keep:]
 
 
 def _part(head: bytes, at: int, end: int) -> Part:
@@ -223,16 +203,10 @@ def _parameter(message: Message, name: str) -> str | None:
 def _head(boundary: str, part: Part) -> bytes:
     lines = [f'--{boundary}\r\nContent-Disposition: form-data; name="{part.name}"']
     if part.filename is not None:
-        name = "".join(ESCAPED.get(one, one) for one in part.filename)
-        lines.append(f'; filename="{name}"')
+        lines.append(f'; filename="{part.filename.translate(ESCAPED)}"')
     if part.content_type:
         lines.append(f"\r\nContent-Type: {part.content_type}")
     return ("".join(lines) + "\r\n\r\n").encode()
-
-
-def _read(body: IO[bytes], start: int, end: int) -> bytes:
-    body.seek(start)
-    return body.read(max(0, end - start))
 
 
 def _unreadable(why: str) -> InvalidRequestError:

@@ -67,15 +67,8 @@ def read_json(endpoint: PassedEndpoint, body: bytes) -> PassedRequest:
         most = _num_images(values["n"])
     elif endpoint.task == "speech":
         most = len(_text(_value(fields, "input"), "input", len(body)))
-    return PassedRequest(
-        endpoint=endpoint,
-        model=_model(values["model"]),
-        end_user=_end_user(values),
-        most_units=most,
-        likely_units=most,
-        is_exact=endpoint.task != "images",
-        fields=fields,
-    )
+    units = Units(most=most, likely=most, is_exact=endpoint.task != "images")
+    return _request(endpoint, values, units, fields=fields)
 
 
 def to_json(request: PassedRequest, model: str) -> bytes:
@@ -87,24 +80,29 @@ def to_json(request: PassedRequest, model: str) -> bytes:
 def read_upload(endpoint: PassedEndpoint, form: Form) -> PassedRequest:
     """Raises ``ApiError`` (400)."""
     values = {name: form.text(name) for name in ("model", *END_USER_FIELDS)}
-    most = likely = 1
-    is_exact = False
+    units = Units(most=1, likely=1, is_exact=False)
     if endpoint.task == "transcription":
         file = form.file("file")
-        length = audio_length(form.read(file, HEAD_BYTES), file.num_bytes)
-        most, likely, is_exact = length.most_s, length.likely_s, length.is_exact
+        units = audio_length(form.read(file, HEAD_BYTES), file.num_bytes)
     elif endpoint.task == "images":
         if not any(part.filename is not None for part in form.parts):
             raise MissingParameterError("image")
-        most = likely = _num_images(_number(form.text("n")))
+        most = _num_images(_number(form.text("n")))
+        units = Units(most=most, likely=most, is_exact=False)
+    return _request(endpoint, values, units, form=form)
+
+
+def _request(
+    endpoint: PassedEndpoint, values: Mapping[str, Any], units: Units, **content: Any
+) -> PassedRequest:
     return PassedRequest(
         endpoint=endpoint,
-        model=_model(values["model"]),
+        model=_text(values["model"], "model", MAX_MODEL_NAME_CHARS),
         end_user=_end_user(values),
-        most_units=most,
-        likely_units=likely,
-        is_exact=is_exact,
-        form=form,
+        most_units=units.most,
+        likely_units=units.likely,
+        is_exact=units.is_exact,
+        **content,
     )
 
 
@@ -119,10 +117,6 @@ def _text(value: Any, name: str, max_chars: int) -> str:
     if value is None:
         raise MissingParameterError(name)
     return text(max_chars, min_chars=1)(value, name)
-
-
-def _model(value: Any) -> str:
-    return _text(value, "model", MAX_MODEL_NAME_CHARS)
 
 
 def _end_user(values: Mapping[str, Any]) -> str:
@@ -194,23 +188,23 @@ SAMPLES = frozenset({1, 3, 0xFFFE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AudioLength:
-    most_s: int
-    likely_s: int
+class Units:
+    """``likely``: charged where the upstream reports none."""
+
+    most: int
+    likely: int
     is_exact: bool
 
 
-def audio_length(head: bytes, num_bytes: int) -> AudioLength:
+def audio_length(head: bytes, num_bytes: int) -> Units:
+    """In seconds."""
     samples = _samples(head)
+    least, usual, begin = LEAST_BYTES_A_SECOND, USUAL_BYTES_A_SECOND, 0
     if samples is not None:
-        rate, begin = samples
-        exact_s = max(1, -(-(num_bytes - begin) // rate))
-        return AudioLength(most_s=exact_s, likely_s=exact_s, is_exact=True)
-    return AudioLength(
-        most_s=max(1, -(-num_bytes // LEAST_BYTES_A_SECOND)),
-        likely_s=max(1, -(-num_bytes // USUAL_BYTES_A_SECOND)),
-        is_exact=False,
-    )
+        least, begin = samples
+        usual = least
+    most, likely = (max(1, -(-(num_bytes - begin) // rate)) for rate in (least, usual))
+    return Units(most=most, likely=likely, is_exact=samples is not None)
 
 
 def _samples(head: bytes) -> tuple[int, int] | None:
@@ -226,7 +220,7 @@ def _samples(head: bytes) -> tuple[int, int] | None:
         if kind == b"fmt " and at + 24 <= len(head) and not rate_bytes:
             form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", head, at + 8)
             rate_bytes = rate * channels * -(-bits // 8)
-            if form not in SAMPLES or not rate_bytes:
+            if form not in SAMPLES:
                 return None
         at += 8 + size + size % 2
     return (rate_bytes, 0) if rate_bytes else None
@@ -264,15 +258,15 @@ class Scanner:
 
 class UnitsReader:
     def __init__(self, task: PassedTask, content_type: str) -> None:
-        patterns: tuple[re.Pattern[bytes], ...] = ()
+        patterns: list[re.Pattern[bytes]] = []
         if content_type in (JSON, EVENTS):
-            patterns = INPUT_TOKENS, OUTPUT_TOKENS
+            patterns += INPUT_TOKENS, OUTPUT_TOKENS
             if task == "images":
-                patterns += (IMAGE if content_type == JSON else IMAGE_EVENT,)
+                patterns.append(IMAGE if content_type == JSON else IMAGE_EVENT)
             if task == "transcription":
-                patterns += (USED_SECONDS, DURATION)
+                patterns += USED_SECONDS, DURATION
         if content_type == EVENTS:
-            patterns += (ERROR_EVENT,)
+            patterns.append(ERROR_EVENT)
         self._scanners = {pattern: Scanner(pattern) for pattern in patterns}
 
     def feed(self, part: bytes) -> None:
@@ -285,9 +279,8 @@ class UnitsReader:
 
     @property
     def units(self) -> int | None:
-        for images in (IMAGE, IMAGE_EVENT):
-            if images in self._scanners:
-                return self._scanners[images].num_found or None
+        if images := self._scanners.get(IMAGE) or self._scanners.get(IMAGE_EVENT):
+            return images.num_found or None
         length = self._last(USED_SECONDS) or self._last(DURATION)
         return None if length is None else max(1, math.ceil(float(length[1])))
 
@@ -316,16 +309,12 @@ class SecretGuard:
         window = self._held + part
         if self._secret in window:
             return None
-        num_held = self._num_held(window)
-        self._held = window[len(window) - num_held :]
-        return window[: len(window) - num_held]
+        begin = max(0, len(window) - len(self._secret) + 1)
+        while not self._secret.startswith(window[begin:]):
+            begin += 1
+        self._held = window[begin:]
+        return window[:begin]
 
     def rest(self) -> bytes:
         held, self._held = self._held, b""
         return held
-
-    def _num_held(self, window: bytes) -> int:
-        for size in range(min(len(self._secret) - 1, len(window)), 0, -1):
-            if window.endswith(self._secret[:size]):
-                return size
-        return 0

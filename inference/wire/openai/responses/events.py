@@ -11,7 +11,7 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -36,7 +36,6 @@ from inference.wire.openai.responses.output import (
     AnswerSettings,
     CallItem,
     MessageItem,
-    NamedEvent,
     OutputItem,
     ReasoningItem,
     Status,
@@ -146,40 +145,32 @@ class ResponseStreamEncoder:
         return self._object(status, **fields)
 
     def _text(self, event: Delta) -> bytes:
-        if event.logprobs is not None:
-            return self._text_with_logprobs(event.text, event.logprobs)
-        if not event.text:
-            return b""
-        if isinstance(self._open, MessageItem):
-            return self._open.delta(event.text, self._next_number())
-        frames, message = self._open_message()
-        return frames + message.delta(event.text, self._next_number())
-
-    def _text_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> bytes:
         """Tokens without text wait for their text; those of a call have none."""
-        self._pending_logprobs += tokens
-        if not text:
+        if event.logprobs is not None:
+            self._pending_logprobs += event.logprobs
+        if not event.text:
             return b""
         frames, message = b"", self._open
         if not isinstance(message, MessageItem):
             frames, message = self._open_message()
+        if event.logprobs is None:
+            return frames + message.delta(event.text, self._next_number())
         pending, self._pending_logprobs = self._pending_logprobs, []
-        return frames + self._frame(*message.delta_with_logprobs(text, pending))
+        return frames + self._frame(*message.delta_with_logprobs(event.text, pending))
 
     def _reasoning(self, event: ReasoningDelta) -> bytes:
         frames = b""
         if event.text:
-            if not isinstance(self._open, ReasoningItem):
-                frames = self._open_item(
-                    ReasoningItem(
-                        self._item_id("rs"),
-                        self._next_index(),
-                        as_summary=self._settings.summarises,
-                        carries=self._settings.carries_reasoning,
-                    )
+            item = self._open
+            if not isinstance(item, ReasoningItem):
+                item = ReasoningItem(
+                    self._item_id("rs"),
+                    self._next_index(),
+                    as_summary=self._settings.summarises,
+                    carries=self._settings.carries_reasoning,
                 )
-            assert self._open is not None
-            frames += self._open.delta(event.text, self._next_number())
+                frames = self._open_item(item)
+            frames += item.delta(event.text, self._next_number())
         if event.closes is not None and isinstance(self._open, ReasoningItem):
             frames += self._close("completed")
         return frames
@@ -225,7 +216,7 @@ class ResponseStreamEncoder:
         if not isinstance(item, MessageItem):
             self._pending_logprobs = []
         self._open = item
-        return frames + self._frames(item.opening())
+        return frames + b"".join([self._frame(*event) for event in item.opening()])
 
     def _close(self, status: Status) -> bytes:
         return b"".join(self._closing(status))
@@ -262,9 +253,6 @@ class ResponseStreamEncoder:
             "output": [*self._output],
             **ending,
         }
-
-    def _frames(self, events: Iterable[NamedEvent]) -> bytes:
-        return b"".join([self._frame(*event) for event in events])
 
     def _frame(self, kind: str, fields: dict[str, Any]) -> bytes:
         return named_frame(kind, fields, self._next_number())

@@ -24,9 +24,9 @@ from inference.wire.common.parts import (
     detail,
     image_url,
     joined_text,
-    with_detail,
+    read_parts,
 )
-from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.formats import STRICT_HELP
 
 MAX_FORMAT_NAME_CHARS = 128
@@ -82,7 +82,6 @@ PART_FIELDS = {
     ),
     "refusal": f.table(_type, f.required("refusal", _string, "Text like any other.")),
 }
-"""The one required field of a part holds what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +123,13 @@ def _image_object(image: ImageFile) -> dict[str, Any]:
 
 
 def content(value: Any, path: str) -> Content:
-    if isinstance(value, str):
-        return Content((value,), is_string=True)
-    if not isinstance(value, list):
-        raise f.wrong_type(path, "a string or an array of parts", value)
-    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
-    return Content(tuple(parts), is_string=False)
-
-
-def _part(part: Any, path: str) -> Part:
-    kind = f.kind_of(part, path)
-    if kind not in PART_FIELDS:
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{f.shown(kind)}' parts are not read, only text and input_image"
-        )
-    read = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.")
-    held: Part = read[PART_FIELDS[kind].required[0]]
-    return with_detail(held, read.get("detail")) if isinstance(held, ImageFile) else held
+    parts = read_parts(
+        value,
+        path,
+        PART_FIELDS,
+        lambda kind: f"'{kind}' parts are not read, only text and input_image",
+    )
+    return Content(tuple(parts), is_string=isinstance(value, str))
 
 
 def typed_texts(kind: str) -> f.Check[list[str]]:
@@ -180,10 +169,9 @@ FORMAT_FIELDS = {
 
 
 def output_text_format(value: Any, path: str) -> TextSettings:
-    kind = f.kind_of(value, path)
-    if kind not in FORMAT_FIELDS:
-        raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
-    read = f.read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.")
+    kind, read = f.read_kind(
+        value, path, FORMAT_FIELDS, lambda _: "text, json_object or json_schema"
+    )
     if kind == "text":
         return PLAIN_TEXT
     if kind == "json_object":

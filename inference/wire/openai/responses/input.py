@@ -78,38 +78,40 @@ TurnPart = Message | Thought | Called | Returned | Referred | Summarised
 
 def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
     turns: list[ChatMessage] = []
-    for part in parts:
-        match part:
-            case Message(role="assistant"):
-                _extend_assistant(turns, ChatMessage(role="assistant", content=part.text))
-            case Message(role=role):
-                images = parts_with_images(part.parts)
-                turns.append(ChatMessage(role=role, content=part.text, parts=images))
-            case Thought(text=thought) if thought:
-                _extend_assistant(turns, ChatMessage(role="assistant", reasoning=thought))
-            case Summarised(text=summary):
-                lead = f"{SUMMARY_LEAD}\n\n{summary}"
-                _extend_assistant(turns, ChatMessage(role="assistant", content=lead))
-            case Called(call=call):
-                _extend_assistant(turns, ChatMessage(role="assistant", tool_calls=[call]))
-            case Returned():
-                turns.append(part.message)
+    for turn in map(_turn, parts):
+        if turn is None:
+            continue
+        last = turns[-1] if turns else None
+        if last is not None and _continues(last, turn):
+            turns[-1] = _joined_turn(last, turn)
+        else:
+            turns.append(turn)
     return turns
 
 
-def _extend_assistant(turns: list[ChatMessage], more: ChatMessage) -> None:
+def _turn(part: TurnPart) -> ChatMessage | None:
+    match part:
+        case Message(role="assistant"):
+            return ChatMessage(role="assistant", content=part.text)
+        case Message(role=role):
+            return ChatMessage(role=role, content=part.text, parts=parts_with_images(part.parts))
+        case Thought(text=thought) if thought:
+            return ChatMessage(role="assistant", reasoning=thought)
+        case Summarised(text=summary):
+            return ChatMessage(role="assistant", content=f"{SUMMARY_LEAD}\n\n{summary}")
+        case Called(call=call):
+            return ChatMessage(role="assistant", tool_calls=[call])
+        case Returned():
+            return part.message
+    return None
+
+
+def _continues(last: ChatMessage, more: ChatMessage) -> bool:
     """A turn is thought, then text, then calls; another order begins a new turn."""
-    last = turns[-1] if turns else None
-    if last is None or last.role != "assistant" or not _may_follow(last, more):
-        turns.append(more)
-        return
-    turns[-1] = _joined_turn(last, more)
-
-
-def _may_follow(last: ChatMessage, more: ChatMessage) -> bool:
-    if more.tool_calls:
-        return True
-    return last.content is None and not last.tool_calls and last.reasoning is not None
+    if not last.role == more.role == "assistant":
+        return False
+    is_only_thought = last.content is None and not last.tool_calls and last.reasoning is not None
+    return bool(more.tool_calls) or is_only_thought
 
 
 def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
@@ -239,15 +241,19 @@ def _item(value: Any, path: str) -> InputItem:
         case "function_call_output":
             output: Content = read["output"]
             given = {"call_id": read["call_id"], "output": output.as_given}
-            return InputItem(_object(kind, read, given), Returned(read["call_id"], output.parts))
+            return _made(kind, read, given, Returned(read["call_id"], output.parts))
         case "reasoning":
             return _reasoning(read)
         case "compaction":
             summary: str = read["encrypted_content"]
-            named = {"encrypted_content": carried(summary)}
-            return InputItem(_object(kind, read, named), Summarised(summary))
+            return _made(kind, read, {"encrypted_content": carried(summary)}, Summarised(summary))
     reference = {"type": "item_reference", "id": read["id"]}
     return InputItem(reference, Referred(read["id"], path))
+
+
+def _made(kind: str, read: dict[str, Any], given: dict[str, Any], part: TurnPart) -> InputItem:
+    head = {"id": read.get("id"), "type": kind, "status": read.get("status", "completed")}
+    return InputItem({**head, **given}, part)
 
 
 def _kind(value: dict[str, Any], path: str) -> str:
@@ -271,7 +277,7 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
     content_type = "output_text" if role == "assistant" else "input_text"
     named = {"role": role, "content": given.objects(content_type)}
-    return InputItem(_object("message", read, named), Message(ROLES[role], given.parts))
+    return _made("message", read, named, Message(ROLES[role], given.parts))
 
 
 def _call(read: dict[str, Any]) -> InputItem:
@@ -279,7 +285,7 @@ def _call(read: dict[str, Any]) -> InputItem:
     named: dict[str, Any] = {field: read[field] for field in given if field in read}
     name = shown_name(read["name"], read.get("namespace"))
     call = ToolCall(id=read["call_id"], name=name, arguments=read["arguments"])
-    return InputItem(_object("function_call", read, named), Called(call))
+    return _made("function_call", read, named, Called(call))
 
 
 def _reasoning(read: dict[str, Any]) -> InputItem:
@@ -290,12 +296,7 @@ def _reasoning(read: dict[str, Any]) -> InputItem:
         "summary": [{"type": "summary_text", "text": part} for part in read.get("summary", [])],
         "content": [{"type": "reasoning_text", "text": part} for part in texts if part],
     }
-    return InputItem(_object("reasoning", read, named), Thought(thought))
-
-
-def _object(kind: str, read: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
-    head = {"id": read.get("id"), "type": kind, "status": read.get("status", "completed")}
-    return {**head, **named}
+    return _made("reasoning", read, named, Thought(thought))
 
 
 def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
@@ -326,28 +327,20 @@ def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> No
 
 def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
     """Replaces references by their items. Raises ``InvalidRequestError`` for a missing one."""
-    found = []
-    for item in read:
-        if isinstance(item.part, Referred):
-            if item.part.id not in stored:
-                raise InvalidRequestError(
-                    f"There is no stored item with the id '{f.shown(item.part.id)}'. Items are "
-                    "kept only of responses with 'store' true.",
-                    param=item.part.path,
-                )
-            found.append(stored[item.part.id])
-        else:
-            found.append(item)
-    return found
-
-
-def with_ids(read: Iterable[InputItem], request_id: str) -> list[InputItem]:
     return [
-        item
-        if item.object["id"] is not None
-        else replace(item, object={**item.object, "id": item_id(item, request_id, index)})
-        for index, item in enumerate(read)
+        _stored_item(item.part, stored) if isinstance(item.part, Referred) else item
+        for item in read
     ]
+
+
+def _stored_item(reference: Referred, stored: Mapping[str, InputItem]) -> InputItem:
+    if reference.id not in stored:
+        raise InvalidRequestError(
+            f"There is no stored item with the id '{f.shown(reference.id)}'. Items are kept only "
+            "of responses with 'store' true.",
+            param=reference.path,
+        )
+    return stored[reference.id]
 
 
 PREFIXES = {
@@ -359,5 +352,13 @@ PREFIXES = {
 }
 
 
-def item_id(item: InputItem, request_id: str, index: int) -> str:
-    return f"{PREFIXES[item.object['type']]}_{request_id}_i{index}"
+def with_ids(read: Iterable[InputItem], request_id: str) -> list[InputItem]:
+    return [
+        item if item.object["id"] is not None else _with_id(item, f"{request_id}_i{index}")
+        for index, item in enumerate(read)
+    ]
+
+
+def _with_id(item: InputItem, suffix: str) -> InputItem:
+    made = f"{PREFIXES[item.object['type']]}_{suffix}"
+    return replace(item, object={**item.object, "id": made})

@@ -20,13 +20,14 @@ import orjson
 from inference.protocol.events import Accepted, TextLogprob, Usage
 from inference.wire.errors import ApiError
 from inference.wire.openai.answers import json_array, token_object
+from inference.wire.openai.chat.turns import FREELY
 from inference.wire.openai.responses.fields import (
     ENCRYPTED_REASONING,
     PLAIN_TEXT,
     Reasoning,
     carried,
 )
-from inference.wire.openai.responses.tools import CHOOSE_FREELY, NO_TOOLS, GivenTools, Member
+from inference.wire.openai.responses.tools import NO_TOOLS, GivenTools, Member
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]
@@ -35,16 +36,20 @@ NamedEvent = tuple[str, dict[str, Any]]
 
 class OutputItem(ABC):
     def __init__(
-        self, item_id: str, output_index: int, delta: str, place: dict[str, Any], **more: Any
+        self, item_id: str, output_index: int, text: str, part: str, place: dict[str, Any]
     ) -> None:
-        """``delta``: the type of its deltas. ``place``: fields of its parts' events beside the
-        item's id and index; ``more``: those of deltas alone."""
+        """``text``: the prefix of the types of its text's events, ``part`` of its part's; empty: it
+        has no parts. ``place``: fields of both beside the item's id and index."""
         self._id = item_id
         self._output_index = output_index
+        self._text_event, self._part_event = f"response.{text}", f"response.{part}" if part else ""
         self._place = {"item_id": item_id, "output_index": output_index, **place}
         self._texts: list[str] = []
-        head = orjson.dumps({"type": delta, **self._place, **more})[:-1]
+        delta = f"{self._text_event}.delta"
+        head = orjson.dumps({"type": delta, **self._place, **self.of_deltas})[:-1]
         self._delta_head = b"event: " + delta.encode() + b"\ndata: " + head + b',"delta":'
+
+    of_deltas: Mapping[str, Any] = {}
 
     def delta(self, text: str, sequence_number: int) -> bytes:
         self._texts.append(text)
@@ -54,55 +59,56 @@ class OutputItem(ABC):
             sequence_number,
         )
 
-    @abstractmethod
-    def opening(self) -> list[NamedEvent]: ...
-    @abstractmethod
-    def closing(self, status: Status) -> list[NamedEvent]: ...
+    def opening(self) -> list[NamedEvent]:
+        return [self._item("added", "in_progress"), *self._part_events("added")]
+
+    def closing(self, status: Status) -> list[NamedEvent]:
+        done = f"{self._text_event}.done", {**self._place, **self._done()}
+        return [done, *self._part_events("done"), self._item("done", status)]
+
     @abstractmethod
     def as_object(self, status: Status) -> dict[str, Any]: ...
+    def _part(self) -> dict[str, Any]:
+        return {}
+
+    def _done(self) -> dict[str, Any]:
+        return {"text": self._text}
 
     @property
     def _text(self) -> str:
         return "".join(self._texts)
 
-    def _added(self) -> NamedEvent:
-        item = self.as_object("in_progress")
-        return "response.output_item.added", {"output_index": self._output_index, "item": item}
+    def _item(self, stage: str, status: Status) -> NamedEvent:
+        fields = {"output_index": self._output_index, "item": self.as_object(status)}
+        return f"response.output_item.{stage}", fields
 
-    def _done(self, status: Status) -> NamedEvent:
-        item = self.as_object(status)
-        return "response.output_item.done", {"output_index": self._output_index, "item": item}
+    def _part_events(self, stage: str) -> list[NamedEvent]:
+        if not self._part_event:
+            return []
+        return [(f"{self._part_event}.{stage}", {**self._place, "part": self._part()})]
 
 
 class MessageItem(OutputItem):
+    of_deltas: Mapping[str, Any] = {"logprobs": []}
+
     def __init__(self, item_id: str, output_index: int) -> None:
-        delta, place = "response.output_text.delta", {"content_index": 0}
-        super().__init__(item_id, output_index, delta, place, logprobs=[])
+        super().__init__(item_id, output_index, "output_text", "content_part", {"content_index": 0})
         self._logprobs: list[bytes] = []
         self._all_logprobs = orjson.Fragment(b"[]")
-
-    def opening(self) -> list[NamedEvent]:
-        part = {**self._place, "part": self._part()}
-        return [self._added(), ("response.content_part.added", part)]
 
     def delta_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> NamedEvent:
         logprobs = [orjson.dumps(token_object(token)) for token in tokens]
         self._texts.append(text)
         self._logprobs += logprobs
-        return (
-            "response.output_text.delta",
-            {**self._place, "delta": text, "logprobs": json_array(logprobs)},
-        )
+        fields = {**self._place, "delta": text, "logprobs": json_array(logprobs)}
+        return f"{self._text_event}.delta", fields
 
     def closing(self, status: Status) -> list[NamedEvent]:
         self._all_logprobs = json_array(self._logprobs)
-        part = self._part()
-        done = {**self._place, "text": part["text"], "logprobs": self._all_logprobs}
-        return [
-            ("response.output_text.done", done),
-            ("response.content_part.done", {**self._place, "part": part}),
-            self._done(status),
-        ]
+        return super().closing(status)
+
+    def _done(self) -> dict[str, Any]:
+        return {"text": self._text, "logprobs": self._all_logprobs}
 
     def as_object(self, status: Status) -> dict[str, Any]:
         return {
@@ -114,12 +120,8 @@ class MessageItem(OutputItem):
         }
 
     def _part(self) -> dict[str, Any]:
-        return {
-            "type": "output_text",
-            "text": self._text,
-            "annotations": [],
-            "logprobs": self._all_logprobs,
-        }
+        head = {"type": "output_text", "text": self._text}
+        return {**head, "annotations": [], "logprobs": self._all_logprobs}
 
 
 class ReasoningItem(OutputItem):
@@ -129,34 +131,14 @@ class ReasoningItem(OutputItem):
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._field = "summary" if as_summary else "content"
         self._part_type = "summary_text" if as_summary else "reasoning_text"
-        self._text_event = "response.reasoning_" + ("summary_text" if as_summary else "text")
-        self._part_event = (
-            "response." + ("reasoning_summary" if as_summary else "content") + "_part"
-        )
         self._carries = carries
-        delta, place = f"{self._text_event}.delta", {f"{self._field}_index": 0}
-        super().__init__(item_id, output_index, delta, place)
-
-    def opening(self) -> list[NamedEvent]:
-        part = {**self._place, "part": self._part()}
-        return [self._added(), (f"{self._part_event}.added", part)]
-
-    def closing(self, status: Status) -> list[NamedEvent]:
-        part = self._part()
-        return [
-            (f"{self._text_event}.done", {**self._place, "text": part["text"]}),
-            (f"{self._part_event}.done", {**self._place, "part": part}),
-            self._done(status),
-        ]
+        text = "reasoning_summary_text" if as_summary else "reasoning_text"
+        part = "reasoning_summary_part" if as_summary else "content_part"
+        super().__init__(item_id, output_index, text, part, {f"{self._field}_index": 0})
 
     def as_object(self, status: Status) -> dict[str, Any]:
-        item: dict[str, Any] = {
-            "id": self._id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [],
-            "content": [],
-        }
+        item: dict[str, Any] = {"id": self._id, "type": "reasoning", "status": status}
+        item |= {"summary": [], "content": []}
         if status != "in_progress":
             item[self._field] = [self._part()]
         if self._carries:
@@ -171,40 +153,28 @@ class CallItem(OutputItem):
     def __init__(
         self, item_id: str, output_index: int, *, call_id: str, name: str, namespace: str | None
     ) -> None:
-        super().__init__(item_id, output_index, "response.function_call_arguments.delta", {})
+        super().__init__(item_id, output_index, "function_call_arguments", "", {})
         self._call_id = call_id
         self._name = name
         self._namespace = {} if namespace is None else {"namespace": namespace}
 
-    def opening(self) -> list[NamedEvent]:
-        return [self._added()]
-
-    def closing(self, status: Status) -> list[NamedEvent]:
-        done = {**self._place, "name": self._name, "arguments": self._text}
-        return [("response.function_call_arguments.done", done), self._done(status)]
+    def _done(self) -> dict[str, Any]:
+        return {"name": self._name, "arguments": self._text}
 
     def as_object(self, status: Status) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self._call_id,
-            **self._namespace,
-            "name": self._name,
-            "arguments": self._text,
-        }
+        head = {"id": self._id, "type": "function_call", "status": status, "call_id": self._call_id}
+        return {**head, **self._namespace, **self._done()}
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items in the form that clients may send back: log probabilities, which the model cannot
     read, are encoded JSON in an answer's items."""
-    return [_item_without_logprobs(item) for item in output]
-
-
-def _item_without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
-    if item["type"] != "message":
-        return item
-    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
+    return [
+        {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
+        if item["type"] == "message"
+        else item
+        for item in output
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +259,7 @@ def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> A
         "reasoning": {"effort": wanted.effort, "summary": wanted.summary},
         "service_tier": "default",
         "text": read.get("text", PLAIN_TEXT).as_object(),
-        "tool_choice": read.get("tool_choice", CHOOSE_FREELY).as_object,
+        "tool_choice": read.get("tool_choice", FREELY).given,
         "tools": given.as_objects,
         "top_logprobs": read.get("top_logprobs", 0),
         "truncation": read.get("truncation", "disabled"),

@@ -28,28 +28,10 @@ from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
-from inference.wire.openai.chat.turns import chosen_tools
-from inference.wire.openai.fields import (
-    MODEL,
-    PROMPT_CACHE_FIELDS,
-    SERVICE_FIELDS,
-    USER,
-    end_user_of,
-)
+from inference.wire.openai.chat.turns import FREELY, PARALLEL_TOOL_CALLS, chosen_tools
+from inference.wire.openai.responses import fields as given
+from inference.wire.openai.responses import tools as given_tools
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.fields import (
-    FORMAT_FIELDS,
-    LOGPROBS,
-    PART_FIELDS,
-    PLAIN_TEXT,
-    REASONING_FIELDS,
-    STREAM_OPTIONS,
-    TEXT_FIELDS,
-    Reasoning,
-    include,
-    reasoning,
-    text_settings,
-)
 from inference.wire.openai.responses.input import (
     ITEM_FIELDS,
     MAX_ID_CHARS,
@@ -62,20 +44,13 @@ from inference.wire.openai.responses.input import (
     resolved,
 )
 from inference.wire.openai.responses.output import AnswerSettings, answer_settings
-from inference.wire.openai.responses.tools import (
-    ALLOWED_TOOLS_FIELDS,
-    CHOOSE_FREELY,
-    NAMED_FIELDS,
-    NAMESPACE_FIELDS,
-    NO_TOOLS,
-    TOOL_FIELDS,
-    GivenTools,
-    tool_choice,
-    tools,
-)
 
+SHARED = (
+    *("model", "stream", "user", "temperature", "top_p", "presence_penalty"),
+    *("frequency_penalty", "top_k", "seed"),
+)
 FIELDS = f.table(
-    MODEL,
+    *(openai_fields.SHARED_FIELDS[name] for name in SHARED),
     f.required(
         "input",
         items,
@@ -84,30 +59,28 @@ FIELDS = f.table(
     ),
     f.honoured("instructions", f.text(), "A system turn before the others; not carried over."),
     f.honoured(
-        "tools", tools, "Functions and namespaces of them; every hosted tool is refused by name."
+        "tools",
+        given_tools.tools,
+        "Functions and namespaces of them; every hosted tool is refused by name.",
     ),
-    f.honoured("tool_choice", tool_choice, "auto, none, required, a function or allowed_tools."),
-    f.honoured("parallel_tool_calls", f.flag, "false: at most one call."),
     f.honoured(
-        "text", text_settings, "format: text, json_object or json_schema; verbosity medium."
+        "tool_choice", given_tools.tool_choice, "auto, none, required, a function or allowed_tools."
+    ),
+    PARALLEL_TOOL_CALLS,
+    f.honoured(
+        "text", given.text_settings, "format: text, json_object or json_schema; verbosity medium."
     ),
     f.honoured(
         "reasoning",
-        reasoning,
+        given.reasoning,
         "effort: none and minimal turn thinking off, others on; summary auto or detailed: the "
         "reasoning itself comes as the summary, else as content.",
     ),
     f.honoured("max_output_tokens", f.integer(1, openai_fields.MAX_TOKENS), "At least 1."),
-    f.honoured("temperature", f.number(0, 2), "0 to 2; under 0.00001 is greedy."),
-    f.honoured("top_p", f.number(0, 1), "0 to 1."),
-    f.honoured("presence_penalty", f.number(-2, 2), "Of Open Responses; -2 to 2."),
-    f.honoured("frequency_penalty", f.number(-2, 2), "Of Open Responses; -2 to 2."),
-    f.honoured("top_k", openai_fields.top_k, "Extension; -1 or 0 is off."),
-    f.honoured("seed", openai_fields.seed, "Extension; a 64-bit integer."),
     f.honoured("top_logprobs", f.integer(0, openai_fields.MAX_TOP_LOGPROBS), "0 to 20."),
     f.honoured(
         "include",
-        include,
+        given.include,
         "message.output_text.logprobs and reasoning.encrypted_content; the others ask for parts "
         "that no answer here has.",
     ),
@@ -117,8 +90,9 @@ FIELDS = f.table(
     f.honoured(
         "background", f.flag, "Answered at once, worked on without its client; needs store."
     ),
-    f.honoured("stream", f.flag, "Server-sent events instead of one body."),
-    f.honoured("stream_options", STREAM_OPTIONS.read, "include_obfuscation; only with stream."),
+    f.honoured(
+        "stream_options", given.STREAM_OPTIONS.read, "include_obfuscation; only with stream."
+    ),
     f.honoured(
         "truncation",
         f.one_of("auto", "disabled"),
@@ -128,10 +102,9 @@ FIELDS = f.table(
     f.neutral(
         "max_tool_calls", f.integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."
     ),
-    USER,
     f.neutral("client_metadata", f.json_object, "Codex's labels of its session; kept nowhere."),
     f.neutral("prompt_cache_key", f.text(1024), "Prefixes are shared by content; echoed."),
-    *SERVICE_FIELDS,
+    *openai_fields.SERVICE_FIELDS,
     f.refused("access_programs", "there are none here"),
     f.refused("context_management", "nothing is compacted"),
     f.refused("conversation", "use previous_response_id"),
@@ -140,16 +113,16 @@ FIELDS = f.table(
 )
 NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     **{f"{kind} items": fields for kind, fields in ITEM_FIELDS.items()},
-    **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
-    "tools": TOOL_FIELDS,
-    "tools of type namespace": NAMESPACE_FIELDS,
-    "tool_choice of one function": NAMED_FIELDS,
-    "tool_choice of several functions": ALLOWED_TOOLS_FIELDS,
-    "text": TEXT_FIELDS,
-    "text.format of type json_schema": FORMAT_FIELDS["json_schema"],
-    "reasoning": REASONING_FIELDS,
-    "stream_options": STREAM_OPTIONS,
-    "prompt_cache_options": PROMPT_CACHE_FIELDS,
+    **{f"{kind} parts": fields for kind, fields in given.PART_FIELDS.items()},
+    "tools": given_tools.TOOL_FIELDS,
+    "tools of type namespace": given_tools.NAMESPACE_FIELDS,
+    "tool_choice of one function": given_tools.NAMED_FIELDS,
+    "tool_choice of several functions": given_tools.ALLOWED_TOOLS_FIELDS,
+    "text": given.TEXT_FIELDS,
+    "text.format of type json_schema": given.FORMAT_FIELDS["json_schema"],
+    "reasoning": given.REASONING_FIELDS,
+    "stream_options": given.STREAM_OPTIONS,
+    "prompt_cache_options": openai_fields.PROMPT_CACHE_FIELDS,
 }
 
 COUNTED = (
@@ -191,13 +164,8 @@ class ResponsesRequest:
         own = resolved(self.items, stored)
         conversation = [*history, *own]
         check_results(conversation, len(history))
-        messages = _messages(self.instructions, conversation)
-        assert isinstance(self.generation.input, ChatInput), "Responses requests are chats"
-        chat = msgspec.structs.replace(
-            self.generation.input,
-            messages=messages,
-            may_lose=earlier_turns(messages) if self.may_be_cut else [],
-        )
+        turns = _turns(self.instructions, conversation, may_be_cut=self.may_be_cut)
+        chat = msgspec.structs.replace(self.generation.input, **turns)
         generation = msgspec.structs.replace(self.generation, input=chat)
         return replace(self, items=own, generation=generation)
 
@@ -240,16 +208,14 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
 
 
 def _generation(read: dict[str, Any]) -> GenerationRequest:
-    wanted: Reasoning = read.get("reasoning", Reasoning())
-    given: GivenTools = read.get("tools", NO_TOOLS)
-    offered, choice = chosen_tools(given.functions, read.get("tool_choice", CHOOSE_FREELY).choosing)
-    messages = _messages(read.get("instructions"), read["input"])
+    wanted: given.Reasoning = read.get("reasoning", given.Reasoning())
+    offer: given_tools.GivenTools = read.get("tools", given_tools.NO_TOOLS)
+    offered, choice = chosen_tools(offer.functions, read.get("tool_choice", FREELY))
     return GenerationRequest(
         model=read["model"],
         input=ChatInput(
-            messages=messages,
-            may_lose=earlier_turns(messages) if _may_be_cut(read) else [],
-            tools=given.described(offered),
+            **_turns(read.get("instructions"), read["input"], may_be_cut=_may_be_cut(read)),
+            tools=offer.described(offered),
             tool_choice=choice,
             parallel_tool_calls=read.get("parallel_tool_calls", True),
             thinking=wanted.thinking,
@@ -259,14 +225,17 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
         sampling=openai_fields.sampling_options(
             read, max_tokens=read.get("max_output_tokens"), top_logprobs=_top_logprobs(read)
         ),
-        output_format=read.get("text", PLAIN_TEXT).output_format,
-        end_user=end_user_of(read),
+        output_format=read.get("text", given.PLAIN_TEXT).output_format,
+        end_user=openai_fields.end_user_of(read),
     )
 
 
-def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[ChatMessage]:
+def _turns(
+    instructions: str | None, items: Sequence[InputItem], *, may_be_cut: bool
+) -> dict[str, Any]:
     first = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-    return first + chat_messages(item.part for item in items)
+    messages = first + chat_messages(item.part for item in items)
+    return {"messages": messages, "may_lose": earlier_turns(messages) if may_be_cut else []}
 
 
 def _may_be_cut(read: dict[str, Any]) -> bool:
@@ -275,7 +244,7 @@ def _may_be_cut(read: dict[str, Any]) -> bool:
 
 def _top_logprobs(read: dict[str, Any]) -> int | None:
     top: int = read.get("top_logprobs", 0)
-    return top if top or LOGPROBS in read.get("include", ()) else None
+    return top if top or given.LOGPROBS in read.get("include", ()) else None
 
 
 def parse_count(count_body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:

@@ -11,7 +11,7 @@ Source: https://platform.openai.com/docs/api-reference/responses/get and the pag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,21 +19,15 @@ from urllib.parse import parse_qsl
 import orjson
 
 from inference.protocol.events import Failure
-from inference.wire.common.fields import integer, one_of, shown, text, unknown_field
+from inference.wire.common import fields as f
 from inference.wire.dialect import page_of
-from inference.wire.errors import InvalidRequestError, RequestFailedError, UnsupportedParameterError
+from inference.wire.errors import InvalidRequestError, RequestFailedError
 from inference.wire.openai.responses.errors import error_event, named_frame
 from inference.wire.openai.responses.fields import INCLUDABLE
 from inference.wire.openai.responses.output import NamedEvent
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
-
-ReadValue = Callable[[str, str], Any]
-
-
-BETA: dict[str, ReadValue] = {"beta": one_of("true")}
-"""The openai SDK's beta client appends it to every path. It changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +45,45 @@ class Retrieval:
     starting_after: int | None = None
 
 
+def _number(value: str, name: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 16):
+        raise InvalidRequestError(f"'{name}' must be an integer, 0 or more.", param=name)
+    return int(value)
+
+
+def _limit(value: str, name: str) -> int:
+    return f.integer(1, MAX_ITEMS)(_number(value, name), name)
+
+
+def _flag(value: str, name: str) -> bool:
+    return f.one_of("true", "false")(value.lower(), name) == "true"
+
+
+def _not_padded(value: str, name: str) -> None:
+    f.only("false", reason="these events are not padded")(value.lower(), name)
+
+
+INCLUDE = f.neutral("include", f.one_of(*INCLUDABLE), "Everything stored is returned.")
+BETA = f.neutral("beta", f.one_of("true"), "The openai SDK's beta client appends it to each path.")
+RETRIEVAL = f.table(
+    INCLUDE,
+    BETA,
+    f.honoured("stream", _flag, "The events of its stream."),
+    f.neutral("include_obfuscation", _not_padded, "These events are not padded."),
+    f.honoured("starting_after", _number, "The number of the last event that was seen."),
+)
+ITEM_PAGE = f.table(
+    INCLUDE,
+    BETA,
+    f.honoured("limit", _limit, "1 to 100."),
+    f.honoured("order", f.one_of("asc", "desc"), "Whether the oldest comes first."),
+    f.honoured("after", f.text(), "An item's id."),
+)
+
+
 def read_retrieval(query: bytes) -> Retrieval:
     """Raises ``ApiError``."""
-    read = _read(
-        query,
-        {
-            "include": one_of(*INCLUDABLE),
-            "stream": _flag,
-            "include_obfuscation": _only_false("these events are not padded"),
-            "starting_after": _number,
-        },
-    )
-    asked = Retrieval(stream=read.get("stream", False), starting_after=read.get("starting_after"))
+    asked = Retrieval(**_read(query, RETRIEVAL))
     if asked.starting_after is not None and not asked.stream:
         raise InvalidRequestError(
             "'starting_after' is only allowed with 'stream' true.", param="starting_after"
@@ -72,17 +93,16 @@ def read_retrieval(query: bytes) -> Retrieval:
 
 def read_item_page(query: bytes) -> ItemPage:
     """Raises ``ApiError``."""
-    read = _read(
-        query,
-        {
-            "include": one_of(*INCLUDABLE),
-            "limit": _limit,
-            "order": one_of("asc", "desc"),
-            "after": text(),
-        },
-    )
-    read.pop("include", None)
-    return ItemPage(**read)
+    return ItemPage(**_read(query, ITEM_PAGE))
+
+
+def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
+    """The honoured parameters. Of duplicates the last counts."""
+    read: dict[str, Any] = {}
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        plain = "include" if name == "include[]" else name
+        read |= f.read_fields({plain: value}, fields)
+    return {name: read[name] for name in read if fields[name].support is f.Support.HONOURED}
 
 
 def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
@@ -93,7 +113,7 @@ def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
         ids = [item["id"] for item in ordered]
         if page.after not in ids:
             raise InvalidRequestError(
-                f"There is no input item with the id '{shown(page.after)}'.", param="after"
+                f"There is no input item with the id '{f.shown(page.after)}'.", param="after"
             )
         ordered = ordered[ids.index(page.after) + 1 :]
     return orjson.dumps({"object": "list", **page_of(ordered, page.limit)})
@@ -101,43 +121,6 @@ def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
 
 def deleted_body(response_id: str) -> bytes:
     return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
-
-
-def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
-    """Reads a query. Of duplicates the last counts, except for ``include``, which is a list."""
-    read = {}
-    known = known | BETA
-    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    for name, value in pairs:
-        plain = name.removesuffix("[]") if name.startswith("include[") else name
-        if plain not in known:
-            raise unknown_field(name, known)
-        read[plain] = known[plain](value, plain)
-    read.pop("beta", None)
-    return read
-
-
-def _number(value: str, name: str) -> int:
-    if not (value.isascii() and value.isdigit() and len(value) < 16):
-        raise InvalidRequestError(f"'{name}' must be an integer, 0 or more.", param=name)
-    return int(value)
-
-
-def _flag(value: str, name: str) -> bool:
-    word: str = one_of("true", "false")(value.lower(), name)
-    return word == "true"
-
-
-def _limit(value: str, name: str) -> int:
-    return integer(1, MAX_ITEMS)(_number(value, name), name)
-
-
-def _only_false(reason: str) -> ReadValue:
-    def read(value: str, name: str) -> None:
-        if value.lower() != "false":
-            raise UnsupportedParameterError(name, reason)
-
-    return read
 
 
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
@@ -150,18 +133,13 @@ def replay(
     response: dict[str, Any], starting_after: int | None, *, last_number: int | None
 ) -> bytes:
     """``response`` has ended. ``last_number``: of its first stream's closing event, if known."""
-    opening = [] if starting_after is not None else _opening(response)
-    frames = [named_frame(kind, fields, number) for number, (kind, fields) in enumerate(opening)]
-    kind, fields = _ending(response)
-    return b"".join(frames) + named_frame(
-        kind, fields, _closing_number(starting_after, last_number)
-    )
-
-
-def _closing_number(starting_after: int | None, last_number: int | None) -> int:
     if starting_after is None:
-        return UNKNOWN_LAST_NUMBER if last_number is None else last_number
-    return max(starting_after + 1, last_number or 0)
+        opening = _opening(response)
+        closing_number = UNKNOWN_LAST_NUMBER if last_number is None else last_number
+    else:
+        opening, closing_number = [], max(starting_after + 1, last_number or 0)
+    frames = [named_frame(kind, fields, number) for number, (kind, fields) in enumerate(opening)]
+    return b"".join(frames) + named_frame(*_ending(response), closing_number)
 
 
 def _opening(response: dict[str, Any]) -> list[NamedEvent]:

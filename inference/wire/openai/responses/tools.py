@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any
 
 import msgspec
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.wire.common import fields as f
 from inference.wire.errors import UnsupportedParameterError
-from inference.wire.openai.chat.turns import FREELY, Choosing, refuse_doubles, tool_name
+from inference.wire.openai.chat.turns import Choosing, any_tool, refuse_doubles, tool_name
 
 _string = f.text()
 
@@ -173,31 +173,21 @@ ALLOWED_TOOLS_FIELDS = f.table(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GivenChoice:
-    choosing: Choosing
-    as_object: Any
-
-
-CHOOSE_FREELY = GivenChoice(FREELY, "auto")
-
-
-def tool_choice(value: Any, path: str) -> GivenChoice:
+def tool_choice(value: Any, path: str) -> Choosing:
     if isinstance(value, str):
-        mode = f.one_of("auto", "none", "required")(value, path)
-        choice = ToolChoice(mode=cast(Literal["auto", "none", "required"], mode))
-        return GivenChoice(Choosing(choice), value)
+        return any_tool(value, path)
     kind = f.kind_of(value, path)
     if kind == "allowed_tools":
         read = ALLOWED_TOOLS_FIELDS.read(value, path)
-        names = [tool["name"] for tool in read["tools"]]
-        return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
+        return Choosing(
+            ToolChoice(mode=read["mode"]), [tool["name"] for tool in read["tools"]], value
+        )
     if kind != "function":
         raise UnsupportedParameterError(
             f"{path}.type", f"'{f.shown(kind)}' cannot be chosen, only functions can"
         )
     named = ToolChoice(mode="required", name=NAMED_FIELDS.read(value, path)["name"])
-    return GivenChoice(Choosing(named), value)
+    return Choosing(named, given=value)
 
 
 ENFORCEABLE = frozenset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,7 +18,6 @@ from inference.protocol.events import (
     Delta,
     Event,
     Finished,
-    ToolCallDelta,
     ToolCallStarted,
     Usage,
 )
@@ -27,7 +26,6 @@ from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamE
 from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
 from inference.wire.upstream.answer_events import (
     FrameError,
-    FrameReader,
     LinesReader,
     SseReader,
     UpstreamErrorObject,
@@ -37,7 +35,7 @@ from inference.wire.upstream.chat import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
-from tests.inference.wire.answers import USAGE, R, content_of, events_read, randoms
+from tests.inference.wire.answers import USAGE, R, content_of, events_read, folded, randoms
 from tests.inference.wire.test_encoders import Spoken, events_of_choice, texts
 from tests.servers.fake_upstream import block, chunk, message_end, message_start, usage
 
@@ -71,24 +69,17 @@ TEXT = block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "a"
 DONE = line(done=True, done_reason="stop", prompt_eval_count=5, eval_count=2)
 
 
+SSE = b": c\r\n\r\ndata: one\r\n\r\nevent: x\ndata: two\ndata:2\n\ndata:three\n\n"
+
+
 @each_case(
     ("make_reader", "sent", "frames"),
     [
-        (
-            SseReader,
-            b": c\r\n\r\ndata: one\r\n\r\nevent: x\ndata: two\ndata:2\n\ndata:three\n\n",
-            [b"one", b"two\n2", b"three"],
-        ),
-        (
-            LinesReader,
-            b'{"a": 1}\r\n\n{"b": 2}\n{"c": 3}\n',
-            [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}'],
-        ),
+        (SseReader, SSE, [b"one", b"two\n2", b"three"]),
+        (LinesReader, b"{1}\r\n\n{2}\n{3}\n", [b"{1}", b"{2}", b"{3}"]),
     ],
 )
-def test_bytes_may_be_cut_anywhere(
-    make_reader: Callable[[], FrameReader], sent: bytes, frames: list[bytes]
-) -> None:
+def test_bytes_may_be_cut_anywhere(make_reader: Any, sent: bytes, frames: list[bytes]) -> None:
     @given(st.sets(st.integers(0, len(sent))).map(sorted))
     def check(cuts: list[int]) -> None:
         reader = make_reader()
@@ -114,65 +105,41 @@ def test_a_frame_without_an_end_is_bounded(make_reader: Any, sent: bytes) -> Non
                 reader.feed(sent[start : start + piece_bytes])
 
 
+CALLS = st.tuples(
+    st.sampled_from(["f", "g"]), st.dictionaries(texts, texts, max_size=2).map(json.dumps)
+)
 SPOKEN = st.builds(
-    Spoken,
-    reasoning=st.none() | texts,
-    text=texts,
-    calls=st.lists(
-        st.tuples(
-            st.sampled_from(["f", "g"]),
-            st.dictionaries(texts, texts, max_size=2).map(json.dumps),
-        ),
-        max_size=2,
-    ),
+    Spoken, reasoning=st.none() | texts, text=texts, calls=st.lists(CALLS, max_size=2)
 )
 SHOWN = Style(thinking="shown")
 
 
-def ollamas(encoder: Any, *, is_chat: bool) -> Any:
-    return lambda: encoder(Shape(model="m", is_chat=is_chat), lambda: 1.0)
+def ollamas(*, is_chat: bool) -> Any:
+    shape = Shape(model="m", is_chat=is_chat), lambda: 1.0
+    return OllamaEvents, LinesReader, OllamaStreamEncoder, OllamaBodyEncoder, shape
 
 
 @pytest.mark.parametrize(
-    ("reader_of", "has_calls", "frames", "stream", "body"),
+    ("reader_of", "frames", "stream", "body", "asked"),
     [
-        (
-            MessagesEvents,
-            True,
-            SseReader,
-            partial(MessageStreamEncoder, "m", SHOWN, R),
-            partial(MessageBodyEncoder, "m", SHOWN, R),
-        ),
-        *[
-            (
-                OllamaEvents,
-                is_chat,
-                LinesReader,
-                ollamas(OllamaStreamEncoder, is_chat=is_chat),
-                ollamas(OllamaBodyEncoder, is_chat=is_chat),
-            )
-            for is_chat in (True, False)
-        ],
+        (MessagesEvents, SseReader, MessageStreamEncoder, MessageBodyEncoder, ("m", SHOWN, R)),
+        ollamas(is_chat=True),
+        ollamas(is_chat=False),
     ],
     ids=["anthropic", "ollama_chat", "ollama_generate"],
 )
 @given(spoken=SPOKEN, random=randoms)
 def test_what_is_written_in_a_dialect_is_read_again(
-    reader_of: Any,
-    has_calls: bool,
-    frames: Any,
-    stream: Any,
-    body: Any,
-    spoken: Spoken,
-    random: Random,
+    reader_of: Any, frames: Any, stream: Any, body: Any, asked: Any, spoken: Spoken, random: Random
 ) -> None:
-    spoken = Spoken(spoken.reasoning, spoken.text, spoken.calls if has_calls else [])
+    if reader_of is OllamaEvents and not asked[0].is_chat:
+        spoken = Spoken(spoken.reasoning, spoken.text, [])
     events: list[Event] = [
         Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens),
         *events_of_choice(0, spoken, random),
         Finished(request_id=R, usage=USAGE),
     ]
-    streamed, whole = (b"".join(map(encoder.encode, events)) for encoder in (stream(), body()))
+    streamed, whole = (folded(make(*asked), events) for make in (stream, body))
     for sent in (frames().feed(streamed), [whole]):
         found = content_of(events_read(reader_of, sent))
         assert (found.reasoning, found.text) == (spoken.reasoning or "", spoken.text)
@@ -186,35 +153,20 @@ def test_what_is_written_in_a_dialect_is_read_again(
 def test_a_call_is_whole_or_text() -> None:
     broken = content_of(read(ChatEvents, call(0, "f", '{"a": '), chunk(finish="length")))
     assert (broken.calls, broken.text) == ([], '{"name": "f", "arguments": {"a": }')
-    mixed = read(
-        ChatEvents,
-        call(0, "f", "{", id="a"),
-        call(1, "g", None, id="b"),
-        call(0, None, "}"),
-        chunk(finish="stop"),
-        usage(3, 4),
-    )
-    started = [event for event in mixed if isinstance(event, ToolCallStarted)]
-    assert [(one.call_id, one.name, one.call_index) for one in started] == [
-        ("a", "f", 0),
-        ("b", "g", 1),
-    ]
-    assert [one.arguments for one in mixed if isinstance(one, ToolCallDelta)] == ["{}", "{}"]
-    assert content_of(mixed).usage == Usage(prompt_tokens=3, completion_tokens=4)
-    events = read(
-        MessagesEvents,
-        message_start(),
-        *used(0, "f", '{"a":', " 1}"),
-        *used(1, "g", call_id="toolu_2"),
-        *used(2, "h", '{"b":'),
-        message_end("max_tokens"),
-        STOP,
-    )
-    found = content_of(events)
-    assert found.calls == [["toolu_1", "f", '{"a": 1}'], ["toolu_2", "g", "{}"]]
+    both = [call(0, "f", "["), call(1, "g", "{}"), chunk(finish="tool_calls")]
+    broken = content_of(read(ChatEvents, *both))
+    assert (broken.calls, broken.reason) == ([], "stop"), "what follows a broken one is text too"
+    begun = [call(0, "f", "{", id="a"), call(1, "g", None, id="b"), call(0, None, "}")]
+    mixed = read(ChatEvents, *begun, chunk(finish="stop"), usage(3, 4))
+    found = content_of(mixed)
+    assert found.calls == [["a", "f", "{}"], ["b", "g", "{}"]]
+    assert found.usage == Usage(prompt_tokens=3, completion_tokens=4)
+    assert [one.call_index for one in mixed if isinstance(one, ToolCallStarted)] == [0, 1]
+    blocks = [*used(0, "f", '{"a":', " 1}"), *used(1, "g", call_id="t2"), *used(2, "h", '{"b":')]
+    end = [message_end("max_tokens"), STOP]
+    found = content_of(read(MessagesEvents, message_start(), *blocks, *end))
+    assert found.calls == [["toolu_1", "f", '{"a": 1}'], ["t2", "g", "{}"]]
     assert (found.text, found.reason) == ('{"name": "h", "arguments": {"b":}', "length")
-    indices = [event.call_index for event in events if isinstance(event, ToolCallStarted)]
-    assert indices == [0, 1]
 
 
 def test_a_call_without_an_id_or_index_gets_one() -> None:
@@ -241,6 +193,12 @@ def test_usage_is_of_the_prompt_with_what_the_cache_gave_and_took() -> None:
     assert content_of(events).usage == Usage(
         prompt_tokens=39, completion_tokens=9, cached_tokens=30, reasoning_tokens=2
     )
+    details = {"prompt_tokens_details": {"cached_tokens": 9}, "completion_tokens_details": {}}
+    details["completion_tokens_details"] = {"reasoning_tokens": 9}
+    counted = usage(3, 4) | {"usage": {"prompt_tokens": 3, "completion_tokens": 4, **details}}
+    found = content_of(read(ChatEvents, chunk(finish="stop"), counted))
+    bounded = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=3, reasoning_tokens=4)
+    assert found.usage == bounded
 
 
 @each_case("start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}])
@@ -250,26 +208,22 @@ def test_a_prompt_that_cannot_be_is_the_estimate(start: dict[str, Any]) -> None:
 
 
 @each_case(
-    ("stop_reason", "reason"),
+    ("given", "reason"),
     [
         ("end_turn", "stop"),
         ("max_tokens", "length"),
         ("stop_sequence", "stop"),
-        ("refusal", "stop"),
         ("model_context_window_exceeded", "context"),
         ("tool_use", "stop"),
     ],
 )
-def test_why_a_message_ended(stop_reason: str, reason: str) -> None:
-    end = message_end(stop_reason, stop_sequence="END" if stop_reason == "stop_sequence" else None)
+def test_why_a_message_ended(given: str, reason: str) -> None:
+    end = message_end(given, stop_sequence="END" if given == "stop_sequence" else None)
     found = content_of(read(MessagesEvents, message_start(), end, STOP))
     assert (found.reason, found.stop_sequence) == (reason, end["delta"]["stop_sequence"])
 
 
-@each_case(
-    ("last", "reason"),
-    [({"done_reason": "length"}, "length"), ({"done_reason": "stop"}, "stop"), ({}, "stop")],
-)
+@each_case(("last", "reason"), [({"done_reason": "length"}, "length"), ({}, "stop")])
 def test_why_an_answer_of_lines_ended(last: dict[str, Any], reason: str) -> None:
     assert content_of(read(OllamaEvents, line("a"), line(done=True, **last))).reason == reason
 
@@ -290,54 +244,30 @@ def test_what_is_unknown_in_a_message_is_skipped() -> None:
     assert (found.text, found.calls) == ("a", [])
 
 
+NO_ANSWERS: dict[Any, list[list[Any]]] = {
+    ChatEvents: [
+        *([chunk({"content": "a"})], [], [chunk(finish="dance")], [[1]], [{"id": "x"}]),
+        *([chunk({"content": "a"}, index=at)] for at in (1, -1)),
+        *([chunk(finish="stop"), chunk({name: "a"})] for name in ("content", "reasoning")),
+        *([call(0, None, "{}")], [{"choices": "none"}], [chunk({"content": 7})]),
+    ],
+    MessagesEvents: [
+        *([], TEXT, [message_start(), *TEXT], [message_start(), STOP], [[1]]),
+        *([message_start(), message_end("dance")], [{"type": "message_start", "message": 7}]),
+        *([message_start(), message_end("end_turn"), *TEXT], [message_start(), *used(0, None)]),
+        [message_start(), *used(0, "f")[:1], *used(0, "f")],
+    ],
+    OllamaEvents: [
+        *([], [line("a")], [line(done=True, done_reason="load")], [{"model": "m"}], [[1]]),
+        *([{"message": {"content": 7}}], [DONE, line("a")]),
+        [line("a"), {"message": {"tool_calls": [{"function": {"arguments": {}}}]}}],
+    ],
+}
+
+
 @each_case(
     ("reader_of", "frames"),
-    [
-        *[
-            (ChatEvents, frames)
-            for frames in (
-                [chunk({"content": "a"})],
-                [],
-                [chunk(finish="dance")],
-                [chunk({"content": "a"}, index=1)],
-                [chunk({"content": "a"}, index=-1)],
-                [chunk(finish="stop"), chunk({"content": "a"})],
-                [call(0, None, "{}")],
-                [{"choices": "none"}],
-                [{"id": "x"}],
-                [chunk({"content": 7})],
-                [[1]],
-            )
-        ],
-        *[
-            (MessagesEvents, frames)
-            for frames in (
-                [],
-                TEXT,
-                [message_start(), *TEXT],
-                [message_start(), STOP],
-                [message_start(), message_end("dance")],
-                [message_start(), message_end("end_turn"), *TEXT],
-                [message_start(), *used(0, None)],
-                [message_start(), *used(0, "f")[:1], *used(0, "f")],
-                [{"type": "message_start", "message": 7}],
-                [[1]],
-            )
-        ],
-        *[
-            (OllamaEvents, frames)
-            for frames in (
-                [],
-                [line("a")],
-                [line(done=True, done_reason="load")],
-                [{"model": "m"}],
-                [{"message": {"content": 7}}],
-                [line("a"), {"message": {"tool_calls": [{"function": {"arguments": {}}}]}}],
-                [DONE, line("a")],
-                [[1]],
-            )
-        ],
-    ],
+    [(reader_of, frames) for reader_of, each in NO_ANSWERS.items() for frames in each],
 )
 def test_what_is_no_answer_is_a_fault(reader_of: Any, frames: list[Any]) -> None:
     with pytest.raises(UpstreamFaultError):
@@ -374,24 +304,21 @@ def any_json(names: Iterable[str], words: st.SearchStrategy[str]) -> st.SearchSt
     )
 
 
-@pytest.mark.parametrize(
-    ("reader_of", "frames", "begin", "end"),
-    [
-        (ChatEvents, any_json(CHAT_WORDS, st.text(max_size=4)), [], [chunk(finish="stop")]),
-        (
-            MessagesEvents,
-            any_json(WORDS, st.sampled_from([*KINDS, "tool_use", "x"])),
-            [message_start()],
-            [message_end("end_turn"), STOP],
-        ),
-        (OllamaEvents, any_json([*LINE_WORDS, "done"], st.text(max_size=4)), [], [DONE]),
-    ],
-    ids=["openai", "anthropic", "ollama"],
-)
+ANY_JSON: dict[Any, Any] = {
+    ChatEvents: (any_json(CHAT_WORDS, st.text(max_size=4)), [], [chunk(finish="stop")]),
+    MessagesEvents: (
+        any_json(WORDS, st.sampled_from([*KINDS, "tool_use", "x"])),
+        [message_start()],
+        [message_end("end_turn"), STOP],
+    ),
+    OllamaEvents: (any_json([*LINE_WORDS, "done"], st.text(max_size=4)), [], [DONE]),
+}
+
+
+@pytest.mark.parametrize("reader_of", ANY_JSON)
 @given(data=st.data())
-def test_any_json_is_events_that_may_be_or_a_fault(
-    reader_of: Any, frames: Any, begin: list[Any], end: list[Any], data: st.DataObject
-) -> None:
+def test_any_json_is_events_that_may_be_or_a_fault(reader_of: Any, data: st.DataObject) -> None:
+    frames, begin, end = ANY_JSON[reader_of]
     check = AnswerCheck(REQUEST, Usage(prompt_tokens=1_000, completion_tokens=10**9))
     try:
         for event in read(reader_of, *begin, *data.draw(st.lists(frames, max_size=4)), *end):
@@ -432,6 +359,7 @@ def with_logprob(**changes: Any) -> Any:
     ("reader_of", "frames"),
     [
         (ChatEvents, [with_logprob(), chunk(finish="stop")]),
+        (ChatEvents, [with_logprob(bytes=None), chunk(finish="stop")]),
         (OllamaEvents, [line("a", logprobs=[ENTRY]), DONE]),
     ],
 )
@@ -444,5 +372,13 @@ def test_log_probabilities_are_kept_where_they_are_asked_for(
     assert [event.logprobs for event in unasked] == [None]
     assert delta.logprobs is not None
     assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
+    (delta,) = [event for event in read(reader_of, *frames) if isinstance(event, Delta)]
+    assert delta.logprobs is None
+
+
+@each_case("wrong", [{"logprob": 2.0}, {"bytes": [256]}, {"token": 7}])
+def test_other_log_probabilities_are_a_fault(wrong: dict[str, Any]) -> None:
     with pytest.raises(UpstreamFaultError):
-        read(partial(ChatEvents, wants_logprobs=True), with_logprob(logprob=2.0))
+        read(partial(ChatEvents, wants_logprobs=True), with_logprob(**wrong))
+    with pytest.raises(UpstreamFaultError):
+        read(partial(ChatEvents, wants_logprobs=True), chunk({"content": "a"}, logprobs=[1]))

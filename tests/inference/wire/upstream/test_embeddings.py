@@ -18,7 +18,7 @@ from inference.wire.errors import UnsupportedParameterError
 from inference.wire.openai.embeddings import parse
 from inference.wire.upstream import embeddings
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
-from inference.wire.upstream.embeddings import OllamaVectorsReader, OpenAIVectorsReader
+from inference.wire.upstream.embeddings import VectorsReader
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.answers import events_read
@@ -37,12 +37,7 @@ def text(*numbers: float) -> str:
 
 def read(answer: Any, request: EmbeddingRequest = TWO) -> list[Event]:
     frames = [json.dumps(answer).encode()]
-    return events_read(lambda made: OpenAIVectorsReader(made, request), frames, num_choices=0)
-
-
-def ollama_read(answer: Any) -> list[Event]:
-    frames = [json.dumps(answer).encode()]
-    return events_read(lambda made: OllamaVectorsReader(made, TWO), frames, num_choices=0)
+    return events_read(lambda made: VectorsReader(made, request), frames, num_choices=0)
 
 
 def asked(**fields: Any) -> EmbeddingRequest:
@@ -57,24 +52,16 @@ def sent(**fields: Any) -> dict[str, Any]:
 def test_the_body() -> None:
     plain = {"model": "m", "input": ["a"], "encoding_format": "base64"}
     assert sent(user="ann", encoding_format="float", truncate_prompt_tokens=-1) == plain
-    assert sent(dimensions=8, truncate_prompt_tokens=7) == {
-        **plain,
-        "dimensions": 8,
-        "truncate_prompt_tokens": 7,
-    }
+    cut = {"dimensions": 8, "truncate_prompt_tokens": 7}
+    assert sent(**cut) == plain | cut
     assert sent(input=[[1, 2], [3]])["input"] == [[1, 2], [3]]
 
 
 def test_the_body_for_ollama() -> None:
     sending = Sending(model="m", context_tokens=512)
     body = json.loads(embeddings.ollama_body(asked(dimensions=8), sending))
-    assert body == {
-        "model": "m",
-        "input": ["a"],
-        "truncate": False,
-        "dimensions": 8,
-        "options": {"num_ctx": 512},
-    }
+    plain = {"model": "m", "input": ["a"], "truncate": False}
+    assert body == plain | {"dimensions": 8, "options": {"num_ctx": 512}}
     cut = json.loads(embeddings.ollama_body(asked(truncate_prompt_tokens=-1), sending))
     assert cut["truncate"] is True
     for fields in ({"input": [[1, 2]]}, {"truncate_prompt_tokens": 7}):
@@ -101,37 +88,36 @@ def test_vectors_are_in_the_inputs_order(given_: list[Any]) -> None:
 
 
 def test_ollamas_vectors() -> None:
-    *_, last = ollama_read({"embeddings": [FIRST, SECOND], "prompt_eval_count": 5})
+    *_, last = read({"embeddings": [FIRST, SECOND], "prompt_eval_count": 5})
     assert isinstance(last, Embedded)
     assert last.vectors == [packed(*FIRST), packed(*SECOND)]
     assert last.usage == Usage(prompt_tokens=5, completion_tokens=0)
-    for wrong in ({}, {"embeddings": [FIRST]}, {"embeddings": 7}):
-        with pytest.raises(UpstreamFaultError):
-            ollama_read(wrong)
-    with pytest.raises(UpstreamErrorObject):
-        ollama_read({"error": "no"})
 
 
 @each_case(
-    "data",
+    "answer",
     [
-        [],
-        [{"embedding": FIRST}],
-        [{"embedding": FIRST}] * 3,
-        [{"embedding": FIRST, "index": 0}, {"embedding": SECOND, "index": 0}],
-        [{"embedding": FIRST, "index": 0}, {"embedding": SECOND, "index": 2}],
-        [{"embedding": FIRST}, {"embedding": [1.0]}],
-        [{"embedding": []}, {"embedding": []}],
-        [{"embedding": [1e39, 0.0]}, {"embedding": SECOND}],
-        [{"embedding": "?"}, {"embedding": "?"}],
-        [{"embedding": "QUI="}, {"embedding": "QUI="}],
-        [{"embedding": text(float("nan"), 1.0)}, {"embedding": text(*SECOND)}],
-        "vectors",
+        *[{"data": data} for data in ([], "vectors", [{"embedding": FIRST}])],
+        *[
+            {"data": [{"embedding": one, **at} for one, at in zip(vectors, places, strict=True)]}
+            for vectors, places in (
+                ([FIRST] * 3, [{}] * 3),
+                ([FIRST, SECOND], [{"index": 0}, {"index": 0}]),
+                ([FIRST, SECOND], [{"index": 0}, {"index": 2}]),
+                ([FIRST, [1.0]], [{}] * 2),
+                ([[], []], [{}] * 2),
+                ([[1e39, 0.0], SECOND], [{}] * 2),
+                (["?", "?"], [{}] * 2),
+                (["QUI=", "QUI="], [{}] * 2),
+                ([text(float("nan"), 1.0), text(*SECOND)], [{}] * 2),
+            )
+        ],
+        *({}, {"embeddings": [FIRST]}, {"embeddings": 7}),
     ],
 )
-def test_what_is_no_answer_is_a_fault(data: Any) -> None:
+def test_what_is_no_answer_is_a_fault(answer: Any) -> None:
     with pytest.raises(UpstreamFaultError):
-        read({"data": data})
+        read(answer)
 
 
 def test_other_dimensions_than_were_asked_for_are_a_fault() -> None:
@@ -149,14 +135,14 @@ ITEMS = NUMBERS | st.dictionaries(st.sampled_from(["embedding", "index", "x"]), 
 
 @given(ITEMS, ITEMS, VECTORS)
 def test_any_json_is_an_answer_or_a_fault(first: Any, second: Any, vector: Any) -> None:
-    for reads, answer in (
-        (read, {"data": [first, second]}),
-        (read, {"data": [{"embedding": vector}, {"embedding": FIRST}], "usage": first}),
-        (ollama_read, {"embeddings": [vector, FIRST], "prompt_eval_count": first}),
+    for answer in (
+        {"data": [first, second]},
+        {"data": [{"embedding": vector}, {"embedding": FIRST}], "usage": first},
+        {"embeddings": [vector, FIRST], "prompt_eval_count": first},
     ):
         check = AnswerCheck(TWO, Usage(prompt_tokens=10**30, completion_tokens=1))
         try:
-            for event in reads(answer):
+            for event in read(answer):
                 check.check(event)
         except (UpstreamFaultError, UpstreamErrorObject):
             continue

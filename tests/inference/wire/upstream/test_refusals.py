@@ -31,6 +31,7 @@ def test_any_error_is_a_failure(
     [
         ("7", None, 7),
         ("9e9", None, 3_600),
+        ("-7", None, None),
         ("Thu, 26 Nov 2026 10:00:30 GMT", NOW, 30),
         ("Thu, 26 Nov 2026 09:00:00 GMT", NOW, 0),
         ("Fri, 27 Nov 2026 10:00:00 GMT", NOW, 3_600),
@@ -43,6 +44,21 @@ def test_a_retry_after_is_seconds_or_a_date(
 ) -> None:
     failure = failure_of("box", 429, b"", retry_after=retry_after, date=date, secret="")
     assert failure.retry_after_s == seconds
+
+
+@each_case(
+    ("error", "code"),
+    [
+        ({"code": 429}, "rate_limit_exceeded"),
+        ({"type": "overloaded_error"}, "upstream_unavailable"),
+        ({"code": "invalid_request_error", "message": "no"}, "upstream_refused"),
+        ({"status": 400, "message": "The prompt is too long."}, "context_length_exceeded"),
+        ({"status_code": 401}, "upstream_failed"),
+        *[(error, "upstream_failed") for error in ("x", None, {"code": True}, {"status": 700})],
+    ],
+)
+def test_an_error_in_a_stream_is_that_of_its_status(error: Any, code: str) -> None:
+    assert failure_in_stream("box", error, secret="").code == code
 
 
 def test_a_message_is_shortened_and_holds_no_key() -> None:

@@ -10,11 +10,15 @@ import ollama
 import pytest
 
 from fleet.upstreams.rules import untranslated_defaults
+from inference.protocol.events import TokensCounted
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
+    EmbeddingRequest,
     GenerationRequest,
     TextInput,
+    TokenCountRequest,
+    TokensInput,
     ToolCall,
 )
 from inference.protocol.sampling import DEFAULTS_OF_MODELS, SamplingOptions
@@ -25,10 +29,12 @@ from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat.request import parse
-from inference.wire.upstream.dialects import exchange_of
+from inference.wire.upstream.answer_events import UpstreamFaultError
+from inference.wire.upstream.dialects import exchange_of, is_forwarded
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
+from tests.inference.wire.answers import events_read
 from tests.inference.wire.golden import Case, cases
 
 TURNS = [{"role": "user", "content": "hi"}]
@@ -39,6 +45,8 @@ PNG = (
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = {"tools": [{"type": "function", "function": {**TOOL, "strict": True}}]}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+NAMED = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+STRICT = {"type": "json_schema", "json_schema": NAMED}
 BETAS = RequestContext(headers={"anthropic-beta": INTERLEAVED_BETA})
 OPENAI, ANTHROPIC, OLLAMA = "openai", "anthropic", "ollama"
 
@@ -103,12 +111,12 @@ def meaning(request: Any) -> Any:
     return made
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
 CALL = {"id": "call.1", "type": "function", "function": {"name": "f", "arguments": '{"a":"b"}'}}
 CHAT = [
     {"role": "system", "content": "be short"},
     {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]},
-    {"role": "assistant", "content": "", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
     {"role": "tool", "tool_call_id": "call.1", "content": "rain"},
     {"role": "tool", "tool_call_id": "c2", "content": ""},
     {"role": "system", "content": "and kind"},
@@ -154,6 +162,17 @@ def test_turns_of_other_dialects_as_ollamas() -> None:
     assert "tools" not in openai_sent(OLLAMA, **TOOLS, tool_choice="none")
 
 
+def test_turns_of_openais_dialect_are_sent_as_they_came() -> None:
+    low = {**IMAGE, "image_url": {**IMAGE["image_url"], "detail": "low"}}
+    seen = {"role": "user", "name": "ann", "content": [{"type": "text", "text": "look"}, low]}
+    forced = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+    for choice in (forced, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
+        body = openai_sent(OPENAI, messages=[seen, *CHAT], **TOOLS, **choice)
+        assert body["messages"] == [seen, *CHAT]
+        assert {name: body[name] for name in ("tools", *choice)} == TOOLS | choice
+    assert openai_sent(OPENAI, response_format=STRICT)["response_format"] == STRICT
+
+
 def test_the_start_of_an_answer_is_continued() -> None:
     start = {"role": "assistant", "content": "So"}
     body = anthropic_sent(OPENAI, messages=[*TURNS, start])
@@ -168,19 +187,75 @@ def test_prompts_are_never_cut_and_get_the_catalogues_context() -> None:
     assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
 
 
-def test_a_prompt_without_turns_is_generated_or_refused() -> None:
-    request = GenerationRequest(model="far", input=TextInput(texts=["Once"]), stop=["."])
-    body = sent(OLLAMA, request)
-    assert exchange_of(OLLAMA, request, Sending(model="m")).path == "/api/generate"
-    assert (body["prompt"], body["raw"], body["options"]) == ("Once", True, {"stop": ["."]})
-    two = GenerationRequest(model="far", input=TextInput(texts=["a", "b"]))
-    for dialect, refused in ((OLLAMA, two), (ANTHROPIC, request)):
+def test_a_prompt_without_turns_is_completed_or_refused() -> None:
+    once, two, ids = (
+        TextInput(texts=["Once"]),
+        TextInput(texts=["a", "b"]),
+        TokensInput(prompts=[[1]]),
+    )
+    for dialect, given, path, prompt in (
+        (OPENAI, two, "/completions", ["a", "b"]),
+        (OPENAI, ids, "/completions", [[1]]),
+        (OLLAMA, once, "/api/generate", "Once"),
+    ):
+        request = GenerationRequest(model="far", input=given, stop=["."])
+        assert exchange_of(dialect, request, Sending(model="m")).path == path
+        assert sent(dialect, request)["prompt"] == prompt
+    assert (sent(OLLAMA, request)["raw"], sent(OLLAMA, request)["options"]) == (
+        True,
+        {"stop": ["."]},
+    )
+    shown = SamplingOptions(top_logprobs=1)
+    for dialect, given in ((OLLAMA, two), (OLLAMA, ids), (ANTHROPIC, once)):
         with pytest.raises(UnsupportedParameterError):
-            sent(dialect, refused)
+            sent(dialect, GenerationRequest(model="far", input=given))
+    for dialect in (OPENAI, OLLAMA):
+        with pytest.raises(UnsupportedParameterError, match="logprobs"):
+            sent(dialect, GenerationRequest(model="far", input=once, sampling=shown))
 
 
-NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+@each_case(
+    ("host", "name"),
+    [
+        ("api.openai.com", "max_completion_tokens"),
+        ("x.openai.azure.com", "max_completion_tokens"),
+        ("xapi.openai.com.box", "max_tokens"),
+    ],
+)
+def test_newer_models_have_a_newer_bound(host: str, name: str) -> None:
+    request = parse(json.dumps({"model": "far", "messages": TURNS}).encode()).generation
+    body = exchange_of(OPENAI, request, Sending(model="m", host=host, max_tokens=9)).body
+    assert json.loads(body)[name] == 9
+
+
+COUNTED = ChatInput(messages=[ChatMessage(role="user", content="hi")])
+
+
+def test_tokens_are_counted_by_a_prompt_alone() -> None:
+    request = TokenCountRequest(model="far", input=COUNTED)
+    for dialect, path, answer in (
+        (OPENAI, "/tokenize", b'{"count":7}'),
+        (ANTHROPIC, "/v1/messages/count_tokens", b'{"input_tokens":7}'),
+    ):
+        exchange = exchange_of(dialect, request, Sending(model="m", max_tokens=9))
+        assert (exchange.path, exchange.is_unversioned) == (path, dialect == OPENAI)
+        assert json.loads(exchange.body).keys() == {"model", "messages"}
+        (counted,) = events_read(exchange.reader_of, [answer], num_choices=0)
+        assert counted == TokensCounted(request_id="r", prompt_tokens=7)
+        with pytest.raises(UpstreamFaultError):
+            events_read(exchange.reader_of, [b'{"tokens":[1]}'], num_choices=0)
+    embedding = EmbeddingRequest(model="far", input=TextInput(texts=["a"]))
+    forwarded = [
+        [is_forwarded(dialect, one) for dialect in (OPENAI, ANTHROPIC, OLLAMA)]
+        for one in (request, embedding, GenerationRequest(model="far", input=COUNTED))
+    ]
+    assert forwarded == [[True, True, False], [True, False, True], [True, True, True]]
+
+
 ADAPTIVE = {"type": "adaptive"}
+NUMBERS = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "seed": 3}
+UNSET = {"presence_penalty": 0, "min_p": 0, "repetition_penalty": 1, "n": 1, "logprobs": False}
+JSON_SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 @each_case(
@@ -189,34 +264,21 @@ ADAPTIVE = {"type": "adaptive"}
         *[
             (OPENAI, fields, fields)
             for fields in (
-                {"temperature": 0.25},
-                {"top_p": 0.5},
-                {"top_k": 7},
-                {"min_p": 0.1},
-                {"repetition_penalty": 1.5},
-                {"presence_penalty": 1.0},
-                {"frequency_penalty": -1.0},
-                {"seed": 3},
-                {"stop": ["a", "b"]},
-                {"n": 2},
-                {"logit_bias": {"5": -1.0}},
-                {"logprobs": True, "top_logprobs": 2},
-                {"min_tokens": 2},
-                {"ignore_eos": True},
-                {"stop_token_ids": [4]},
-                {"chat_template_kwargs": {"x": 1}},
-                {"reasoning_effort": "high"},
-                {"reasoning_effort": "none"},
-                {"response_format": {"type": "json_object"}},
+                NUMBERS | {"repetition_penalty": 1.5, "presence_penalty": 1.0, "n": 2},
+                {"frequency_penalty": -1.0, "stop": ["a", "b"], "logit_bias": {"5": -1.0}},
+                {"logprobs": True, "top_logprobs": 2, "min_tokens": 2, "stop_token_ids": [4]},
+                {"ignore_eos": True, "chat_template_kwargs": {"x": 1}, "reasoning_effort": "high"},
+                {"reasoning_effort": "none", "response_format": {"type": "json_object"}},
                 {"add_generation_prompt": False},
             )
         ],
         (OPENAI, {"reasoning_effort": "minimal"}, {"reasoning_effort": "none"}),
-        (ANTHROPIC, {"temperature": 0.25, "top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}),
-        (ANTHROPIC, {"top_k": 7}, {"top_k": 7}),
-        (ANTHROPIC, {"stop": ["x"]}, {"stop_sequences": ["x"]}),
-        (ANTHROPIC, {"presence_penalty": 0, "min_p": 0, "repetition_penalty": 1, "n": 1}, {}),
-        (ANTHROPIC, {"logprobs": False, "frequency_penalty": 0.0, "top_k": 0}, {}),
+        (
+            ANTHROPIC,
+            {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop": ["x"]},
+            {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "stop_sequences": ["x"]},
+        ),
+        (ANTHROPIC, UNSET | {"frequency_penalty": 0.0, "top_k": 0}, {}),
         (
             ANTHROPIC,
             {"reasoning_effort": "high"},
@@ -231,25 +293,21 @@ ADAPTIVE = {"type": "adaptive"}
                 "output_config": {"effort": "low"},
             },
         ),
-        (ANTHROPIC, NO_THINKING, {"thinking": {"type": "disabled"}}),
         (
             ANTHROPIC,
-            {"response_format": SCHEMA},
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            {"chat_template_kwargs": {"enable_thinking": False}, "response_format": SCHEMA},
+            {"thinking": {"type": "disabled"}, "output_config": {"format": JSON_SCHEMA}},
         ),
-        (OLLAMA, {"temperature": 0.25, "seed": 3}, {"options": {"temperature": 0.25, "seed": 3}}),
         (
             OLLAMA,
-            {"repetition_penalty": 1.5},
-            {"options": {"repeat_penalty": 1.5, "repeat_last_n": -1}},
+            NUMBERS | {"repetition_penalty": 1.5, "stop": ["x"]},
+            {"options": NUMBERS | {"repeat_penalty": 1.5, "repeat_last_n": -1, "stop": ["x"]}},
         ),
-        (OLLAMA, {"min_p": 0.1, "top_k": 7}, {"options": {"min_p": 0.1, "top_k": 7}}),
-        (OLLAMA, {"stop": ["x"]}, {"options": {"stop": ["x"]}}),
-        (
-            OLLAMA,
-            {"logprobs": True, "top_logprobs": 2},
-            {"logprobs": True, "top_logprobs": 2},
-        ),
+        *[
+            (OLLAMA, {name: value}, {"options": {name: value, "repeat_last_n": -1}})
+            for name, value in (("presence_penalty", 1.0), ("frequency_penalty", -1.0))
+        ],
+        (OLLAMA, {"logprobs": True, "top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
         (OLLAMA, {"reasoning_effort": "high"}, {"think": "high"}),
         (OLLAMA, {"reasoning_effort": "none"}, {"think": False}),
         (OLLAMA, {"chat_template_kwargs": {"enable_thinking": True}}, {"think": True}),
@@ -259,11 +317,12 @@ ADAPTIVE = {"type": "adaptive"}
 )
 def test_fields(dialect: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
     plain, body = openai_sent(dialect), openai_sent(dialect, **fields)
-    assert {name: body[name] for name in body if name not in plain} == expected
+    added = {name: body[name] for name in body if name not in plain}
+    assert added == expected
 
 
 def test_a_budget_of_thinking_is_an_effort_or_thinking_without_a_bound() -> None:
-    for budget, effort in ((1_024, "low"), (4_096, "medium"), (32_000, "high")):
+    for budget, effort in ((2_048, "low"), (8_192, "medium"), (8_193, "high")):
         thinking = {"type": "enabled", "budget_tokens": budget}
         assert anthropic_sent(OPENAI, thinking=thinking)["reasoning_effort"] == effort
         assert anthropic_sent(OLLAMA, thinking=thinking)["think"] is True

@@ -35,7 +35,6 @@ from inference.wire.errors import (
     RequestFailedError,
 )
 from inference.wire.openai.responses import errors as openai_responses_errors
-from inference.wire.openai.responses import events as openai_responses_events
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.output import AnswerSettings
 from tests.cases import each_case
@@ -60,64 +59,46 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The output as a client that trusts nothing but deltas builds it."""
     output: list[dict[str, Any]] = []
     for event in events:
-        match event["type"]:
-            case "response.output_item.added":
-                assert event["output_index"] == len(output)
-                output.append(event["item"])
-            case "response.content_part.added":
-                output[event["output_index"]]["content"].append(event["part"])
-            case "response.reasoning_summary_part.added":
-                output[event["output_index"]]["summary"].append(event["part"])
-            case "response.reasoning_summary_text.delta":
-                output[event["output_index"]]["summary"][0]["text"] += event["delta"]
-            case "response.output_text.delta" | "response.reasoning_text.delta":
-                output[event["output_index"]]["content"][0]["text"] += event["delta"]
-            case "response.function_call_arguments.delta":
-                output[event["output_index"]]["arguments"] += event["delta"]
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert event["output_index"] == len(output)
+            output.append(event["item"])
+        elif kind.endswith("part.added"):
+            output[-1]["summary" if "summary" in kind else "content"].append(event["part"])
+        elif kind == "function_call_arguments.delta":
+            output[-1]["arguments"] += event["delta"]
+        elif kind.endswith(".delta"):
+            output[-1]["summary" if "summary" in kind else "content"][0]["text"] += event["delta"]
     return [item | {"status": "completed"} for item in output]
-
-
-@pytest.mark.parametrize("summary", [None, "auto"])
-@given(answer=parts(st.text(max_size=20)), random=randoms)
-def test_any_cut_folds_to_the_same_response(
-    answer: list[Part], random: Random, summary: str | None
-) -> None:
-    request = parse(stream=True, reasoning={"summary": summary})
-    events = frames(folded(request.stream_encoder(**MADE), events_of(answer, random)))
-    assert body_of(request.body_encoder(**MADE), events_of(answer)) == events[-1]["response"]
-    assert accumulated(events) == events[-1]["response"]["output"]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 @pytest.mark.parametrize("summary", [None, "detailed"])
 @given(answer=parts(st.text(max_size=20)), random=randoms)
-def test_what_was_answered_can_be_sent_back(
+def test_any_cut_folds_to_the_same_response_which_can_be_sent_back(
     answer: list[Part], random: Random, summary: str | None
 ) -> None:
-    first = parse(include=["reasoning.encrypted_content"], reasoning={"summary": summary})
-    output = body_of(first.body_encoder(**MADE), events_of(answer, random))["output"]
+    included = ["reasoning.encrypted_content"]
+    request = parse(stream=True, include=included, reasoning={"summary": summary})
+    events = frames(folded(request.stream_encoder(**MADE), events_of(answer, random)))
+    response = body_of(request.body_encoder(**MADE), events_of(answer))
+    assert response == events[-1]["response"]
+    carried = [item.get("encrypted_content") for item in response["output"]]
+    output = [item | {"encrypted_content": "x"} for item in response["output"]]
+    assert [item | {"encrypted_content": "x"} for item in accumulated(events)] == output
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert all(
+        (one is None) == (item["type"] != "reasoning")
+        for one, item in zip(carried, output, strict=True)
+    )
+    output = response["output"]
     messages = parse(input=output).generation.input.messages  # type: ignore[union-attr]
-    joined = "".join(message.content or "" for message in messages)
-    thought = "".join(message.reasoning or "" for message in messages).replace("\n", "")
-    assert joined == "".join(text for kind, text in answer if kind == "text")
-    thoughts = "".join(text for kind, text in answer if kind == "thought")
-    assert thought == thoughts.replace("\n", "")
+    for attribute, kind in (("content", "text"), ("reasoning", "thought")):
+        joined = "".join(getattr(message, attribute) or "" for message in messages)
+        said = "".join(text for one, text in answer if one == kind)
+        assert joined.replace("\n", "") == said.replace("\n", "")
     for item in output:
         item.pop("content", None) if item["type"] == "reasoning" else None
     assert parse(input=output).generation.input.messages == messages  # type: ignore[union-attr]
-
-
-@each_case("case", CASES, ids=str)
-def test_the_sdk_reads_every_event(case: Case) -> None:
-    """Strictly by its types, and by the state machine behind its stream helper."""
-    state = ResponseStreamState(text_format=NOT_GIVEN, input_tools=NOT_GIVEN)
-    for event in frames(case.text("stream")):
-        read = EVENT_TYPES.validate_python(event, strict=True)
-        assert read.type == event["type"]
-        state.handle_event(read)
-    body = case.parts["body"]
-    Response.model_validate(body, strict=True)
-    assert body == event["response"]
 
 
 OPEN_RESPONSES_FIELDS: dict[str, tuple[type, ...]] = {
@@ -138,12 +119,22 @@ for a field that is missing or ``null`` where it may not be."""
 
 
 @each_case("case", CASES, ids=str)
-def test_every_response_has_what_open_responses_requires(case: Case) -> None:
-    expected = [event["response"] for event in frames(case.text("stream")) if "response" in event]
-    for response in [*expected, case.parts["body"]]:
+def test_the_sdk_reads_every_event_and_open_responses_has_its_fields(case: Case) -> None:
+    """Strictly by its types, and by the state machine behind its stream helper."""
+    state = ResponseStreamState(text_format=NOT_GIVEN, input_tools=NOT_GIVEN)
+    body = case.parts["body"]
+    for event in frames(case.text("stream")):
+        read = EVENT_TYPES.validate_python(event, strict=True)
+        assert read.type == event["type"]
+        state.handle_event(read)
+        if "response" not in event:
+            continue
+        response = event["response"]
         for name, types in OPEN_RESPONSES_FIELDS.items():
             assert isinstance(response[name], types), name
         assert (response["completed_at"] is None) == (response["status"] != "completed")
+    Response.model_validate(body, strict=True)
+    assert body == response
 
 
 def test_what_the_models_defaults_made_of_it_is_reported() -> None:
@@ -156,27 +147,37 @@ def test_what_the_models_defaults_made_of_it_is_reported() -> None:
     assert (encoder.response["temperature"], encoder.response["frequency_penalty"]) == (0.6, 1.5)
 
 
-def failing() -> ApiError:
-    return RequestFailedError(Failure(code="neuron_lost", message="It went away."))
+def failing(code: str = "neuron_lost") -> ApiError:
+    return RequestFailedError(Failure(code=code, message="It went away."))
 
 
 def test_a_failure_ends_what_was_begun() -> None:
+    for names_error, ending, code, shown in (
+        (True, ["error", "response.failed"], "neuron_lost", "server_error"),
+        (False, ["response.failed"], "context_length_exceeded", "invalid_prompt"),
+        (False, ["response.failed"], "rate_limit_exceeded", "rate_limit_exceeded"),
+    ):
+        encoder = parse(stream=True).stream_encoder(**MADE)
+        begun = [Accepted(request_id="r", prompt_tokens=1), Delta(request_id="r", text="Par")]
+        stream = folded(encoder, begun) + encoder.failed(failing(code), names_error=names_error)
+        events = frames(stream)
+        kinds = [event["type"] for event in events]
+        assert kinds[-1 - len(ending) :] == ["response.output_item.done", *ending]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert not names_error or events[-2]["code"] == "neuron_lost"
+        response = events[-1]["response"]
+        assert (response["status"], response["error"]["code"]) == ("failed", shown)
+        assert response["output"][0]["status"] == "incomplete"
+        for event in events:
+            EVENT_TYPES.validate_python(event, strict=True)
+
+
+def test_a_cancelled_answer_ends_with_an_error() -> None:
     encoder = parse(stream=True).stream_encoder(**MADE)
-    begun = [Accepted(request_id="r", prompt_tokens=1), Delta(request_id="r", text="Par")]
-    stream = b"".join(map(encoder.encode, begun)) + encoder.failed(failing())
-    events = frames(stream)
-    assert [event["type"] for event in events[-3:]] == [
-        "response.output_item.done",
-        "error",
-        "response.failed",
-    ]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert events[-2]["code"] == "neuron_lost"
-    response = events[-1]["response"]
-    assert response["status"] == "failed" and response["error"]["code"] == "server_error"
-    assert response["output"][0]["status"] == "incomplete"
-    for event in events:
-        EVENT_TYPES.validate_python(event, strict=True)
+    stream = folded(encoder, [Accepted(request_id="r", prompt_tokens=1)])
+    events = frames(stream + encoder.cancelled(failing()))
+    assert [event["type"] for event in events[-2:]] == ["response.in_progress", "error"]
+    assert encoder.response is not None and encoder.response["status"] == "cancelled"
 
 
 @each_case(
@@ -196,34 +197,11 @@ def test_a_failed_response_has_a_code_of_its_api(error: ApiError, code: str) -> 
 def test_a_failure_before_anything_is_one_event() -> None:
     (event,) = frames(openai_responses_errors.error_frame(failing(), request_id="r"))
     joined = {"code": "neuron_lost", "message": "It went away.", "param": None}
-    assert event == {
-        "type": "error",
-        **joined,
-        "error": {"type": "server_error", **joined},
-        "sequence_number": 0,
-    }
+    nested = {"error": {"type": "server_error", **joined}}
+    assert event == {"type": "error", **joined, **nested, "sequence_number": 0}
     encoder = parse(stream=True).stream_encoder(**MADE)
     assert frames(encoder.failed(failing())) == [event]
-
-
-def test_logprobs_concatenate_however_they_come() -> None:
-    tokens = [
-        TextLogprob(token=letter, token_bytes=letter.encode(), logprob=-1.0) for letter in "abc"
-    ]
-    request = parse(include=["message.output_text.logprobs"])
-    assert request.generation.sampling.top_logprobs == 0
-    whole = [Delta(request_id="r", text="abc", logprobs=tokens)]
-    cut = [
-        Delta(request_id="r", text=text, logprobs=[token])
-        for text, token in zip(("", "abc", ""), tokens, strict=True)
-    ]
-    answers = []
-    for deltas in (whole, cut):
-        encoder = request.body_encoder(**MADE)
-        accepted, *ends = events_of([])
-        answers.append(body_of(encoder, [accepted, *deltas, *ends]))
-    assert answers[0] == answers[1]
-    assert len(answers[0]["output"][0]["content"][0]["logprobs"]) == 3
+    assert encoder.failed(failing(), names_error=False) == b""
 
 
 SETTINGS = AnswerSettings(
@@ -260,22 +238,13 @@ def test_the_events_that_end_an_item_are_parts_of_their_own() -> None:
     assert parted.encode(FINISHED) == whole.encode(FINISHED)
 
 
-def test_a_body_writes_no_events_that_end_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[str] = []
-    named_frame = openai_responses_events.named_frame
-
-    def noted(kind: str, fields: dict[str, object], number: int) -> bytes:
-        written.append(kind)
-        return named_frame(kind, fields, number)
-
-    monkeypatch.setattr(openai_responses_events, "named_frame", noted)
-    body = ResponseBodyEncoder(SETTINGS, "0" * 32, lambda: 1)
+def test_a_body_counts_the_events_that_it_does_not_write() -> None:
+    """Its last one's number is stored: a client may read the answer as a stream later."""
+    body, streamed = ResponseBodyEncoder(SETTINGS, "0" * 32, lambda: 1), encoder()
+    streamed.encode(END)
     for event in (*EVENTS, END):
         assert body.encode(event) == b""
     response = json.loads(body.encode(FINISHED))
-    assert not [kind for kind in written if kind.endswith(".done")]
     (part,) = response["output"][0]["content"]
     assert (part["text"], len(part["logprobs"])) == ("a" * 20, 21)
-    streamed = encoder()
-    streamed.encode(END)
     assert body.next_number == streamed.next_number + 1

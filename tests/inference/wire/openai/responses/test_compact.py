@@ -52,19 +52,15 @@ def messages(request: openai_responses.ResponsesRequest) -> list[tuple[str, str 
     return [(message.role, message.content) for message in request.generation.input.messages]
 
 
-def test_the_summary_is_asked_for_last() -> None:
-    asking = openai_responses_compact.summary_request(parse(input=CONVERSATION))
-    assert isinstance(asking.input, ChatInput)
-    assert asking.input.messages[-1].content == SUMMARISE
-    assert (asking.input.thinking, asking.input.tools) == (False, [])
-
-
-def test_the_summary_is_bounded_and_sampled_low() -> None:
-    for text, most in (("Hi", 256), ("x" * 2000, 500), ("x" * 10**6, MAX_SUMMARY_TOKENS)):
-        asking = openai_responses_compact.summary_request(parse(input=text))
+def test_the_summary_is_asked_for_last_bounded_and_sampled_low() -> None:
+    for given, most in (("Hi", 256), ("x" * 2000, 500), ("x" * 10**6, MAX_SUMMARY_TOKENS)):
+        asking = openai_responses_compact.summary_request(parse(input=given))
+        assert isinstance(asking.input, ChatInput)
+        assert asking.input.messages[-1].content == SUMMARISE
+        assert (asking.input.thinking, asking.input.tools) == (False, [])
         assert asking.sampling.max_tokens == most
-    assert asking.sampling.temperature is not None and asking.sampling.temperature <= 0.3
-    assert asking.ends_at_context, "less is left for it: it may still be enough"
+        assert asking.sampling.temperature is not None and asking.sampling.temperature <= 0.3
+        assert asking.ends_at_context, "less is left for it: it may still be enough"
 
 
 USAGE = Usage(prompt_tokens=9, completion_tokens=1024)
@@ -102,22 +98,13 @@ def test_last_words_are_bounded_and_the_newest_and_keep_an_earlier_summary() -> 
     assert len(text) < 5000 + MAX_LAST_CHARS + 200
 
 
-def test_what_the_user_wrote_stays_and_the_rest_is_one_item() -> None:
-    response = compacted(CONVERSATION, "Paris is sunny.")
-    *kept_items, compaction = response["output"]
-    assert [item["content"][0]["text"] for item in kept_items] == [
-        "Be brief.",
-        "Weather in Paris?",
-        "And in Oslo?",
-    ]
-    ResponseCompactionItem.model_validate(compaction, strict=True)
-    assert len({item["id"] for item in response["output"]}) == 4
+def test_what_the_user_wrote_stays_and_it_continues_from_there() -> None:
+    response = compacted(CONVERSATION, "Paris is ☀, Oslo open.")
     assert (response["object"], response["created_at"]) == ("response.compaction", 1)
     assert response["usage"]["total_tokens"] == 13
-
-
-def test_it_continues_from_what_came_back() -> None:
-    output = compacted(CONVERSATION, "Paris is ☀, Oslo open.")["output"]
+    output = response["output"]
+    ResponseCompactionItem.model_validate(output[-1], strict=True)
+    assert len({item["id"] for item in output}) == 4
     body = json.dumps({"model": "m", "input": [*output, {"role": "user", "content": "Go on."}]})
     assert messages(openai_responses.parse(body.encode())) == [
         ("system", "Be brief."),

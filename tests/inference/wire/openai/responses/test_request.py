@@ -17,16 +17,14 @@ from openai.types.responses.response_create_params import (
     ResponseCreateParamsStreaming,
 )
 
-from inference.protocol.events import Failure
-from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.errors import ApiError
 from inference.wire.openai.responses import compact as openai_responses_compact
-from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.fields import carried, encrypted_content
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.tools import is_strict
+from inference.wire.openai.responses.websocket import error_message, parse_message
 from tests.cases import each_case
-from tests.inference.wire.answers import frames
 
 
 def parse(**more: Any) -> openai_responses.ResponsesRequest:
@@ -44,19 +42,6 @@ def parse(**more: Any) -> openai_responses.ResponsesRequest:
 )
 def test_every_field_of_the_sdk_is_declared(params: Any, fields: dict[str, Any]) -> None:
     assert get_type_hints(params).keys() <= fields.keys()
-
-
-def test_what_a_neuron_names_is_named_as_the_client_did() -> None:
-    for named, here in (("messages", "input"), ("max_tokens", "max_output_tokens"), ("x", "x")):
-        failure = Failure(code="context_length_exceeded", message="Too long.", param=named)
-        error = RequestFailedError(failure)
-        body = json.loads(openai_responses_errors.error_body(error, request_id="r"))
-        (event,) = frames(openai_responses_errors.error_frame(error, request_id="r"))
-        assert body["error"]["param"] == event["param"] == event["error"]["param"] == here
-    with pytest.raises(ApiError) as refused:
-        parse(messages=[])
-    body = json.loads(openai_responses_errors.error_body(refused.value, request_id="r"))
-    assert body["error"]["param"] == "messages"
 
 
 @given(thought=st.text())
@@ -103,25 +88,6 @@ def test_strict_schemas(schema: dict[str, Any], strict: bool) -> None:
     assert chosen.tools[0].strict is not strict  # type: ignore[union-attr]
 
 
-@each_case(
-    ("effort", "thinking", "expected"),
-    [
-        ("none", False, None),
-        ("minimal", False, None),
-        ("low", True, "low"),
-        ("max", True, "max"),
-        (None, None, None),
-    ],
-)
-def test_reasoning_effort(effort: str | None, thinking: bool | None, expected: str | None) -> None:
-    chat: Any = parse(reasoning={"effort": effort}).generation.input
-    assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == (
-        thinking,
-        expected,
-        True,
-    )
-
-
 def test_history_comes_between_the_instructions_and_the_input() -> None:
     request = parse(
         instructions="Be brief.",
@@ -163,16 +129,22 @@ def test_a_count_renders_what_the_response_would() -> None:
     counted = openai_responses.count_of(parse_count(**body))
     assert counted.model == "m"
     assert counted.input == openai_responses.parse(orjson.dumps(body)).generation.input
-
-
-@each_case("name", ["stream", "store", "temperature", "max_output_tokens"])
-def test_a_count_has_nothing_to_generate(name: str) -> None:
-    with pytest.raises(ApiError, match=name):
-        parse_count(**{name: 1})
-
-
-def test_the_body_is_the_sdk_s() -> None:
     assert json.loads(openai_responses.count_body(7)) == {
         "object": "response.input_tokens",
         "input_tokens": 7,
     }
+    for name in ("stream", "store", "temperature", "max_output_tokens"):
+        with pytest.raises(ApiError, match=name):
+            parse_count(**{name: 1})
+
+
+def test_a_message_on_a_socket_is_a_request_without_fields_of_transport() -> None:
+    create = {"type": "response.create", "model": "m", "input": "Hi"}
+    read = parse_message(orjson.dumps({**create, "generate": False, "stream": True}))
+    assert (read.generates, read.response.stream, read.response.background) == (False, True, False)
+    assert parse_message(orjson.dumps(create)).generates
+    for name, value in (("stream_options", {}), ("stream", False), ("background", True)):
+        with pytest.raises(ApiError) as refused:
+            parse_message(orjson.dumps({**create, name: value}))
+        message = json.loads(error_message(refused.value))
+        assert (message["status"], message["param"], message["sequence_number"]) == (400, name, 0)

@@ -18,7 +18,6 @@ from inference.wire.openai.responses.stored import (
     UNKNOWN_LAST_NUMBER,
     ItemPage,
     Retrieval,
-    deleted_body,
     item_list_body,
     read_item_page,
     read_retrieval,
@@ -82,35 +81,48 @@ def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> N
     assert seen == (everything if order == "asc" else everything[::-1])
 
 
+SEEN = Retrieval(stream=True, starting_after=7)
+
+
 @each_case(
-    ("query", "asked"),
+    ("read", "query", "asked"),
     [
-        *[(query, Retrieval()) for query in (b"", b"stream=false", b"beta=true")],
-        (b"include=file_search_call.results", Retrieval()),
-        (b"stream=true", Retrieval(stream=True)),
+        *[(read_retrieval, query, Retrieval()) for query in (b"", b"stream=false", b"beta=true")],
+        (read_retrieval, b"include=file_search_call.results", Retrieval()),
+        (read_retrieval, b"stream=TRUE&starting_after=7&include_obfuscation=False", SEEN),
+        (read_item_page, b"", ItemPage(limit=20, order="desc", after=None)),
+        (read_item_page, b"beta=true&limit=100&limit=3", ItemPage(limit=3)),
         (
-            b"stream=true&starting_after=7&include_obfuscation=false",
-            Retrieval(stream=True, starting_after=7),
+            read_item_page,
+            b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content",
+            ItemPage(limit=5, order="asc", after="msg_1"),
         ),
     ],
 )
-def test_a_response_as_it_is_or_as_a_stream(query: bytes, asked: Retrieval) -> None:
-    assert read_retrieval(query) == asked
+def test_queries(read: Any, query: bytes, asked: Any) -> None:
+    assert read(query) == asked
 
 
-def test_queries_that_are_refused() -> None:
-    for wrong in (b"beta=yes", b"starting_after=7", b"stream=yes"):
-        with pytest.raises(ApiError):
-            read_retrieval(wrong)
-    with pytest.raises(ApiError, match="starting_after"):
-        read_retrieval(b"stream=true&starting_after=-1")
-
-
-def test_the_page_asked_for() -> None:
-    assert read_item_page(b"") == ItemPage(limit=20, order="desc", after=None)
-    assert read_item_page(b"beta=true&limit=3") == ItemPage(limit=3)
-    query = b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
-    assert read_item_page(query) == ItemPage(limit=5, order="asc", after="msg_1")
+@each_case(
+    ("read", "query", "param"),
+    [
+        *[
+            (read_retrieval, query, query.decode().partition("=")[0])
+            for query in (
+                *(b"beta=yes", b"starting_after=7", b"stream=yes", b"include=x&include=y"),
+                *(b"include_obfuscation=true", b"starting_after=-1&stream=true", b"limit=3"),
+            )
+        ],
+        *[
+            (read_item_page, query, query.decode().partition("=")[0])
+            for query in (b"limit=0", b"limit=101", b"limit=x", b"order=up", b"stream=true")
+        ],
+    ],
+)
+def test_queries_that_are_refused(read: Any, query: bytes, param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        read(query)
+    assert (refused.value.status, refused.value.param) == (400, param)
 
 
 ENDED = {
@@ -158,8 +170,3 @@ def test_any_query_is_read_or_refused(query: bytes) -> None:
             read(query)
         except ApiError as error:
             assert error.status == 400
-
-
-def test_deleted() -> None:
-    deleted = {"id": "resp_1", "object": "response", "deleted": True}
-    assert json.loads(deleted_body("resp_1")) == deleted
