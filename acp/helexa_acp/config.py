@@ -126,20 +126,16 @@ def load_config(environ: Mapping[str, str]) -> Config:
 
 def from_environment(environ: Mapping[str, str]) -> Config:
     """The endpoint ``default``, which speaks openai-chat."""
-    table = {
+    endpoint = {
         "name": "default",
         "base_url": environ.get("HELEXA_ACP_BASE_URL") or DEFAULT_BASE_URL,
-        "default_model": environ.get("HELEXA_ACP_MODEL") or None,
-        "api_key": environ.get("HELEXA_ACP_API_KEY") or None,
+        "default_model": environ.get("HELEXA_ACP_MODEL"),
+        "api_key": environ.get("HELEXA_ACP_API_KEY"),
         "max_tokens": _whole_number(environ, "HELEXA_ACP_MAX_TOKENS"),
         "context_window": _whole_number(environ, "HELEXA_ACP_CONTEXT_WINDOW"),
     }
-    named = {key: value for key, value in table.items() if value is not None}
     prompt_path = environ.get("HELEXA_ACP_SYSTEM_PROMPT_PATH")
-    return from_table(
-        {"endpoints": [named]} | ({"system_prompt_path": prompt_path} if prompt_path else {}),
-        environ,
-    )
+    return from_table({"endpoints": [endpoint], "system_prompt_path": prompt_path}, environ)
 
 
 def from_table(table: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -149,15 +145,16 @@ def from_table(table: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
     endpoints = tuple(endpoint.resolved(environ) for endpoint in read.endpoints)
-    names = [one.name for one in endpoints]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"two endpoints are named {twice!r}.")
-    default_name = read.default_endpoint or names[0]
-    if default_name not in names:
-        raise ConfigError(f"default_endpoint {default_name!r} is not one of {', '.join(names)}.")
+    named: dict[str, Endpoint] = {}
+    for endpoint in endpoints:
+        if named.setdefault(endpoint.name, endpoint) is not endpoint:
+            raise ConfigError(f"two endpoints are named {endpoint.name!r}.")
+    default_name = read.default_endpoint or endpoints[0].name
+    if default_name not in named:
+        raise ConfigError(f"default_endpoint {default_name!r} is not one of {', '.join(named)}.")
     return Config(
         endpoints=endpoints,
-        default_endpoint=endpoints[names.index(default_name)],
+        default_endpoint=named[default_name],
         system_prompt=_system_prompt(read.system_prompt_path),
         fetch_hosts=tuple(host.lower() for host in read.fetch_hosts),
         bash_timeout_s=read.bash_timeout_s,

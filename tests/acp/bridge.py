@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from acp import PROTOCOL_VERSION, text_block
-from acp.agent import AgentSideConnection
 from acp.client import ClientSideConnection
 from acp.schema import ClientCapabilities, PromptResponse
 from acp.stdio import spawn_agent_process
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
-from helexa_acp.endpoints import Endpoints
-from helexa_acp.serving import LineTransport
-from helexa_acp.sessions import Sessions
-from helexa_acp.store import SessionStore
+from helexa_acp.serving import EditorTransport, serve_over
 from tests.acp.editor import BARE, Editor
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent.parent / "acp"
@@ -76,18 +72,12 @@ async def agent_here(
 ) -> AsyncIterator[socket.socket]:
     """The agent in this process: a new one starts in no time. Yields the editor's end of its
     socket, whose closing ends it."""
-    config = from_table(table, {})
-    endpoints = Endpoints(config)
-    sessions = Sessions(config, endpoints, SessionStore(data_dir / "sessions"))
-    agent: Any = HelexaAgent(config, endpoints, sessions, data_dir)
     theirs, ours = socket.socketpair()
-    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=limit_bytes))
-    side = AgentSideConnection(agent, transport, listening=False, use_unstable_protocol=True)
-    listening = asyncio.create_task(side.listen())
+    transport = EditorTransport(*await asyncio.open_connection(sock=theirs, limit=limit_bytes))
+    agent = HelexaAgent(from_table(table, {}), data_dir)
+    serving = asyncio.create_task(serve_over(transport, agent))
     yield ours
-    await listening
-    await agent.close()
-    await side.close()
+    await serving
 
 
 @contextlib.asynccontextmanager

@@ -24,7 +24,7 @@ from acp.schema import (
     WriteTextFileResponse,
 )
 
-from helexa_acp.tools.bash import end_group
+from helexa_acp.processes import end_group
 
 BARE = ClientCapabilities()
 WITH_FILES = ClientCapabilities(

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from helexa_acp.config import from_table
-from helexa_acp.editor import ClientPort
+from helexa_acp.editor import Editor as EditorPort
 from helexa_acp.errors import ToolError
 from helexa_acp.history import text_of
 from helexa_acp.modes import Mode
 from helexa_acp.tools import fetch, tools_for
 from helexa_acp.tools.base import ToolContext
-from helexa_acp.tools.fetch import checked_address, is_allowed_address, is_allowed_host, page_text
+from helexa_acp.tools.fetch import checked_address, is_allowed_address, page_text
 from tests.acp.editor import BARE, Editor
 from tests.cases import each_case
 
@@ -71,9 +71,9 @@ async def fetched(url: str, *hosts: str) -> str:
     async def show(contents: list[Any]) -> None: ...
 
     config = from_table(table(*hosts), {})
-    context = ToolContext(ClientPort(client, BARE, "s"), Path("/"), config, show)
-    await fetch.TOOL.preview(context, {"url": url})
-    return text_of((await fetch.TOOL.run(context, {"url": url})).parts)
+    context = ToolContext(EditorPort(client, BARE, "s"), Path("/"), config, show)
+    prepared = await fetch.FETCH.prepare(context, {"url": url})
+    return text_of((await prepared.run()).parts)
 
 
 def test_there_is_none_unless_configured() -> None:
@@ -123,12 +123,25 @@ async def test_everything_is_not_everywhere(url: str, why: str) -> None:
         await fetched(url, "*")
 
 
-def test_hosts() -> None:
-    allowed = ("docs.python.org", "*.example.org")
-    assert is_allowed_host("docs.python.org", allowed)
-    assert is_allowed_host("a.b.example.org", allowed)
-    for host in ("python.org", "example.org", "evil-example.org", "docs.python.org.evil.net"):
-        assert not is_allowed_host(host, allowed)
+@each_case(
+    ("host", "is_allowed"),
+    [
+        *(("docs.python.org", True), ("a.b.example.org", True)),
+        *((host, False) for host in ("python.org", "example.org", "evil-example.org")),
+        ("docs.python.org.evil.net", False),
+    ],
+)
+async def test_hosts(host: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolved(*_: Any, **__: Any) -> list[Any]:
+        return [(0, 0, 0, "", ("8.8.8.8", 80))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+    checking = checked_address(host, 80, ("docs.python.org", "*.example.org"))
+    if is_allowed:
+        assert str(await checking) == "8.8.8.8"
+    else:
+        with pytest.raises(ToolError, match="not one of fetch_hosts"):
+            await checking
 
 
 @each_case(

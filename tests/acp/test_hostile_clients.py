@@ -8,12 +8,13 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa_acp.serving import LineTransport, MalformedError, parse
+from helexa_acp.lines import LineTransport, MalformedError, parse
 from tests.acp.bridge import agent_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
@@ -158,10 +159,13 @@ async def test_contents_of_a_prompt_that_cannot_be(wire: Wire, endpoint: FakeEnd
         assert (await wire.answer_to(2))["error"]["code"] == -32602
 
 
-async def test_the_last_line_needs_no_end(wire: Wire) -> None:
-    wire.writer.write(json.dumps(call(1, "session/list", {})).encode())
-    wire.writer.write_eof()
-    assert "result" in await wire.answer_to(1)
+async def test_the_last_line_needs_no_end() -> None:
+    reader, writer = asyncio.StreamReader(), Mock()
+    reader.feed_data(b'\n{"id": 5, "result": {}}')
+    reader.feed_eof()
+    transport = LineTransport(reader, writer)
+    assert await transport.receive() == {"id": 5, "result": {}}
+    assert await transport.receive() is None
 
 
 JSON = st.recursive(

@@ -19,6 +19,7 @@ from tests.acp.bridge import Bridge, until
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.acp.mcp_server import answer
 
+TRANSPORT: Any = None
 PROGRAM = str(Path(__file__).parent / "mcp_server.py")
 
 
@@ -190,8 +191,8 @@ def test_names_that_apis_take() -> None:
 
 def test_what_servers_may_answer() -> None:
     for odd in ({}, {"tools": 1}, {"tools": [1, {}, {"name": None}]}):
-        assert tools_of(odd) == []
-    (tool,) = tools_of({"tools": [{"name": "x", "inputSchema": {"properties": 3}}]})
-    assert tool.schema == {"properties": {}, "type": "object"}
+        assert tools_of("s", TRANSPORT, odd) == []
+    (tool,) = tools_of("s", TRANSPORT, {"tools": [{"name": "x", "inputSchema": {"properties": 3}}]})
+    assert tool.spec.parameters == {"properties": {}, "type": "object"}
     for odd in ({}, {"content": 1}, {"content": [1, None, {"type": "text", "text": 1}]}):
         assert parts_of(odd)

@@ -35,7 +35,6 @@ async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) ->
     assert asked.headers["x-include-thinking"] == "true"
     if asked.path == "/v1/messages":
         assert asked.headers["anthropic-version"] == "2023-06-01"
-        assert asked.headers["x-api-key"] == "none"
         assert asked.body["max_tokens"] == 8192
     else:
         assert not {"max_tokens", "max_output_tokens"} & asked.body.keys()

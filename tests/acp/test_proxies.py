@@ -9,7 +9,7 @@ from acp import RequestError
 from acp.schema import HttpMcpServer
 
 from helexa_acp.errors import ConfigError
-from helexa_acp.proxies import proxy_for
+from helexa_acp.http import proxy_for
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case

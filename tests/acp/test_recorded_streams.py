@@ -19,7 +19,7 @@ from helexa_acp.wire import (
     messages,
     responses,
 )
-from helexa_acp.wire.client import fed, is_readable
+from helexa_acp.wire.client import fed
 from tests.cases import each_case
 
 LS = CallMade("call_1", "bash", '{"command": "ls"}')
@@ -212,7 +212,9 @@ def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
 @each_case("name", CHAT)
 def test_chat_completions(name: str) -> None:
     answer = chat.Answer()
-    events = [event for one in CHAT[name] for event in fed(answer.feed, one)] + answer.finish()
+    events = [
+        event for one in CHAT[name] for event in fed(answer, json.dumps(one))
+    ] + answer.finish()
     assert text_and_calls(events) == ("", [LS])
     if "easoning" in name:
         assert ThoughtDelta("Look.") in events
@@ -232,35 +234,32 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
     apart = [chunk({"tool_calls": [one]}) for one in deltas]
     for chunks in (apart, [chunk({"tool_calls": deltas})]):
         answer = chat.Answer()
-        events = [event for one in (*chunks, chunk({}, "stop")) for event in fed(answer.feed, one)]
+        events = [
+            event for one in (*chunks, chunk({}, "stop")) for event in fed(answer, json.dumps(one))
+        ]
         assert text_and_calls([*events, *answer.finish()]) == ("", calls)
 
 
 @each_case("name", MESSAGES)
 def test_messages(name: str) -> None:
     answer = messages.Answer()
-    events = [event for one in MESSAGES[name] for event in fed(answer.feed, one)]
-    assert text_and_calls(events) == ("I look.", [LS])
-    assert answer.is_ended
+    events = [event for one in MESSAGES[name] for event in fed(answer, json.dumps(one))]
+    assert text_and_calls(events + answer.finish()) == ("I look.", [LS])
 
 
 @each_case("name", RESPONSES)
 def test_responses(name: str) -> None:
     answer = responses.Answer()
-    events = [event for one in RESPONSES[name] for event in fed(answer.feed, one)]
-    assert text_and_calls(events) == ("I look.", [LS])
-    assert answer.is_ended
+    events = [event for one in RESPONSES[name] for event in fed(answer, json.dumps(one))]
+    assert text_and_calls(events + answer.finish()) == ("I look.", [LS])
 
 
 def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert [is_readable(data) for data in ("{", "[1]", '{"a": 1}', "[DONE]", "")] == [
-        *(False, False, True, True, True)
-    ]
     good = CHAT["Ollama: the whole call in one chunk, finish_reason stop"]
-    bad: list[Any] = [3, {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
+    bad: list[Any] = [3, [1], {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
     answer = chat.Answer()
-    events = [event for one in (*bad, *good) for event in fed(answer.feed, one)]
+    events = [event for one in (*bad, *good) for event in fed(answer, json.dumps(one))]
     assert text_and_calls([*events, *answer.finish()]) == ("", [LS])
     assert len(caplog.records) >= 4
     assert json.dumps({"choices": 3}) in caplog.text

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from helexa_acp.errors import StoreError
 from helexa_acp.history import (
@@ -24,7 +24,8 @@ from helexa_acp.history import (
     UserTurn,
     answered,
 )
-from helexa_acp.store import SessionStore, StoredSession, new_session_id
+from helexa_acp.modes import Mode
+from helexa_acp.store import Record, SessionStore, new_session_id
 from tests.acp.bridge import PACKAGE_DIR
 from tests.cases import each_case
 
@@ -34,19 +35,18 @@ HISTORY: tuple[Turn, ...] = (
         text="I look.",
         thoughts=(Thought("Hm.", "signed"), Thought("", {"type": "redacted_thinking"})),
         calls=(ToolCall("c1", "read_file", {"path": "a", "limit": 3}),),
-        images=(Image("image/png", "BBBB"),),
     ),
     ToolResult(call_id="c1", name="read_file", parts=(Text("ERROR: none"),), is_error=True),
 )
 
 
-def stored(session_id: str, **changed: object) -> StoredSession:
-    session = StoredSession(
+def stored(session_id: str, **changed: object) -> Record:
+    session = Record(
         session_id=session_id,
         cwd="/work",
         model_id="home:m",
-        mode_id="plan",
-        history=HISTORY,
+        mode=Mode.PLAN,
+        history=list(HISTORY),
         created_at="2026-01-01T00:00:00.000Z",
         updated_at="2026-01-02T00:00:00.000Z",
         elided_before=2,
@@ -60,7 +60,7 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
     session = stored(new_session_id())
     store.save(session)
     assert store.load(session.session_id) == session
-    assert list(store.all()) == [session]
+    assert store.all() == [session]
 
 
 def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
@@ -87,7 +87,6 @@ def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
                 "calls": [
                     {"id": "c1", "name": "read_file", "arguments": {"path": "a", "limit": 3}}
                 ],
-                "images": [{"type": "image", "mime_type": "image/png", "data": "BBBB"}],
             },
             {
                 "role": "tool",
@@ -181,7 +180,7 @@ def test_broken_files_are_reported_and_passed_over(tmp_path: Path) -> None:
         (tmp_path / f"hxa-{name}.json").write_text(text)
         with pytest.raises(StoreError):
             store.load(f"hxa-{name}")
-    assert list(store.all()) == [good]
+    assert store.all() == [good]
 
 
 def test_a_failed_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +192,8 @@ def test_a_failed_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
-        store.save(replace(session, history=()))
+    with pytest.raises(StoreError, match="No space"):
+        store.save(replace(session, history=[]))
     assert store.load("hxa-1") == session
     assert [path.name for path in tmp_path.iterdir()] == ["hxa-1.json"]
 
@@ -209,6 +208,6 @@ def test_calls_without_results_get_one() -> None:
     missing = whole[2]
     assert isinstance(missing, ToolResult)
     assert (missing.call_id, missing.is_error) == ("b", True)
-    assert missing.parts == (Text(INTERRUPTED),)
+    assert missing.parts == (Text(f"ERROR: {INTERRUPTED}"),)
     assert whole[3] == after
     assert answered(whole) == whole

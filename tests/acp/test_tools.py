@@ -15,7 +15,7 @@ import pytest
 from acp.schema import ClientCapabilities
 
 from helexa_acp.config import Config, from_table
-from helexa_acp.editor import ClientPort
+from helexa_acp.editor import Editor as EditorPort
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, text_of
 from helexa_acp.tools import bash, files, search, update_plan
@@ -38,10 +38,10 @@ class Workshop:
 
     async def run(self, tool: Tool, **arguments: Any) -> Outcome:
         client: Any = self.editor
-        port = ClientPort(client, self.capabilities, "s")
+        port = EditorPort(client, self.capabilities, "s")
         context = ToolContext(port, self.cwd, self.config, self._show)
-        await tool.preview(context, arguments)
-        return await tool.run(context, arguments)
+        prepared = await tool.prepare(context, arguments)
+        return await prepared.run()
 
     async def text(self, tool: Tool, **arguments: Any) -> str:
         outcome = await self.run(tool, **arguments)
@@ -71,9 +71,9 @@ async def test_a_file_by_lines(shop: Workshop) -> None:
     assert await shop.text(files.READ_FILE, path="a", line="4") == "4\n"
     with pytest.raises(ToolError, match="past the end"):
         await shop.run(files.READ_FILE, path="a", line=5)
-    with pytest.raises(ToolError, match="at least 1"):
+    with pytest.raises(ToolError, match=">= 1"):
         await shop.run(files.READ_FILE, path="a", line=0)
-    with pytest.raises(ToolError, match="must be a string"):
+    with pytest.raises(ToolError, match="Expected `str`, got `array`"):
         await shop.run(files.READ_FILE, path=["a"])
 
 
@@ -165,18 +165,18 @@ async def test_lines_are_found(shop: Workshop) -> None:
     (shop.cwd / "node_modules").mkdir()
     (shop.cwd / "node_modules" / "c.txt").write_text("needle")
     (shop.cwd / "binary").write_bytes(b"\0needle")
-    assert await shop.text(search.TOOL, pattern="needle") == "sub/b.txt:1: a needle"
-    both = await shop.text(search.TOOL, pattern="needle", ignore_case=True)
+    assert await shop.text(search.SEARCH, pattern="needle") == "sub/b.txt:1: a needle"
+    both = await shop.text(search.SEARCH, pattern="needle", ignore_case=True)
     assert both == "a.py:2: return Needle\nsub/b.txt:1: a needle"
-    assert await shop.text(search.TOOL, pattern="e+dle", glob="*.py") == "a.py:2: return Needle"
-    assert await shop.text(search.TOOL, pattern="needle", path="sub/b.txt") == "b.txt:1: a needle"
-    assert await shop.text(search.TOOL, pattern="nothing") == "[no line matches]"
+    assert await shop.text(search.SEARCH, pattern="e+dle", glob="*.py") == "a.py:2: return Needle"
+    assert await shop.text(search.SEARCH, pattern="needle", path="sub/b.txt") == "b.txt:1: a needle"
+    assert await shop.text(search.SEARCH, pattern="nothing") == "[no line matches]"
     for arguments, why in (
         ({"pattern": "("}, "no regular expression"),
         ({"pattern": "x", "path": "none"}, "is not there"),
     ):
         with pytest.raises(ToolError, match=why):
-            await shop.run(search.TOOL, **arguments)
+            await shop.run(search.SEARCH, **arguments)
 
 
 async def test_what_git_ignores_is_left_out(shop: Workshop) -> None:
@@ -184,7 +184,7 @@ async def test_what_git_ignores_is_left_out(shop: Workshop) -> None:
     (shop.cwd / ".gitignore").write_text("ignored\n")
     for name in ("ignored", "seen"):
         (shop.cwd / name).write_text("needle\n")
-    assert await shop.text(search.TOOL, pattern="needle") == "seen:1: needle"
+    assert await shop.text(search.SEARCH, pattern="needle") == "seen:1: needle"
 
 
 async def test_a_pattern_that_never_ends_is_ended(
@@ -193,7 +193,7 @@ async def test_a_pattern_that_never_ends_is_ended(
     monkeypatch.setattr(search, "TIMEOUT_S", 0.5)
     (shop.cwd / "a").write_text("a" * 60 + "!\n")
     with pytest.raises(ToolError, match="took over"):
-        await shop.run(search.TOOL, pattern="(a+)+$")
+        await shop.run(search.SEARCH, pattern="(a+)+$")
 
 
 # Commands.
@@ -203,12 +203,12 @@ async def test_a_pattern_that_never_ends_is_ended(
 async def test_a_command(shop: Workshop, capabilities: ClientCapabilities) -> None:
     shop.capabilities = capabilities
     (shop.cwd / "sub").mkdir()
-    outcome = await shop.run(bash.TOOL, command="echo out; echo err >&2; pwd", cwd="sub")
+    outcome = await shop.run(bash.BASH, command="echo out; echo err >&2; pwd", cwd="sub")
     assert text_of(outcome.parts) == f"out\nerr\n{shop.cwd}/sub"
     assert not outcome.is_error
-    outcome = await shop.run(bash.TOOL, command="echo no; exit 3")
+    outcome = await shop.run(bash.BASH, command="echo no; exit 3")
     assert (text_of(outcome.parts), outcome.is_error) == ("no\n[exit code 3]", True)
-    assert await shop.text(bash.TOOL, command="true") == "[no output]"
+    assert await shop.text(bash.BASH, command="true") == "[no output]"
     if capabilities is WITH_TERMINALS:
         assert len(shop.shown) == 3
         assert shop.editor.released == [f"terminal-{i}" for i in range(3)]
@@ -216,7 +216,7 @@ async def test_a_command(shop: Workshop, capabilities: ClientCapabilities) -> No
 
 
 async def test_a_command_has_no_input(shop: Workshop) -> None:
-    assert await shop.text(bash.TOOL, command="cat; echo done") == "done"
+    assert await shop.text(bash.BASH, command="cat; echo done") == "done"
 
 
 @pytest.mark.parametrize("capabilities", [BARE, WITH_TERMINALS], ids=["here", "terminal"])
@@ -226,25 +226,25 @@ async def test_a_command_that_takes_too_long(
     shop.capabilities = capabilities
     table = {"endpoints": [{"name": "x", "base_url": "http://x"}], "bash_timeout_s": 0.5}
     shop.config = from_table(table, {})
-    outcome = await shop.run(bash.TOOL, command="exec sleep 600")
+    outcome = await shop.run(bash.BASH, command="exec sleep 600")
     assert outcome.is_error
     assert "[ended after 0.5 s]" in text_of(outcome.parts)
 
 
 async def test_what_it_leaves_in_the_background_is_ended(shop: Workshop) -> None:
-    text = await shop.text(bash.TOOL, command="sleep 600 & echo $!")
+    text = await shop.text(bash.BASH, command="sleep 600 & echo $!")
     await until(lambda: has_ended(text.strip()))
 
 
 async def test_output_is_bounded(shop: Workshop) -> None:
-    text = await shop.text(bash.TOOL, command="yes 123456789 | head -c 1000000; echo end")
+    text = await shop.text(bash.BASH, command="yes 123456789 | head -c 1000000; echo end")
     assert len(text) < 140_000
     assert text.endswith("end\n[the beginning of the output was left out]")
 
 
 async def test_a_terminal_is_released_when_cancelled(shop: Workshop) -> None:
     shop.capabilities = WITH_TERMINALS
-    running = asyncio.create_task(shop.run(bash.TOOL, command="exec sleep 600"))
+    running = asyncio.create_task(shop.run(bash.BASH, command="exec sleep 600"))
     await until(lambda: shop.shown)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -257,7 +257,7 @@ async def test_a_terminal_is_released_when_cancelled(shop: Workshop) -> None:
 
 async def test_a_plan_is_shown(shop: Workshop) -> None:
     entries = ["think", {"content": "do", "status": "in_progress", "priority": "high"}]
-    await shop.run(update_plan.TOOL, entries=entries)
+    await shop.run(update_plan.UPDATE_PLAN, entries=entries)
     (plan,) = shop.editor.updates_of("plan")
     assert [(one.content, one.status, one.priority) for one in plan.entries] == [
         ("think", "pending", "medium"),
@@ -265,4 +265,4 @@ async def test_a_plan_is_shown(shop: Workshop) -> None:
     ]
     for bad in ("x", [1], [{"content": "x", "status": "later"}], None):
         with pytest.raises(ToolError):
-            await shop.run(update_plan.TOOL, entries=bad)
+            await shop.run(update_plan.UPDATE_PLAN, entries=bad)
