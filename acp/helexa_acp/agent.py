@@ -207,20 +207,19 @@ class HelexaAgent:
                 await earlier.close()
             session = await opener(self._home, editor, cwd, specs)
         self._sessions[session_id] = session
-        await self._home.endpoints.listed(LIST_WAIT_S)
+        is_listed = await self._home.endpoints.listed(LIST_WAIT_S)
         # The present answer is sent before the task first runs.
-        task = asyncio.create_task(self._introduce(session))
+        task = asyncio.create_task(self._introduce(session, is_listed))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return session
 
-    async def _introduce(self, session: Session) -> None:
+    async def _introduce(self, session: Session, is_listed: bool) -> None:
         """Sends the editor updates that need its knowledge of the session."""
-        endpoints = self._home.endpoints
         try:
             await session.editor.update(available_commands())
-            if not await endpoints.listed(0.0):
-                await endpoints.listed(LATE_LIST_WAIT_S)
+            if not is_listed:
+                await self._home.endpoints.listed(LATE_LIST_WAIT_S)
                 await session.editor.update(updates.options_changed(session))
         except ConnectionError as error:
             log.info("an update was not sent: %r", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -59,6 +60,23 @@ class Bridge:
 
     async def set_mode(self, mode: str) -> None:
         await self.connection.set_session_mode(session_id=self.session_id, mode_id=mode)
+
+    async def load(self, session_id: str) -> Any:
+        """Shows the conversation, and continues it."""
+        self.session_id = session_id
+        return await self.connection.load_session(
+            cwd=str(self.project), session_id=session_id, mcp_servers=[]
+        )
+
+    async def send(self, method: str, **params: Any) -> Any:
+        """A request that the SDK's client has no method for, and its raw answer."""
+        return await self.connection._conn.send_request(method, params)
+
+    def record(self) -> dict[str, Any]:
+        """The session's file."""
+        path = self.data_dir / "sessions" / f"{self.session_id}.json"
+        read: dict[str, Any] = json.loads(path.read_text())
+        return read
 
 
 def endpoint_table(url: str, wire_api: str = "openai-chat", **more: Any) -> dict[str, Any]:

@@ -165,9 +165,12 @@ FRAMES: dict[str, Callable[[Reply], list[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
+    """Without a message it is no JSON."""
+
     status: int
-    message: str
+    message: str | None
     code: str = "refused"
+    retry_after: str = ""
 
 
 @dataclass(slots=True)
@@ -208,6 +211,8 @@ class FakeEndpoint:
         self.counts: Callable[[dict[str, Any]], int] | None = None
         self.max_characters: int | None = None
         """A longer prompt is beyond the context."""
+        self.may_list = asyncio.Event()
+        self.may_list.set()
         self.url = ""
         self._server: asyncio.Server | None = None
 
@@ -221,7 +226,8 @@ class FakeEndpoint:
         self._server.close()
 
     def will(self, *answers: Answer) -> None:
-        self.answers.extend(answers)
+        """From now on; earlier answers that are left are forgotten."""
+        self.answers = deque(answers)
 
     @property
     def prompts(self) -> list[dict[str, Any]]:
@@ -245,6 +251,7 @@ class FakeEndpoint:
     ) -> bool:
         """Whether the connection stays open."""
         if received.path == "/v1/models":
+            await self.may_list.wait()
             _write(writer, 200, {"object": "list", "data": self.models})
             return True
         if received.path.startswith("/v1/models/"):
@@ -299,15 +306,18 @@ async def _read_request(reader: asyncio.StreamReader) -> Received | None:
     return Received(path, headers, json.loads(data) if data else {})
 
 
-def _write(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
-    data = json.dumps(body).encode()
+def _write(
+    writer: asyncio.StreamWriter, status: int, body: dict[str, Any] | None, retry_after: str = ""
+) -> None:
+    data = b"<html>" if body is None else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    writer.write(f"{head}\r\n\r\n".encode() + data)
+    writer.write(f"{head}\r\nRetry-After: {retry_after}\r\n\r\n".encode() + data)
 
 
 def _refuse(writer: asyncio.StreamWriter, refusal: Refuse) -> None:
     error = {"message": refusal.message, "code": refusal.code, "type": "invalid_request_error"}
-    _write(writer, refusal.status, {"type": "error", "error": error})
+    body = None if refusal.message is None else {"type": "error", "error": error}
+    _write(writer, refusal.status, body, refusal.retry_after)
 
 
 def _write_head(writer: asyncio.StreamWriter) -> None:

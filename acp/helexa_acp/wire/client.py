@@ -97,7 +97,7 @@ async def _answered(
                 yield response
                 return
             if not tries_left or response.status_code not in RETRIED_STATUSES:
-                raise _refusal(response.status_code, _json(await response.aread()))
+                raise _refusal(response.status_code, _body(await response.aread()))
         finally:
             await response.aclose()
         await asyncio.sleep(_retry_after_s(response, delay_s))
@@ -111,11 +111,11 @@ def _retry_after_s(response: httpx2.Response, otherwise_s: float) -> float:
     return asked_s if 0 < asked_s <= MAX_RETRY_DELAY_S else otherwise_s
 
 
-def _json(data: bytes) -> Any:
+def _body(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        return data.decode("utf-8", "replace")[:SHOWN_CHARACTERS]
+        return None
 
 
 @contextlib.contextmanager
@@ -133,9 +133,9 @@ def _endpoint_errors() -> Iterator[None]:
 def _refusal(status: int, body: Any) -> EndpointError:
     """With OpenAI's code; for the messages API helexa's code in the details, or its type. An error
     in the stream has the status of the same refusal in a body, 400."""
-    error = body.get("error", body) if isinstance(body, dict) else body
+    error = body.get("error", body) if isinstance(body, dict) else None
     if not isinstance(error, dict):
-        return EndpointError(str(error or f"HTTP status {status}"), status=status)
+        error = {"message": error}
     details = error.get("details")
     in_details = details.get("code") if isinstance(details, dict) else None
     code = error.get("code") or in_details or error.get("type")
