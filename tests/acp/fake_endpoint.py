@@ -50,109 +50,57 @@ def _pieces(text: str) -> list[str]:
 
 
 def chat_frames(script: Reply) -> list[str]:
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return _data({**base, "choices": [choice]})
+    def chunk(reason: str | None = None, **delta: Any) -> str:
+        return _data({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
-    base = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "fake-model"}
-    frames = [chunk({"role": "assistant", "content": ""})]
     content = (f"<think>{script.thought}</think>" if script.thought else "") + script.text
-    frames += [chunk({"content": piece}) for piece in _pieces(content)]
+    frames = [chunk(role="assistant", content=""), *(chunk(content=p) for p in _pieces(content))]
     for index, (call_id, name, written) in enumerate(script.written_calls()):
-        head = {"index": index, "id": call_id, "type": "function"}
-        frames.append(chunk({"tool_calls": [head | {"function": {"name": name}}]}))
+        begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
+        frames.append(chunk(tool_calls=[begun]))
         for piece in _pieces(written):
-            call = {"index": index, "function": {"arguments": piece}}
-            frames.append(chunk({"tool_calls": [call]}))
-    frames.append(chunk({}, REASONS["/v1/chat/completions"][script.reason]))
-    usage = {
-        "prompt_tokens": script.num_input,
-        "completion_tokens": script.num_output,
-        "total_tokens": script.num_input + script.num_output,
-    }
-    return [*frames, _data({**base, "choices": [], "usage": usage}), "data: [DONE]\n\n"]
+            frames.append(chunk(tool_calls=[{"index": index, "function": {"arguments": piece}}]))
+    usage = {"prompt_tokens": script.num_input, "completion_tokens": script.num_output}
+    frames.append(chunk(REASONS["/v1/chat/completions"][script.reason]))
+    return [*frames, _data({"choices": [], "usage": usage}), "data: [DONE]\n\n"]
 
 
 def responses_frames(script: Reply) -> list[str]:
-    response = {
-        "id": "r",
-        "object": "response",
-        "created_at": 0,
-        "model": "fake-model",
-        "output": [],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "status": "in_progress",
-    }
-    where = {"item_id": "i", "output_index": 0, "content_index": 0}
-    bodies: list[dict[str, Any]] = [
-        {"type": "response.created", "response": response},
-        {"type": "response.in_progress", "response": response},
-    ]
-    for piece in _pieces(script.thought):
-        bodies.append({"type": "response.reasoning_text.delta", **where, "delta": piece})
-    for piece in _pieces(script.text):
-        bodies.append(
-            {"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []}
-        )
+    bodies: list[dict[str, Any]] = [{"type": "response.created", "response": {}}]
+    bodies.append({"type": "response.in_progress", "response": {}})
+    for kind, text in (("reasoning_text", script.thought), ("output_text", script.text)):
+        bodies += [{"type": f"response.{kind}.delta", "delta": piece} for piece in _pieces(text)]
     for call_id, name, written in script.written_calls():
         call = {"type": "function_call", "id": "f", "call_id": call_id, "name": name}
-        item = call | {"arguments": written, "status": "completed"}
-        bodies.append({"type": "response.output_item.done", "output_index": 0, "item": item})
-    usage = {
-        "input_tokens": script.num_input,
-        "output_tokens": script.num_output,
-        "total_tokens": script.num_input + script.num_output,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    }
+        bodies.append({"type": "response.output_item.done", "item": call | {"arguments": written}})
+    usage = {"input_tokens": script.num_input, "output_tokens": script.num_output}
     status = "completed" if script.reason == "stop" else "incomplete"
     cause = {"length": "max_output_tokens", "refusal": "content_filter"}.get(script.reason)
-    details = {"reason": cause} if cause else None
-    ended = {**response, "status": status, "usage": usage, "incomplete_details": details}
-    bodies.append({"type": f"response.{status}", "response": ended})
-    return [_event(body | {"sequence_number": i}) for i, body in enumerate(bodies)]
+    ended = {"output": [], "usage": usage, "incomplete_details": {"reason": cause}}
+    return [*map(_event, bodies), _event({"type": f"response.{status}", "response": ended})]
 
 
 def messages_frames(script: Reply) -> list[str]:
-    message = {
-        "id": "m",
-        "type": "message",
-        "role": "assistant",
-        "model": "fake-model",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": script.num_input, "output_tokens": 0},
-    }
-    bodies: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
     blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     if script.thought:
         thinking = [{"type": "thinking_delta", "thinking": p} for p in _pieces(script.thought)]
         signed = {"type": "signature_delta", "signature": f"signed {len(script.thought)}"}
-        empty = {"type": "thinking", "thinking": "", "signature": ""}
-        blocks.append((empty, [*thinking, signed]))
+        blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, [*thinking, signed]))
     if script.text:
         texts = [{"type": "text_delta", "text": piece} for piece in _pieces(script.text)]
         blocks.append(({"type": "text", "text": ""}, texts))
     for call_id, name, written in script.written_calls():
         pieces = [{"type": "input_json_delta", "partial_json": p} for p in _pieces(written)]
         blocks.append(({"type": "tool_use", "id": call_id, "name": name, "input": {}}, pieces))
-    for index, (block, deltas) in enumerate(blocks):
-        bodies.append({"type": "content_block_start", "index": index, "content_block": block})
-        bodies += [{"type": "content_block_delta", "index": index, "delta": d} for d in deltas]
-        bodies.append({"type": "content_block_stop", "index": index})
-    reason = "tool_use" if script.calls else REASONS["/v1/messages"][script.reason]
-    if script.reason != "stop":
-        reason = REASONS["/v1/messages"][script.reason]
-    bodies.append(
-        {
-            "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": None},
-            "usage": {"output_tokens": script.num_output},
-        }
-    )
+    usage = {"input_tokens": script.num_input, "output_tokens": 0}
+    bodies: list[dict[str, Any]] = [{"type": "message_start", "message": {"usage": usage}}]
+    for block, deltas in blocks:
+        bodies.append({"type": "content_block_start", "content_block": block})
+        bodies += [{"type": "content_block_delta", "delta": delta} for delta in deltas]
+        bodies.append({"type": "content_block_stop"})
+    reason = REASONS["/v1/messages"][script.reason]
+    usage = {"output_tokens": script.num_output}
+    bodies.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": usage})
     return [_event(body) for body in [*bodies, {"type": "message_stop"}]]
 
 
@@ -272,28 +220,20 @@ class FakeEndpoint:
             return True
         answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
         frames = FRAMES[received.path]
-        match answer:
-            case Refuse():
-                _refuse(writer, answer)
-            case Reply():
-                _write_head(writer)
-                writer.write("".join(frames(answer)).encode())
-                await writer.drain()
-                return False
-            case BreakOff(text):
-                _write_head(writer)
-                writer.write("".join(frames(Reply(text))[:NUM_BEGINNING]).encode())
-                await writer.drain()
-                return False
-            case Hang(text):
-                _write_head(writer)
-                writer.write("".join(frames(Reply(text))[:NUM_BEGINNING]).encode())
-                await writer.drain()
-                answer.begun.set()
-                await reader.read()
-                answer.left.set()
-                return False
-        return True
+        if isinstance(answer, Refuse):
+            _refuse(writer, answer)
+            return True
+        written = answer if isinstance(answer, Reply) else Reply(answer.text)
+        num_frames = None if isinstance(answer, Reply) else NUM_BEGINNING
+        # The stream's end is the connection's.
+        head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        writer.write((head + "".join(frames(written)[:num_frames])).encode())
+        await writer.drain()
+        if isinstance(answer, Hang):
+            answer.begun.set()
+            await reader.read()
+            answer.left.set()
+        return False
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Received | None:
@@ -318,8 +258,3 @@ def _refuse(writer: asyncio.StreamWriter, refusal: Refuse) -> None:
     error = {"message": refusal.message, "code": refusal.code, "type": "invalid_request_error"}
     body = None if refusal.message is None else {"type": "error", "error": error}
     _write(writer, refusal.status, body, refusal.retry_after)
-
-
-def _write_head(writer: asyncio.StreamWriter) -> None:
-    """The stream's end is the connection's."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
