@@ -11,17 +11,7 @@ from typing import Any
 
 from acp import PROTOCOL_VERSION, RequestError
 from acp.interfaces import Client
-from acp.schema import (
-    AuthenticateResponse,
-    ClientCapabilities,
-    CloseSessionResponse,
-    Implementation,
-    ListSessionsResponse,
-    PromptResponse,
-    SessionInfo,
-    SetSessionConfigOptionResponse,
-    SetSessionModeResponse,
-)
+from acp.schema import ClientCapabilities, Implementation, PromptResponse
 
 from helexa_acp import __version__, updates
 from helexa_acp.commands import available_commands, choose_mode
@@ -32,8 +22,14 @@ from helexa_acp.errors import BridgeError, ConfigError, EndpointError, StoreErro
 from helexa_acp.mcp import ServerSpec, checked_specs
 from helexa_acp.prompting import run_prompt
 from helexa_acp.prompts import parts_of
-from helexa_acp.sessions import Home, Session, new_session, stored_session
-from helexa_acp.store import SessionStore, new_session_id
+from helexa_acp.sessions import (
+    Home,
+    Session,
+    SessionStore,
+    new_session,
+    new_session_id,
+    stored_session,
+)
 
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
@@ -87,9 +83,9 @@ class HelexaAgent:
             },
         }
 
-    async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
+    async def authenticate(self, method_id: str, **_: Any) -> dict[str, Any]:
         """Keys are in the configuration; the editor has nothing to do."""
-        return AuthenticateResponse()
+        return {}
 
     # Sessions.
 
@@ -117,52 +113,47 @@ class HelexaAgent:
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
-    ) -> ListSessionsResponse:
+    ) -> dict[str, Any]:
         if cursor is not None and not cursor.isdecimal():
             raise RequestError(INVALID_PARAMS, "the cursor is none of ours")
         first = int(cursor or 0)
         stored = await asyncio.to_thread(self._home.store.all)
         stored = [one for one in stored if cwd is None or one.cwd == cwd]
         last = first + SESSIONS_PER_PAGE
-        return ListSessionsResponse(
-            sessions=[
-                SessionInfo(
-                    session_id=one.session_id,
-                    cwd=one.cwd,
-                    title=one.title,
-                    updated_at=one.updated_at,
-                )
-                for one in stored[first:last]
-            ],
-            next_cursor=str(last) if last < len(stored) else None,
-        )
+        sessions = [
+            {
+                "sessionId": one.session_id,
+                "cwd": one.cwd,
+                "title": one.title,
+                "updatedAt": one.updated_at,
+            }
+            for one in stored[first:last]
+        ]
+        return {"sessions": sessions} | ({"nextCursor": str(last)} if last < len(stored) else {})
 
-    async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
+    async def close_session(self, session_id: str, **_: Any) -> dict[str, Any]:
         with _rpc_errors():
             session = self._session(session_id)
         del self._sessions[session_id]
         await session.close()
-        return CloseSessionResponse()
+        return {}
 
     # A session's settings and prompts.
 
-    async def set_session_mode(
-        self, session_id: str, mode_id: str, **_: Any
-    ) -> SetSessionModeResponse:
+    async def set_session_mode(self, session_id: str, mode_id: str, **_: Any) -> dict[str, Any]:
         with _rpc_errors():
             await choose_mode(self._session(session_id), mode_id)
-        return SetSessionModeResponse()
+        return {}
 
     async def set_config_option(
         self, config_id: str, session_id: str, value: str | bool, **_: Any
-    ) -> SetSessionConfigOptionResponse:
+    ) -> dict[str, Any]:
         with _rpc_errors():
             session = self._session(session_id)
             if config_id != updates.MODEL_OPTION or not isinstance(value, str):
                 raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
             await self._choose_model(session, value)
-        options = updates.config_options(session)
-        return SetSessionConfigOptionResponse.model_validate({"configOptions": options})
+        return {"configOptions": updates.config_options(session)}
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """``session/set_model``, which ACP had before config options."""

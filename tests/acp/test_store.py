@@ -21,7 +21,7 @@ from helexa_acp.history import (
     answered,
 )
 from helexa_acp.modes import Mode
-from helexa_acp.store import SessionStore
+from helexa_acp.sessions import SessionStore
 from tests.cases import each_case
 
 PARTS = [
