@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from acp import PROTOCOL_VERSION, text_block
 from acp.client import ClientSideConnection
 from acp.schema import ClientCapabilities, PromptResponse
-from acp.stdio import spawn_agent_process
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
@@ -126,27 +124,6 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(PACKAGE_DIR),
         **more,
     }
-
-
-@contextlib.asynccontextmanager
-async def bridge_process(
-    tmp_path: Path, **more: str
-) -> AsyncIterator[tuple[Bridge, asyncio.subprocess.Process]]:
-    """The agent as editors start it."""
-    project = tmp_path / "project"
-    project.mkdir(exist_ok=True)
-    editor = Editor()
-    client: Any = editor
-    async with spawn_agent_process(
-        client,
-        sys.executable,
-        "-m",
-        "helexa_acp",
-        env=environment(tmp_path, **more),
-        transport_kwargs={"limit": LIMIT_BYTES, "stderr": None, "shutdown_timeout": 120.0},
-        use_unstable_protocol=True,
-    ) as (connection, process):
-        yield Bridge(editor, connection, project, tmp_path / "data" / "helexa-acp"), process
 
 
 async def until(is_so: Callable[[], object]) -> None:

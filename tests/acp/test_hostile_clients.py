@@ -11,10 +11,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from helexa_acp.lines import LineTransport, MalformedError, parse
+from helexa_acp.lines import LineTransport
 from tests.acp.bridge import agent_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
@@ -153,38 +151,6 @@ async def test_the_last_line_needs_no_end() -> None:
     transport = LineTransport(reader, writer)
     assert await transport.receive() == {"id": 5, "result": {}}
     assert await transport.receive() is None
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["jsonrpc", "id", "method", "params", "result", "error", "_meta"]),
-            inner,
-            max_size=5,
-        )
-    ),
-    max_leaves=10,
-)
-
-
-@given(st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_whatever_gets_through_is_a_message(line: bytes) -> None:
-    try:
-        message = parse(line)
-    except MalformedError:
-        return
-    if message is None:
-        return
-    if "method" in message:
-        assert isinstance(message["method"], str)
-        assert isinstance(message["params"], dict)
-        assert "_meta" not in message["params"]
-        hash(message.get("id"))
-    else:
-        assert type(message["id"]) is int
-        assert "result" in message or isinstance(message.get("error"), dict | None)
 
 
 async def test_an_editor_that_goes_with_answers_unread_has_ended_its_input() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from acp import RequestError, image_block
 
+from helexa_acp.tools import files
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table, until
 from tests.acp.fake_endpoint import FakeEndpoint, Refuse, Reply
 from tests.cases import each_case
@@ -191,12 +192,29 @@ async def test_calls_that_are_repaired_or_not_understood(
     assert call["function"]["name"] == "_invalid_", "a name that APIs take"
 
 
-async def test_a_call_that_was_cut_off_is_not_run(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Reply(calls=(("bash", {"command": "touch a"}),), reason="length"))
+async def test_calls_that_fail_or_are_not_run(
+    bridge: Bridge, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> str:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(files, "listed", broken)
+    edit = {"path": "none", "old_text": "a", "new_text": "b"}
     await bridge.open()
     await bridge.set_mode("bypassPermissions")
+    endpoint.will(
+        Reply(calls=(("edit_file", edit), ("list_dir", {"path": "."}))),
+        Reply(calls=(("bash", {"command": "touch a"}),), reason="length", call_id="cut"),
+    )
     assert (await bridge.ask("Do it.")).stop_reason == "max_tokens"
     assert not (bridge.project / "a").exists()
+    assert bridge.editor.statuses() == {"call_0": "failed", "call_1": "failed"}
+    results = [turn["parts"][0]["text"] for turn in bridge.record()["history"] if "parts" in turn]
+    for text, expected in zip(
+        results[1:], ("No such file", "the tool itself failed", "was cut off"), strict=True
+    ):
+        assert text.startswith("ERROR: ")
+        assert expected in text
 
 
 async def test_commands(bridge: Bridge, endpoint: FakeEndpoint) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 import subprocess
@@ -14,8 +13,7 @@ import pytest
 
 import helexa_acp
 from inference.version import VERSION
-from tests.acp.bridge import PACKAGE_DIR, bridge_process, environment
-from tests.acp.fake_endpoint import FakeEndpoint, Hang, Reply
+from tests.acp.bridge import PACKAGE_DIR, environment
 from tests.cases import each_case
 
 REPOSITORY_DIR = PACKAGE_DIR.parent
@@ -92,26 +90,17 @@ def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_after_a_crash_the_rounds_are_there(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    hang = Hang("I think")
-    endpoint.will(Reply("I look.", calls=(("list_dir", {"path": "."}),)), hang)
-    settings = {"HELEXA_ACP_BASE_URL": endpoint.url, "HELEXA_ACP_MODEL": "fake-model"}
-    async with bridge_process(tmp_path, **settings) as (bridge, process):
-        await bridge.open()
-        asking = asyncio.create_task(bridge.ask("What is here?"))
-        await hang.begun.wait()
-        process.kill()
-        await asyncio.wait([asking])
-        session_id = bridge.session_id
-    endpoint.will(Reply("Nothing."))
-    async with bridge_process(tmp_path, **settings) as (bridge, process):
-        await bridge.connection.initialize(protocol_version=1)
-        await bridge.load(session_id)
-        assert bridge.editor.texts() == "I look."
-        assert bridge.editor.statuses() == {"call_0": "completed"}
-        await bridge.ask("Go on.")
+def test_a_signal_ends_it(tmp_path: Path) -> None:
+    """As the editor's end of its input does."""
+    command = [sys.executable, "-m", "helexa_acp"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(tmp_path), text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(GREETING)
+        process.stdin.flush()
+        assert '"name":"helexa-acp"' in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        assert process.wait() == 0
 
 
 @pytest.mark.slow

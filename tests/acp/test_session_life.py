@@ -38,17 +38,14 @@ async def test_a_loaded_session_is_shown_and_continued(
 ) -> None:
     monkeypatch.setattr(agent, "SESSIONS_PER_PAGE", 1)
     table = endpoint_table(endpoint.url)
-    endpoint.will(
-        Reply("I look.", calls=LOOK, thought="Hm."),
-        Reply(calls=(("update_plan", {"entries": [{"content": "rest", "status": "pending"}]}),)),
-        Reply("It is empty."),
-    )
+    endpoint.will(Reply("Hello."))
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
         await bridge.ask("Before.")
         session_id = await bridge.new()
         await bridge.set_mode("bypassPermissions")
-        endpoint.will(Reply("I look.", calls=LOOK, thought="Hm."), *endpoint.answers)
+        plan = ("update_plan", {"entries": [{"content": "rest", "status": "pending"}]})
+        endpoint.will(Reply("I look.", calls=(*LOOK, plan), thought="Hm."), Reply("It is empty."))
         await bridge.ask("What is   here?\nAnswer in one line, please, and not in more than that.")
         listed = await bridge.connection.list_sessions(cwd=str(bridge.project))
         title = "What is here? Answer in one line, please, and not in more t…"
@@ -64,11 +61,11 @@ async def test_a_loaded_session_is_shown_and_continued(
         kinds = [one.session_update for one in bridge.editor.updates]
         assert [kind for kind in kinds if kind != "available_commands_update"] == [
             *("user_message_chunk", "agent_thought_chunk", "agent_message_chunk", "tool_call"),
-            "agent_message_chunk",
+            *("tool_call", "plan", "agent_message_chunk"),
         ]
         await bridge.ask("And now?")
     roles = [message["role"] for message in endpoint.prompts[-1]["messages"]]
-    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.connection.initialize(protocol_version=1)
         await bridge.connection.resume_session(
