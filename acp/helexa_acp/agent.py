@@ -70,7 +70,7 @@ class HelexaAgent:
         **_: Any,
     ) -> dict[str, Any]:
         self._capabilities = client_capabilities or ClientCapabilities()
-        self._home.endpoints.begin_listing(self._home.config.default_endpoint)
+        self._home.endpoints.begin_listing(self._home.config.default)
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "agentInfo": {"name": "helexa-acp", "title": "helexa", "version": __version__},

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from acp.helpers import update_available_commands, update_current_mode
-from acp.schema import (
-    AvailableCommand,
-    AvailableCommandInput,
-    AvailableCommandsUpdate,
-    UnstructuredCommandInput,
-)
+from acp.helpers import update_current_mode
+from acp.schema import AvailableCommandsUpdate
 
 from helexa_acp import updates
 from helexa_acp.compaction import NUM_PROTECTED_LAST
@@ -111,17 +106,12 @@ async def answer_command(session: Session, parts: tuple[Part, ...]) -> bool:
 
 
 def available_commands() -> AvailableCommandsUpdate:
-    def input_of(command: Command) -> AvailableCommandInput | None:
-        if command.hint is None:
-            return None
-        return AvailableCommandInput(root=UnstructuredCommandInput(hint=command.hint))
-
-    return update_available_commands(
-        [
-            AvailableCommand(name=one.name, description=one.description, input=input_of(one))
-            for one in COMMANDS
-        ]
-    )
+    listed = [
+        {"name": one.name, "description": one.description, "input": one.hint and {"hint": one.hint}}
+        for one in COMMANDS
+    ]
+    update = {"sessionUpdate": "available_commands_update", "availableCommands": listed}
+    return AvailableCommandsUpdate.model_validate(update)
 
 
 async def choose_mode(session: Session, written: str) -> None:

@@ -121,7 +121,7 @@ class Endpoints:
     async def default_selector(self) -> Selector:
         """The configured model of the default endpoint, else the usual one if it is listed, else
         the first."""
-        endpoint = self._config.default_endpoint
+        endpoint = self._config.default
         if endpoint.default_model is not None:
             return Selector(endpoint, endpoint.default_model)
         await asyncio.wait([self.begin_listing(endpoint)], timeout=LIST_TIMEOUT_S)

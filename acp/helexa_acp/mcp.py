@@ -35,40 +35,42 @@ def checked_specs(servers: Sequence[Any]) -> list[ServerSpec]:
     return list(servers)
 
 
-class McpServer:
-    """Call ``connect`` first, and ``close`` in any case."""
-
-    def __init__(self, spec: ServerSpec, cwd: Path) -> None:
-        self.spec = spec
-        self.tools: list[Tool] = []
+class McpPool:
+    def __init__(self, specs: Sequence[ServerSpec], cwd: Path) -> None:
         self._cwd = cwd
-        self._transport: Transport | None = None
+        self._transports: list[Transport] = []
+        self._connecting = {asyncio.create_task(self._connect(spec)): spec.name for spec in specs}
 
-    async def connect(self) -> None:
+    async def tools(self) -> tuple[dict[str, Tool], dict[str, str]]:
+        """The connected servers' tools by name, once each server is connected or has failed; and
+        the reasons why servers cannot be used, by name."""
+        if self._connecting:
+            await asyncio.wait(self._connecting)  # a cancelled prompt cancels no connection
+        tools: dict[str, Tool] = {}
+        failures: dict[str, str] = {}
+        for task, server in self._connecting.items():
+            if error := task.exception():
+                failures[server] = str(error)
+                continue
+            for tool in task.result():
+                tools.setdefault(tool.spec.name, tool)
+        return tools, failures
+
+    async def close(self) -> None:
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await asyncio.gather(*(one.close() for one in self._transports), return_exceptions=True)
+
+    async def _connect(self, spec: ServerSpec) -> list[Tool]:
         """Raises McpError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._connect()
+                transport = await _open(spec, self._cwd)
+                self._transports.append(transport)
+                return await _greeted(spec.name, transport)
         except TimeoutError:
             raise McpError(f"it was not ready within {CONNECT_TIMEOUT_S:g} s") from None
-
-    async def close(self) -> None:
-        if self._transport is not None:
-            await self._transport.close()
-
-    async def _connect(self) -> None:
-        transport = self._transport = await _open(self.spec, self._cwd)
-        client = {"name": "helexa-acp", "version": __version__}
-        greeting = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client}
-        await transport.request("initialize", greeting)
-        await transport.notify("notifications/initialized")
-        params: Json = {}
-        for _ in range(MAX_PAGES):
-            result = await transport.request("tools/list", params)
-            self.tools += tools_of(self.spec.name, transport, result)
-            params = {"cursor": result.get("nextCursor")}
-            if not isinstance(params["cursor"], str):
-                break
 
 
 async def _open(spec: ServerSpec, cwd: Path) -> Transport:
@@ -78,32 +80,20 @@ async def _open(spec: ServerSpec, cwd: Path) -> Transport:
     return await StdioTransport.open(spec.command, spec.args, environment, cwd)
 
 
-class McpPool:
-    def __init__(self, specs: Sequence[ServerSpec], cwd: Path) -> None:
-        self._servers = [McpServer(spec, cwd) for spec in specs]
-        self._connecting = [asyncio.create_task(server.connect()) for server in self._servers]
-
-    async def tools(self) -> tuple[dict[str, Tool], dict[str, str]]:
-        """The connected servers' tools by name, once each server is connected or has failed; and
-        the reasons why servers cannot be used, by name."""
-        if self._connecting:
-            await asyncio.wait(self._connecting)  # a cancelled prompt cancels no connection
-        errors = await asyncio.gather(*self._connecting, return_exceptions=True)
-        tools: dict[str, Tool] = {}
-        failures: dict[str, str] = {}
-        for server, error in zip(self._servers, errors, strict=True):
-            if error is not None:
-                failures[server.spec.name] = str(error)
-                continue
-            for tool in server.tools:
-                tools.setdefault(tool.spec.name, tool)
-        return tools, failures
-
-    async def close(self) -> None:
-        for task in self._connecting:
-            task.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
-        await asyncio.gather(*(server.close() for server in self._servers), return_exceptions=True)
+async def _greeted(server: str, transport: Transport) -> list[Tool]:
+    client = {"name": "helexa-acp", "version": __version__}
+    greeting = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client}
+    await transport.request("initialize", greeting)
+    await transport.notify("notifications/initialized")
+    tools: list[Tool] = []
+    params: Json = {}
+    for _ in range(MAX_PAGES):
+        result = await transport.request("tools/list", params)
+        tools += tools_of(server, transport, result)
+        params = {"cursor": result.get("nextCursor")}
+        if not isinstance(params["cursor"], str):
+            break
+    return tools
 
 
 def tools_of(server: str, transport: Transport, result: Json) -> list[Tool]:

@@ -1,8 +1,8 @@
 """The two transports to an MCP server: a child process with one JSON message a line, and HTTP,
 where every message is a POST, answered with JSON or with a stream of events.
 
-The ``mcp`` package is not used: with it 32 packages are installed instead of 15 (30 MB, not 8), its
-import takes two seconds, and it refuses all tools of a server for one that is malformed.
+The ``mcp`` package is not used: it brings 17 packages more (22 MB), its import takes two seconds,
+and it refuses all tools of a server for one that is malformed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SESSION_HEADER = "mcp-session-id"
 Json = dict[str, Any]
 
 
-def notification(method: str, params: Json | None = None) -> Json:
+def message_of(method: str, params: Json | None = None) -> Json:
     message: Json = {"jsonrpc": "2.0", "method": method}
     return message if params is None else message | {"params": params}
 
@@ -97,19 +97,19 @@ class StdioTransport:
         request_id = next(self._ids)
         future = self._pending[request_id] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(notification(method, params) | {"id": request_id})
+            await self._send(message_of(method, params) | {"id": request_id})
             return result_of(await future)
         except asyncio.CancelledError:
             gone = {"requestId": request_id, "reason": "the user cancelled"}
             with contextlib.suppress(McpError, TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await self._send(notification("notifications/cancelled", gone))
+                    await self._send(message_of("notifications/cancelled", gone))
             raise
         finally:
             self._pending.pop(request_id, None)
 
     async def notify(self, method: str) -> None:
-        await self._send(notification(method))
+        await self._send(message_of(method))
 
     async def close(self) -> None:
         """Gently: its input ends first, then it gets SIGTERM, then SIGKILL."""
@@ -157,7 +157,7 @@ class HttpTransport:
     async def request(self, method: str, params: Json) -> Json:
         """A cancellation closes the stream. Raises McpError."""
         request_id = next(self._ids)
-        asked = notification(method, params) | {"id": request_id}
+        asked = message_of(method, params) | {"id": request_id}
         with _reachable():
             async with self._client.stream(
                 "POST", self._url, json=asked, headers=self._headers()
@@ -174,7 +174,7 @@ class HttpTransport:
 
     async def notify(self, method: str) -> None:
         with _reachable():
-            await self._post(notification(method))
+            await self._post(message_of(method))
 
     async def close(self) -> None:
         if self._session_id is not None:

@@ -48,10 +48,7 @@ async def run_prompt(session: Session, parts: tuple[Part, ...]) -> PromptRespons
             return PromptResponse(stop_reason="cancelled")
         used = Usage()
         session.turn = asyncio.create_task(_run(session, parts, used))
-        try:
-            reason = await _outcome(session.turn)
-        finally:
-            session.turn = None
+        reason = await _outcome(session.turn)
     await session.editor.update(
         SessionInfoUpdate(
             session_update="session_info_update",

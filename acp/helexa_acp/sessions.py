@@ -151,6 +151,7 @@ class Session:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running prompt."""
     turn: asyncio.Task[StopReason] | None = None
+    """The latest prompt's."""
     num_asked: int = 0
     """Prompts and cancellations so far: a prompt that waits for the lock runs only if it is still
     the latest."""

@@ -118,7 +118,7 @@ class Refuse:
     status: int
     message: str | None
     code: str = "refused"
-    retry_after: str = ""
+    headers: str = "X-None: 1"
 
 
 @dataclass(slots=True)
@@ -247,14 +247,17 @@ async def _read_request(reader: asyncio.StreamReader) -> Received | None:
 
 
 def _write(
-    writer: asyncio.StreamWriter, status: int, body: dict[str, Any] | None, retry_after: str = ""
+    writer: asyncio.StreamWriter,
+    status: int,
+    body: dict[str, Any] | None,
+    headers: str = "X-None: 1",
 ) -> None:
     data = b"<html>" if body is None else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    writer.write(f"{head}\r\nRetry-After: {retry_after}\r\n\r\n".encode() + data)
+    writer.write(f"{head}\r\n{headers}\r\n\r\n".encode() + data)
 
 
 def _refuse(writer: asyncio.StreamWriter, refusal: Refuse) -> None:
     error = {"message": refusal.message, "code": refusal.code, "type": "invalid_request_error"}
     body = None if refusal.message is None else {"type": "error", "error": error}
-    _write(writer, refusal.status, body, refusal.retry_after)
+    _write(writer, refusal.status, body, refusal.headers)

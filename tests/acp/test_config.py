@@ -58,7 +58,7 @@ def test_a_file_with_two_endpoints(tmp_path: Path) -> None:
     path.write_text(TWO.format(prompt=prompt))
     config = load_config({"XDG_CONFIG_HOME": str(tmp_path), "CLOUD_KEY": "secret"})
     home, cloud = config.endpoints
-    assert config.default_endpoint is cloud
+    assert config.default is cloud
     assert config.system_prompt == "Be terse."
     assert config.fetch_hosts == ("docs.python.org", "*.example.org")
     assert config.bash_timeout_s == 30.0

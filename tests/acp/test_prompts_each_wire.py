@@ -160,14 +160,16 @@ async def test_a_busy_endpoint_is_asked_again(
 
     monkeypatch.setattr("helexa_acp.wire.client.asyncio.sleep", sleep)
     await bridge.open()
-    busy, later = Refuse(503, "It is loading."), Refuse(429, "Too many.", retry_after="7")
+    busy, later = Refuse(503, "It is loading."), Refuse(429, "Too many.", headers="Retry-After: 7")
     endpoint.will(busy, later, Reply("Hello."))
     assert (await bridge.ask("Hello!")).stop_reason == "end_turn"
     assert [one for one in slept if one] == [0.5, 7.0]
-    endpoint.will(Refuse(429, "Never.", retry_after="3600"))
-    with pytest.raises(RequestError, match="Never"):
-        await bridge.ask("Hello!")
-    assert [one for one in slept if one][2:] == [0.5, 1.0]
+    for headers, waits_s in (("Retry-After: 3600", [0.5, 1.0]), ("x-should-retry: false", [])):
+        slept.clear()
+        endpoint.will(Refuse(429, "Never.", headers=headers))
+        with pytest.raises(RequestError, match="Never"):
+            await bridge.ask("Hello!")
+        assert [one for one in slept if one] == waits_s
 
 
 async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:

@@ -7,11 +7,11 @@ import base64
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, text_of

@@ -1,8 +1,7 @@
 """Sends a request to an endpoint of any API: retries, streams and errors.
 
-The openai package is not used for it: it is 19 of the 27 MB that would be installed, its import
-takes 0.15 s more, and it serves one of the three APIs. Streams tolerate some servers' malformed
-events.
+The openai package is not used for it: with it 21 MB are installed instead of 10, and the process
+imports 0.3 s longer (0.75 s, not 0.44). Streams tolerate some servers' malformed events.
 """
 
 from __future__ import annotations
@@ -96,7 +95,8 @@ async def _answered(
             if response.is_success:
                 yield response
                 return
-            if not tries_left or response.status_code not in RETRIED_STATUSES:
+            is_final = response.headers.get("x-should-retry") == "false"
+            if not tries_left or is_final or response.status_code not in RETRIED_STATUSES:
                 raise _refusal(response.status_code, _body(await response.aread()))
         finally:
             await response.aclose()
