@@ -150,8 +150,8 @@ async def test_a_refusal_and_a_stream_that_breaks_off_are_reported(
     assert (await each_bridge.ask("And now?")).stop_reason == "end_turn"
 
 
-async def test_a_busy_endpoint_is_asked_again(
-    bridge: Bridge, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+async def test_a_busy_or_unreachable_endpoint_is_asked_again(
+    tmp_path: Path, bridge: Bridge, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
 
@@ -170,6 +170,12 @@ async def test_a_busy_endpoint_is_asked_again(
         with pytest.raises(RequestError, match="Never"):
             await bridge.ask("Hello!")
         assert [one for one in slept if one] == waits_s
+    slept.clear()
+    async with bridge_here(tmp_path, endpoint_table("http://127.0.0.1:9/v1")) as nowhere:
+        await nowhere.open()
+        with pytest.raises(RequestError, match="it cannot be reached"):
+            await nowhere.ask("Hello!")
+    assert [one for one in slept if one] == [0.5, 1.0]
 
 
 async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
