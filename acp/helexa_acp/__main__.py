@@ -14,9 +14,10 @@ from helexa_acp import __version__
 from helexa_acp.config import load_config
 from helexa_acp.errors import ConfigError
 
-LEVELS = ("debug", "info", "warning", "error")
+NAMES = ("debug", "info", "warning", "error")
+LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in NAMES}
 LOGGER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
-TALKATIVE = ("asyncio", "httpx2", "httpcore2", "openai")
+TALKATIVE = ("asyncio", "httpx2", "httpcore2")
 """Libraries that log every request, with its address: at level WARNING, unless they are named."""
 HELP = """\
 usage: helexa-acp [--help | --version]
@@ -38,24 +39,21 @@ The README has an editor's settings and every other setting.
 def set_up_logging(environ: Mapping[str, str]) -> None:
     """Raises ``ConfigError`` for an unknown level."""
     levels = read_levels(environ.get("HELEXA_LOG_LEVEL", ""))
-    path = environ.get("HELEXA_ACP_LOG_FILE")
-    failure: OSError | None = None
+    level = levels.pop("", logging.INFO)
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if path:
+    failure = ""
+    if path := environ.get("HELEXA_ACP_LOG_FILE"):
         try:
             handler = logging.FileHandler(path)
         except OSError as error:
-            failure = error
+            failure = f"HELEXA_ACP_LOG_FILE {path} cannot be written, logging here: {error}"
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    level = levels.pop("", logging.INFO)
     logging.basicConfig(level=level, handlers=[handler])
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    for name, its_level in levels.items():
+    quiet = dict.fromkeys(TALKATIVE, max(level, logging.WARNING))
+    for name, its_level in (quiet | levels).items():
         logging.getLogger(name).setLevel(its_level)
-    if failure is not None:
-        log = logging.getLogger(__name__)
-        log.warning("HELEXA_ACP_LOG_FILE %s cannot be written, logging here: %s", path, failure)
+    if failure:
+        logging.getLogger(__name__).warning(failure)
 
 
 def read_levels(word: str) -> dict[str, int]:
@@ -63,12 +61,10 @@ def read_levels(word: str) -> dict[str, int]:
     server's processes. Raises ``ConfigError``."""
     found: dict[str, int] = {}
     for part in word.split(",") if word.strip() else ():
-        name, equals, written = (piece.strip() for piece in part.rpartition("="))
-        level = written.lower()
-        is_known = level in LEVELS and (not equals or LOGGER_NAME.fullmatch(name))
-        number = logging.getLevelNamesMapping()[level.upper()] if is_known else 0
+        name, equals, level = (piece.strip() for piece in part.rpartition("="))
+        number = LEVELS.get(level.lower())
         is_second = name in found and (not equals or found[name] != number)
-        if not is_known or is_second:
+        if number is None or is_second or (equals and not LOGGER_NAME.fullmatch(name)):
             raise ConfigError(
                 f"HELEXA_LOG_LEVEL={word!r} is not one of {', '.join(LEVELS)}, with "
                 ",LOGGER=LEVEL for loggers."

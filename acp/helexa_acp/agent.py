@@ -1,58 +1,53 @@
-"""The methods of ACP, each a call of the session's parts. Errors become JSON-RPC errors here."""
+"""The methods of ACP. Errors become JSON-RPC errors here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from acp import PROTOCOL_VERSION, RequestError
 from acp.interfaces import Client
-from acp.schema import (
-    AuthenticateResponse,
-    ClientCapabilities,
-    CloseSessionResponse,
-    Implementation,
-    ListSessionsResponse,
-    PromptResponse,
-    SessionInfo,
-    SetSessionConfigOptionResponse,
-    SetSessionModeResponse,
-)
+from acp.schema import ClientCapabilities, Implementation, PromptResponse
 
 from helexa_acp import __version__, updates
+from helexa_acp.commands import available_commands, choose_mode
 from helexa_acp.config import Config, parse_selector
-from helexa_acp.editor import ClientPort
+from helexa_acp.editor import Editor
 from helexa_acp.endpoints import Endpoints
-from helexa_acp.errors import BridgeError, ConfigError, EndpointError
-from helexa_acp.mcp import checked_specs
-from helexa_acp.modes import Mode
-from helexa_acp.prompting import Prompter, available_commands
-from helexa_acp.prompts import PromptError, parts_of
-from helexa_acp.sessions import Session, Sessions, title_of
-from helexa_acp.tools import TOOLS
+from helexa_acp.errors import BridgeError, ConfigError, EndpointError, StoreError
+from helexa_acp.mcp import ServerSpec, checked_specs
+from helexa_acp.prompting import run_prompt
+from helexa_acp.prompts import parts_of
+from helexa_acp.sessions import (
+    Home,
+    Session,
+    SessionStore,
+    new_session,
+    new_session_id,
+    stored_session,
+)
 
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
 LIST_WAIT_S = 0.25
 """How long a new session waits for the list of models, which also comes later as an update."""
+LATE_LIST_WAIT_S = 60.0
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
+Opener = Callable[[Home, Editor, str, Sequence[ServerSpec]], Awaitable[Session]]
 log = logging.getLogger(__name__)
 
 
 class HelexaAgent:
     """Call ``close`` when the client has disconnected."""
 
-    def __init__(
-        self, config: Config, endpoints: Endpoints, sessions: Sessions, data_dir: Path
-    ) -> None:
-        self._config = config
-        self._endpoints = endpoints
-        self._sessions = sessions
-        self._data_dir = data_dir
+    def __init__(self, config: Config, data_dir: Path) -> None:
+        store = SessionStore(data_dir / "sessions")
+        self._home = Home(config, Endpoints(config), store, data_dir)
+        self._sessions: dict[str, Session] = {}
         self._client: Client | None = None
         self._capabilities = ClientCapabilities()
         self._background: set[asyncio.Task[None]] = set()
@@ -63,10 +58,9 @@ class HelexaAgent:
     async def close(self) -> None:
         for task in self._background:
             task.cancel()
-        await self._sessions.close_all()
-        await self._endpoints.close()
-
-    # Before there is a session.
+        closing = [session.close() for session in self._sessions.values()]
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self._home.endpoints.close()
 
     async def initialize(
         self,
@@ -76,7 +70,7 @@ class HelexaAgent:
         **_: Any,
     ) -> dict[str, Any]:
         self._capabilities = client_capabilities or ClientCapabilities()
-        self._endpoints.begin_listing()
+        self._home.endpoints.begin_listing(self._home.config.default)
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "agentInfo": {"name": "helexa-acp", "title": "helexa", "version": __version__},
@@ -89,91 +83,77 @@ class HelexaAgent:
             },
         }
 
-    async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
+    async def authenticate(self, method_id: str, **_: Any) -> dict[str, Any]:
         """Keys are in the configuration; the editor has nothing to do."""
-        return AuthenticateResponse()
+        return {}
 
     # Sessions.
 
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
-        with _rpc_errors():
-            folder, servers = _folder(cwd), checked_specs(mcp_servers or ())
-            session = await self._sessions.create(folder, servers)
-        await self._endpoints.listed(LIST_WAIT_S)
-        self._soon(self._introduce(session))
-        return {"sessionId": session.session_id, **self._pickers(session)}
+        session = await self._open(new_session, new_session_id(), cwd, mcp_servers)
+        return {"sessionId": session.record.session_id, **updates.opened(session)}
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
-        session = await self._opened(session_id, cwd, mcp_servers)
-        tools = {tool.spec.name: tool for tool in TOOLS}
-        port = self._port(session)
-        for update in updates.replayed(session.history, tools):
-            await port.update(update)
-        self._soon(self._introduce(session))
-        return self._pickers(session)
+        session = await self._open(stored_session, session_id, cwd, mcp_servers)
+        for update in updates.replayed(session.record.history):
+            await session.editor.update(update)
+        return updates.opened(session)
 
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
         """Opens a stored session without replaying it, for a client that still shows the
         conversation."""
-        session = await self._opened(session_id, cwd, mcp_servers)
-        self._soon(self._introduce(session))
-        return self._pickers(session)
+        session = await self._open(stored_session, session_id, cwd, mcp_servers)
+        return updates.opened(session)
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
-    ) -> ListSessionsResponse:
+    ) -> dict[str, Any]:
         if cursor is not None and not cursor.isdecimal():
             raise RequestError(INVALID_PARAMS, "the cursor is none of ours")
         first = int(cursor or 0)
-        stored = await asyncio.to_thread(self._sessions.stored, cwd)
-        page = stored[first : first + SESSIONS_PER_PAGE]
-        last = first + len(page)
-        return ListSessionsResponse(
-            sessions=[
-                SessionInfo(
-                    session_id=one.session_id,
-                    cwd=one.cwd,
-                    title=title_of(list(one.history)),
-                    updated_at=one.updated_at,
-                )
-                for one in page
-            ],
-            next_cursor=str(last) if last < len(stored) else None,
-        )
+        stored = await asyncio.to_thread(self._home.store.all)
+        stored = [one for one in stored if cwd is None or one.cwd == cwd]
+        last = first + SESSIONS_PER_PAGE
+        sessions = [
+            {
+                "sessionId": one.session_id,
+                "cwd": one.cwd,
+                "title": one.title,
+                "updatedAt": one.updated_at,
+            }
+            for one in stored[first:last]
+        ]
+        return {"sessions": sessions} | ({"nextCursor": str(last)} if last < len(stored) else {})
 
-    async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
+    async def close_session(self, session_id: str, **_: Any) -> dict[str, Any]:
         with _rpc_errors():
-            await self._sessions.close(session_id)
-        return CloseSessionResponse()
+            session = self._session(session_id)
+        del self._sessions[session_id]
+        await session.close()
+        return {}
 
-    # A session's settings.
+    # A session's settings and prompts.
 
-    async def set_session_mode(
-        self, session_id: str, mode_id: str, **_: Any
-    ) -> SetSessionModeResponse:
+    async def set_session_mode(self, session_id: str, mode_id: str, **_: Any) -> dict[str, Any]:
         with _rpc_errors():
-            session = self._sessions.get(session_id)
-            if mode_id not in [mode.value for mode in Mode]:
-                raise ConfigError(f"There is no mode {mode_id[:100]!r}.")
-            await self._prompter(session).choose_mode(Mode(mode_id))
-        return SetSessionModeResponse()
+            await choose_mode(self._session(session_id), mode_id)
+        return {}
 
     async def set_config_option(
         self, config_id: str, session_id: str, value: str | bool, **_: Any
-    ) -> SetSessionConfigOptionResponse:
+    ) -> dict[str, Any]:
         with _rpc_errors():
-            session = self._sessions.get(session_id)
+            session = self._session(session_id)
             if config_id != updates.MODEL_OPTION or not isinstance(value, str):
                 raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
             await self._choose_model(session, value)
-        options = updates.config_options(self._config, self._endpoints, session)
-        return SetSessionConfigOptionResponse.model_validate({"configOptions": options})
+        return {"configOptions": updates.config_options(session)}
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """``session/set_model``, which ACP had before config options."""
@@ -183,81 +163,69 @@ class HelexaAgent:
         if not isinstance(session_id, str) or not isinstance(model_id, str):
             raise RequestError(INVALID_PARAMS, "sessionId and modelId are strings")
         with _rpc_errors():
-            await self._choose_model(self._sessions.get(session_id), model_id)
+            await self._choose_model(self._session(session_id), model_id)
         return {}
 
     async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
-        log.info("a notification that nobody knows: %s", method[:100])
-
-    # Prompts.
+        log.info("an unknown notification: %s", method[:100])
 
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
         with _rpc_errors():
-            session = self._sessions.get(session_id)
-            return await self._prompter(session).prompt(parts_of(prompt))
+            return await run_prompt(self._session(session_id), parts_of(prompt))
 
     async def cancel(self, session_id: str, **_: Any) -> None:
-        with contextlib.suppress(BridgeError):
-            self._sessions.cancel(self._sessions.get(session_id))
+        if session := self._sessions.get(session_id):
+            session.cancel()
 
     # Shared.
 
-    def _port(self, session: Session) -> ClientPort:
+    def _session(self, session_id: str) -> Session:
+        """Raises StoreError."""
+        if session := self._sessions.get(session_id):
+            return session
+        raise StoreError(f"Session {session_id[:100]!r} is not open.")
+
+    async def _open(
+        self, opener: Opener, session_id: str, cwd: str, servers: Sequence[Any] | None
+    ) -> Session:
         assert self._client is not None, "on_connect comes first"
-        return ClientPort(self._client, self._capabilities, session.session_id)
-
-    def _prompter(self, session: Session) -> Prompter:
-        return Prompter(
-            config=self._config,
-            endpoints=self._endpoints,
-            sessions=self._sessions,
-            data_dir=self._data_dir,
-            session=session,
-            port=self._port(session),
-        )
-
-    async def _opened(self, session_id: str, cwd: str, servers: Sequence[Any] | None) -> Session:
+        editor = Editor(self._client, self._capabilities, session_id)
         with _rpc_errors():
+            if not cwd.startswith("/") or "\0" in cwd:
+                raise ConfigError("cwd must be an absolute path.")
             specs = checked_specs(servers or ())
-            session = await self._sessions.load(session_id, _folder(cwd), specs)
-        await self._endpoints.listed(LIST_WAIT_S)
+            if earlier := self._sessions.pop(session_id, None):
+                await earlier.close()
+            session = await opener(self._home, editor, cwd, specs)
+        self._sessions[session_id] = session
+        is_listed = await self._home.endpoints.listed(LIST_WAIT_S)
+        # The present answer is sent before the task first runs.
+        task = asyncio.create_task(self._introduce(session, is_listed))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return session
+
+    async def _introduce(self, session: Session, is_listed: bool) -> None:
+        """Sends the editor updates that need its knowledge of the session."""
+        try:
+            await session.editor.update(available_commands())
+            if not is_listed:
+                await self._home.endpoints.listed(LATE_LIST_WAIT_S)
+                await session.editor.update(updates.options_changed(session))
+        except ConnectionError as error:
+            log.info("an update was not sent: %r", error)
 
     async def _choose_model(self, session: Session, model_id: str) -> None:
         """Raises ``ConfigError``, also for a model that its endpoint neither lists nor accepts."""
-        selector = parse_selector(model_id, self._config)
-        offers = self._endpoints.offers(selector.endpoint)
+        endpoints = self._home.endpoints
+        selector = parse_selector(model_id, self._home.config)
+        offers = endpoints.offers(selector.endpoint)
         is_configured = selector.model == selector.endpoint.default_model
-        if offers and not is_configured and await self._endpoints.has_model(selector) is False:
+        if offers and not is_configured and await endpoints.has_model(selector) is False:
             known = ", ".join(offer.model for offer in offers[:SHOWN_MODELS])
             raise ConfigError(f"There is no model {model_id[:100]!r}; there are {known}.")
         session.selector = selector
-        if session.hold is not None:
-            self._sessions.save(session)
-
-    def _pickers(self, session: Session) -> dict[str, Any]:
-        return updates.opened(self._config, self._endpoints, session)
-
-    async def _introduce(self, session: Session) -> None:
-        """Sends the editor updates that need its knowledge of the session."""
-        port = self._port(session)
-        await port.update(available_commands())
-        self._endpoints.warm_up()
-        if not await self._endpoints.listed(0.0):
-            await self._endpoints.listed(60.0)
-            await port.update(updates.options_changed(self._config, self._endpoints, session))
-
-    def _soon(self, work: Any) -> None:
-        """Starts ``work`` in the background. The present answer is sent before the task first
-        runs."""
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.info("an update was not sent: %r", error)
+        session.save_if_stored()
 
 
 @contextlib.contextmanager
@@ -265,16 +233,10 @@ def _rpc_errors() -> Iterator[None]:
     """Our errors as JSON-RPC's, with a message for people."""
     try:
         yield
-    except (PromptError, ConfigError) as error:
+    except ConfigError as error:
         raise RequestError(INVALID_PARAMS, str(error)) from error
     except EndpointError as error:
         data = {"status": error.status, "code": error.code}
         raise RequestError(INTERNAL_ERROR, str(error), data) from error
     except BridgeError as error:
         raise RequestError(INTERNAL_ERROR, str(error)) from error
-
-
-def _folder(cwd: str) -> Path:
-    if not cwd.startswith("/") or "\0" in cwd:
-        raise ConfigError("cwd must be an absolute path.")
-    return Path(cwd)

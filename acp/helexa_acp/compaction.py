@@ -4,7 +4,7 @@ A projection only: the history keeps everything, and a mark replaces each omitte
 are omitted first, of each of these in turn, until the rest fits:
 
 1. tool results of 256 characters or more, but for those of the last four turns of this prompt
-2. what the assistant wrote, but for the same; calls stay, so that results keep their place
+2. the assistant's texts, but for the same; calls stay, so that results keep their place
 3. earlier prompts with all that followed them, so that every call keeps its results
 4. the results of the last four turns
 
@@ -19,16 +19,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from helexa_acp.history import (
-    AssistantTurn,
-    Image,
-    Part,
-    Text,
-    ToolResult,
-    Turn,
-    UserTurn,
-    text_of,
-)
+from helexa_acp.history import AssistantTurn, Image, Text, ToolResult, Turn, UserTurn, text_of
 
 CHARACTERS_PER_TOKEN = 3.5
 TURN_TOKENS = 8
@@ -46,10 +37,7 @@ UNBOUNDED = 10**12
 @dataclass(frozen=True, slots=True)
 class Projection:
     turns: tuple[Turn, ...]
-    num_elided: int
     estimated_tokens: int
-    can_shrink: bool
-    """Whether more could be left out."""
 
 
 def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
@@ -72,19 +60,11 @@ def text_tokens(text: str) -> int:
 
 
 def turn_tokens(turn: Turn) -> int:
-    match turn:
-        case UserTurn(parts):
-            return _parts_tokens(parts)
-        case ToolResult():
-            return _parts_tokens(turn.parts)
-        case AssistantTurn():
-            calls = "".join(call.name + json.dumps(call.arguments) for call in turn.calls)
-            return text_tokens(turn.text + calls) + IMAGE_TOKENS * len(turn.images)
-
-
-def _parts_tokens(parts: Sequence[Part]) -> int:
-    num_images = sum(isinstance(part, Image) for part in parts)
-    return text_tokens(text_of(tuple(parts))) + IMAGE_TOKENS * num_images
+    if isinstance(turn, AssistantTurn):
+        calls = "".join(call.name + json.dumps(call.arguments) for call in turn.calls)
+        return text_tokens(turn.text + calls)
+    num_images = sum(isinstance(part, Image) for part in turn.parts)
+    return text_tokens(text_of(turn.parts)) + IMAGE_TOKENS * num_images
 
 
 def project(
@@ -101,52 +81,47 @@ def project(
     per estimated one. Turns before ``elided_before`` are shortened for any budget.
     """
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
-    protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:]])
+    protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:], 0])
     projected = list(turns)
-    num_elided, can_shrink = 0, False
     estimate = fixed_tokens + sum(map(turn_tokens, turns))
 
-    def fits() -> bool:
-        nonlocal can_shrink
-        is_within = estimate * scale <= budget
-        can_shrink = can_shrink or is_within
-        return is_within
-
-    def shorten(first: int, end: int, elide: Callable[[Turn], Turn | None]) -> None:
-        nonlocal estimate, num_elided
-        for index in range(max(first, 0), max(end, 0)):
-            shorter = elide(projected[index])
-            if shorter is not None and (index < elided_before or not fits()):
+    def shorten(first: int, end: int, elide: Callable[[Turn], Turn]) -> None:
+        nonlocal estimate
+        for index in range(first, end):
+            if index < elided_before or estimate * scale > budget:
+                shorter = elide(projected[index])
                 estimate += turn_tokens(shorter) - turn_tokens(projected[index])
                 projected[index] = shorter
-                num_elided += 1
 
     shorten(0, protected, _without_result)
     shorten(0, protected, _without_prose)
     begin = 0
     for prompt in prompts[1:]:
-        if fits():
+        if estimate * scale <= budget:
             break
         first = _with_mark(turns[prompt], prompt)
         left_out = sum(map(turn_tokens, projected[begin:prompt]))
         estimate += turn_tokens(first) - turn_tokens(turns[prompt]) - left_out
-        projected[prompt] = first
-        num_elided += prompt - begin
-        begin = prompt
+        projected[prompt], begin = first, prompt
     shorten(max(begin, protected), len(turns), _without_result)
-    return Projection(tuple(projected[begin:]), num_elided, estimate, can_shrink)
+    return Projection(tuple(projected[begin:]), estimate)
 
 
-def without_images(turns: Sequence[Turn]) -> list[Turn]:
+def can_shrink(projection: Projection) -> bool:
+    """Whether more could be left out."""
+    return project(projection.turns, budget=0, fixed_tokens=0).turns != projection.turns
+
+
+def without_images(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """For a model without vision. The latest prompt keeps its images, which the endpoint
     refuses."""
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
-    return [
+    return tuple(
         replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))
         if isinstance(turn, UserTurn | ToolResult) and index not in prompts[-1:]
         else turn
         for index, turn in enumerate(turns)
-    ]
+    )
 
 
 def _with_mark(turn: Turn, num_left_out: int) -> Turn:
@@ -154,16 +129,16 @@ def _with_mark(turn: Turn, num_left_out: int) -> Turn:
     return UserTurn((Text(f"[{num_left_out} earlier turns were left out]"), *turn.parts))
 
 
-def _without_result(turn: Turn) -> Turn | None:
+def _without_result(turn: Turn) -> Turn:
     if not isinstance(turn, ToolResult):
-        return None
+        return turn
     text = text_of(turn.parts)
     if len(text) < SHORTEST_ELIDED and not any(isinstance(part, Image) for part in turn.parts):
-        return None
+        return turn
     return replace(turn, parts=(Text(f"[{len(text)} characters of this result were left out]"),))
 
 
-def _without_prose(turn: Turn) -> Turn | None:
+def _without_prose(turn: Turn) -> Turn:
     if not isinstance(turn, AssistantTurn) or len(turn.text) < SHORTEST_ELIDED:
-        return None
+        return turn
     return replace(turn, text=f"[{len(turn.text)} characters were left out]", thoughts=())

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from helexa_acp.errors import ConfigError
 
@@ -51,7 +52,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(
                     f"the variable {self.api_key_env}, the api_key_env of {self.name}, is unset."
                 )
-        return msgspec.structs.replace(
+        return replace(
             self,
             base_url=self.base_url.rstrip("/"),
             api_key=key or None,
@@ -60,25 +61,32 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    endpoints: Annotated[list[Endpoint], Meta(min_length=1)]
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file's table, checked by ``from_table``."""
+
+    endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1)]
     default_endpoint: str | None = None
     system_prompt_path: str | None = None
-    fetch_hosts: list[Annotated[str, Meta(min_length=1)]] = []
+    fetch_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     bash_timeout_s: Annotated[float, Meta(gt=0, lt=1e9)] = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    endpoints: tuple[Endpoint, ...]
-    default_endpoint: Endpoint
-    system_prompt: str | None = None
-    fetch_hosts: tuple[str, ...] = ()
-    """Hosts for the fetch tool; none: there is no fetch tool."""
-    bash_timeout_s: float = 600.0
 
     def endpoint(self, name: str) -> Endpoint | None:
         return next((one for one in self.endpoints if one.name == name), None)
+
+    @property
+    def default(self) -> Endpoint:
+        return self.endpoint(self.default_endpoint or "") or self.endpoints[0]
+
+    @property
+    def system_prompt(self) -> str | None:
+        """Raises ConfigError."""
+        if not self.system_prompt_path:
+            return None
+        try:
+            return Path(self.system_prompt_path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            path = self.system_prompt_path
+            raise ConfigError(f"system_prompt_path {path} cannot be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,51 +134,37 @@ def load_config(environ: Mapping[str, str]) -> Config:
 
 def from_environment(environ: Mapping[str, str]) -> Config:
     """The endpoint ``default``, which speaks openai-chat."""
-    table = {
+    endpoint = {
         "name": "default",
         "base_url": environ.get("HELEXA_ACP_BASE_URL") or DEFAULT_BASE_URL,
-        "default_model": environ.get("HELEXA_ACP_MODEL") or None,
-        "api_key": environ.get("HELEXA_ACP_API_KEY") or None,
+        "default_model": environ.get("HELEXA_ACP_MODEL"),
+        "api_key": environ.get("HELEXA_ACP_API_KEY"),
         "max_tokens": _whole_number(environ, "HELEXA_ACP_MAX_TOKENS"),
         "context_window": _whole_number(environ, "HELEXA_ACP_CONTEXT_WINDOW"),
     }
-    named = {key: value for key, value in table.items() if value is not None}
     prompt_path = environ.get("HELEXA_ACP_SYSTEM_PROMPT_PATH")
-    return from_table(
-        {"endpoints": [named]} | ({"system_prompt_path": prompt_path} if prompt_path else {}),
-        environ,
-    )
+    return from_table({"endpoints": [endpoint], "system_prompt_path": prompt_path}, environ)
 
 
 def from_table(table: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """Raises ConfigError, naming the key."""
     try:
-        read = msgspec.convert(table, _File)
+        read = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
-    endpoints = tuple(endpoint.resolved(environ) for endpoint in read.endpoints)
-    names = [one.name for one in endpoints]
+    config = replace(
+        read,
+        endpoints=tuple(endpoint.resolved(environ) for endpoint in read.endpoints),
+        fetch_hosts=tuple(host.lower() for host in read.fetch_hosts),
+    )
+    names = [endpoint.name for endpoint in config.endpoints]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two endpoints are named {twice!r}.")
-    default_name = read.default_endpoint or names[0]
-    if default_name not in names:
-        raise ConfigError(f"default_endpoint {default_name!r} is not one of {', '.join(names)}.")
-    return Config(
-        endpoints=endpoints,
-        default_endpoint=endpoints[names.index(default_name)],
-        system_prompt=_system_prompt(read.system_prompt_path),
-        fetch_hosts=tuple(host.lower() for host in read.fetch_hosts),
-        bash_timeout_s=read.bash_timeout_s,
-    )
-
-
-def _system_prompt(path: str | None) -> str | None:
-    if not path:
-        return None
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"system_prompt_path {path} cannot be read: {error}") from None
+    if config.default_endpoint and config.default_endpoint not in names:
+        known = ", ".join(names)
+        raise ConfigError(f"default_endpoint {config.default_endpoint!r} is not one of {known}.")
+    _ = config.system_prompt  # readable
+    return config
 
 
 def _whole_number(environ: Mapping[str, str], name: str) -> int | None:
@@ -194,4 +188,4 @@ def parse_selector(written: str, config: Config) -> Selector:
             raise ConfigError(f"No endpoint is named {before!r}; there are {known}.")
     if not written.strip() or (colon and not (before and after)):
         raise ConfigError(f"{written!r} names no model: write MODEL or ENDPOINT:MODEL.")
-    return Selector(config.default_endpoint, written)
+    return Selector(config.default, written)

@@ -1,26 +1,20 @@
-"""The endpoints in use: their wires, their models, and limits learnt from answers.
-
-``initialize`` needs nothing of this: models are listed, and the SDK is imported with the first
-session, in the background.
-"""
+"""The endpoints in use: their HTTP clients, their models, and limits learnt from answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
+import httpx2
+
 from helexa_acp.config import USUAL_MODEL, Config, Endpoint, Selector
-from helexa_acp.proxies import open_http
-from helexa_acp.wire import ModelRequest, bearer, messages
-
-if TYPE_CHECKING:
-    import httpx2
-
-    from helexa_acp.wire.client import Wire
+from helexa_acp.http import open_http
+from helexa_acp.wire import ModelRequest, WireEvent, client, messages
 
 WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_input_tokens")
 """OpenRouter, vLLM and others."""
@@ -77,8 +71,7 @@ class Learnt:
 
 @dataclass(slots=True)
 class _Known:
-    wire: asyncio.Task[Wire] | None = None
-    http: asyncio.Task[httpx2.AsyncClient] | None = None
+    http: httpx2.AsyncClient | None = None
     offers: tuple[Offer, ...] = ()
     listing: asyncio.Task[None] | None = None
     counts: bool = True
@@ -90,40 +83,27 @@ class Endpoints:
         self._config = config
         self._known = {endpoint.name: _Known() for endpoint in config.endpoints}
 
-    # The wire of an endpoint.
-
-    async def wire(self, endpoint: Endpoint) -> Wire:
-        return await asyncio.shield(self._opening(endpoint))
-
-    def _opening(self, endpoint: Endpoint) -> asyncio.Task[Wire]:
-        known = self._known[endpoint.name]
-        if known.wire is None:
-            known.wire = asyncio.create_task(asyncio.to_thread(_open_wire, endpoint))
-        return known.wire
-
-    def begin_listing(self) -> None:
-        """Prepares the first session."""
-        self._begin_listing(self._config.default_endpoint)
-
-    def warm_up(self) -> None:
-        """Prepares the first prompt: an SDK takes longer to import than an editor should wait for a
-        session."""
-        self._opening(self._config.default_endpoint)
-
     async def close(self) -> None:
         for known in self._known.values():
             if known.listing is not None:
                 known.listing.cancel()
-            if known.wire is not None:
-                with contextlib.suppress(Exception):
-                    await (await known.wire).close()
             if known.http is not None:
                 with contextlib.suppress(Exception):
-                    await (await known.http).aclose()
+                    await known.http.aclose()
+
+    def stream(self, endpoint: Endpoint, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
+        """Raises ConfigError, and while it is read EndpointError."""
+        return client.stream(self._http(endpoint), endpoint, request)
+
+    def _http(self, endpoint: Endpoint) -> httpx2.AsyncClient:
+        known = self._known[endpoint.name]
+        if known.http is None:
+            known.http = open_http(endpoint.base_url)
+        return known.http
 
     # Its models.
 
-    def _begin_listing(self, endpoint: Endpoint) -> asyncio.Task[None]:
+    def begin_listing(self, endpoint: Endpoint) -> asyncio.Task[None]:
         known = self._known[endpoint.name]
         if known.listing is None or (known.listing.done() and not known.offers):
             known.listing = asyncio.create_task(self._list(endpoint))
@@ -131,7 +111,7 @@ class Endpoints:
 
     async def listed(self, wait_s: float) -> bool:
         """Whether every endpoint has listed its models within ``wait_s``, or failed to."""
-        listings = [self._begin_listing(endpoint) for endpoint in self._config.endpoints]
+        listings = [self.begin_listing(endpoint) for endpoint in self._config.endpoints]
         _, pending = await asyncio.wait(listings, timeout=wait_s)
         return not pending
 
@@ -141,10 +121,10 @@ class Endpoints:
     async def default_selector(self) -> Selector:
         """The configured model of the default endpoint, else the usual one if it is listed, else
         the first."""
-        endpoint = self._config.default_endpoint
+        endpoint = self._config.default
         if endpoint.default_model is not None:
             return Selector(endpoint, endpoint.default_model)
-        await asyncio.wait([self._begin_listing(endpoint)], timeout=LIST_TIMEOUT_S)
+        await asyncio.wait([self.begin_listing(endpoint)], timeout=LIST_TIMEOUT_S)
         models = [offer.model for offer in self.offers(endpoint)]
         usual = Selector(endpoint, USUAL_MODEL)
         if not models or await self.has_model(usual):
@@ -154,7 +134,7 @@ class Endpoints:
     async def has_model(self, selector: Selector) -> bool | None:
         """Whether the endpoint has a model of that name, or an alias, which its list may lack;
         ``None``: it does not answer that."""
-        if any(offer.model == selector.model for offer in self.offers(selector.endpoint)):
+        if self._offer(selector) is not None:
             return True
         path = f"/models/{quote(selector.model)}"
         status, _ = await self._request("GET", selector.endpoint, path, LIST_TIMEOUT_S)
@@ -179,10 +159,9 @@ class Endpoints:
         if selector.endpoint.context_window is not None:
             return selector.endpoint.context_window
         offer = self._offer(selector)
-        listed = offer.context_window if offer else None
-        learnt = self.learnt(selector).context_window
-        known = [window for window in (listed, learnt) if window is not None]
-        return min(known, default=None)
+        listed = None if offer is None else offer.context_window
+        windows = (listed, self.learnt(selector).context_window)
+        return min((window for window in windows if window is not None), default=None)
 
     async def context_window_of_loaded(self, selector: Selector) -> int | None:
         """The context window, in tokens, of a model that has just answered. helexa reports a
@@ -198,18 +177,16 @@ class Endpoints:
         if selector.endpoint.tool_calling != "auto":
             return selector.endpoint.tool_calling == "native"
         offer = self._offer(selector)
-        listed = offer.takes_tools if offer else None
-        return self.learnt(selector).has_api_tools and listed is not False
-
-    # Tokens of a prompt, by the endpoint.
+        refuses = offer is not None and offer.takes_tools is False
+        return self.learnt(selector).has_api_tools and not refuses
 
     async def count(self, endpoint: Endpoint, request: ModelRequest) -> int | None:
-        """``None`` where the endpoint does not count. The request is in the messages dialect for
-        every endpoint: helexa and Anthropic count in that one."""
+        """The prompt's tokens; ``None`` where the endpoint does not count. The request is in the
+        messages dialect for every endpoint: helexa and Anthropic count in that one."""
         known = self._known[endpoint.name]
         if not known.counts:
             return None
-        path, body = "/messages/count_tokens", count_body(request)
+        path, body = "/messages/count_tokens", messages.count_body(request)
         status, answer = await self._request("POST", endpoint, path, COUNT_TIMEOUT_S, json=body)
         if status in (404, 405, 501):
             known.counts = False
@@ -221,40 +198,13 @@ class Endpoints:
     ) -> tuple[int, Any]:
         """The status and the JSON of an answer that callers can do without; 0: there is none."""
         status, url = 0, f"{endpoint.base_url}{path}"
+        headers = client.DIALECTS[endpoint.wire_api].headers(endpoint.api_key)
         try:
-            http = await self._client(endpoint)
-            response = await http.request(
-                method, url, headers=_headers(endpoint), timeout=timeout_s, **more
+            response = await self._http(endpoint).request(
+                method, url, headers=headers, timeout=timeout_s, **more
             )
             status = response.status_code
             return status, response.json()
         except Exception as error:  # noqa: BLE001 - see above
             log.info("endpoint %s did not answer %s: %r", endpoint.name, path, error)
             return status, None
-
-    async def _client(self, endpoint: Endpoint) -> httpx2.AsyncClient:
-        known = self._known[endpoint.name]
-        if known.http is None:
-            known.http = asyncio.create_task(asyncio.to_thread(open_http, endpoint.base_url))
-        return await asyncio.shield(known.http)
-
-
-def _open_wire(endpoint: Endpoint) -> Wire:
-    """Raises ConfigError."""
-    from helexa_acp.wire.client import Wire  # the SDK takes most of a second to import
-
-    return Wire(endpoint)
-
-
-def count_body(request: ModelRequest) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "model": request.model,
-        "system": request.system,
-        "messages": messages.messages(request.turns),
-    }
-    return body | ({"tools": messages.tools(request.tools)} if request.tools else {})
-
-
-def _headers(endpoint: Endpoint) -> dict[str, str]:
-    of_key = messages.headers if endpoint.wire_api == "anthropic-messages" else bearer
-    return of_key(endpoint.api_key)

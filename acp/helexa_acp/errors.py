@@ -16,51 +16,34 @@ class BridgeError(Exception):
 
 
 class ConfigError(BridgeError):
-    """The configuration is wrong, or lacks the model that the user named."""
+    pass
 
 
 class StoreError(BridgeError):
-    """A session's file cannot be used."""
+    pass
+
+
+class ToolError(BridgeError):
+    pass
+
+
+class McpError(BridgeError):
+    pass
 
 
 class EndpointError(BridgeError):
-    """The endpoint refused or failed. ``status`` is None where it did not answer at all."""
+    """``status`` is None where the endpoint did not answer at all."""
 
     def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
 
-    def _is_refusal_of(self, *words: str) -> bool:
+    def refuses(self, *words: str) -> bool:
+        """Whether it is a refusal whose message or code has one of the words."""
         text = f"{self.code} {self}".lower()
         return self.status in (400, 404, 422, 501) and any(word in text for word in words)
 
     @property
-    def refuses_tools(self) -> bool:
-        return self._is_refusal_of("tool", "function call", "template_render_failed")
-
-    @property
-    def refuses_thinking(self) -> bool:
-        return self._is_refusal_of("thinking")
-
-    @property
-    def refuses_images(self) -> bool:
-        return self._is_refusal_of("image", "vision", "multimodal")
-
-    @property
     def refuses_content(self) -> bool:
         return self.status in (400, 413, 422)
-
-    @property
-    def exceeds_context(self) -> bool:
-        return self._is_refusal_of(
-            "context_length", "context length", "context window", "too long", "maximum context"
-        )
-
-
-class ToolError(BridgeError):
-    """The tool failed. The model reads the reason and continues."""
-
-
-class McpError(BridgeError):
-    """An MCP server did not start, did not answer, or answered with an error."""

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 INVALID_CALL = "<invalid>"
 """The name of a call that could not be parsed."""
-INTERRUPTED = "ERROR: interrupted before it was done."
+INTERRUPTED = "interrupted before it was done."
 
 
 class Text(Struct, frozen=True, tag_field="type", tag="text"):
@@ -50,7 +50,6 @@ class AssistantTurn(Struct, frozen=True, kw_only=True, tag_field="role", tag="as
     text: str = ""
     thoughts: tuple[Thought, ...] = ()
     calls: tuple[ToolCall, ...] = ()
-    images: tuple[Image, ...] = ()
 
 
 class ToolResult(Struct, frozen=True, kw_only=True, tag_field="role", tag="tool"):
@@ -79,8 +78,7 @@ class Usage:
         self.output_tokens += other.output_tokens
         self.cached_tokens += other.cached_tokens
         self.thought_tokens += other.thought_tokens
-        if other.last_total_tokens:
-            self.last_total_tokens = other.last_total_tokens
+        self.last_total_tokens = other.input_tokens + other.output_tokens or self.last_total_tokens
 
 
 def text_of(parts: tuple[Part, ...]) -> str:
@@ -98,22 +96,14 @@ def answered(history: list[Turn]) -> list[Turn]:
             missing = []
         whole.append(turn)
         if isinstance(turn, AssistantTurn):
-            missing = [
-                interrupted(call, INTERRUPTED) for call in turn.calls if call.call_id not in results
-            ]
+            unanswered = (call for call in turn.calls if call.call_id not in results)
+            missing = [failed(call, INTERRUPTED) for call in unanswered]
     return whole + missing
 
 
-def interrupted(call: ToolCall, why: str) -> ToolResult:
-    return ToolResult(call_id=call.call_id, name=call.name, parts=(Text(why),), is_error=True)
-
-
-def clean_part(part: Part) -> Part:
-    match part:
-        case Text(text):
-            return Text(clean(text))
-        case Image(mime_type, data):
-            return Image(clean(mime_type), clean(data))
+def failed(call: ToolCall, why: str) -> ToolResult:
+    parts = (Text(f"ERROR: {why}"),)
+    return ToolResult(call_id=call.call_id, name=call.name, parts=parts, is_error=True)
 
 
 def clean(value: Any) -> Any:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from acp.schema import HttpMcpServer, McpServerStdio
 
 from helexa_acp import __version__
 from helexa_acp.errors import ConfigError, McpError, ToolError
 from helexa_acp.history import Image, Part, Text, clean
+from helexa_acp.mcp_transports import REVISION, HttpTransport, Json, StdioTransport
 from helexa_acp.modes import Action
-from helexa_acp.tools.base import Arguments, Outcome, Preview, Tool, ToolContext
+from helexa_acp.tools.base import Arguments, Outcome, Prepared, Tool, ToolContext
 from helexa_acp.wire import MAX_NAME_LENGTH, ToolSpec, wire_name
 
-if TYPE_CHECKING:
-    from helexa_acp.mcp_transports import HttpTransport, StdioTransport
-
-REVISION = "2025-06-18"
-"""https://modelcontextprotocol.io/specification/2025-06-18"""
 CONNECT_TIMEOUT_S = 60.0
 """A server may be downloaded by its first start."""
 MAX_PAGES = 50
 ServerSpec = McpServerStdio | HttpMcpServer
+Transport = StdioTransport | HttpTransport
 
 
 def checked_specs(servers: Sequence[Any]) -> list[ServerSpec]:
@@ -39,155 +35,104 @@ def checked_specs(servers: Sequence[Any]) -> list[ServerSpec]:
     return list(servers)
 
 
-@dataclass(frozen=True, slots=True)
-class McpTool:
-    name: str
-    description: str
-    schema: dict[str, Any]
-    only_reads: bool
-
-
-class McpServer:
-    """Call ``connect`` first, and ``close`` in any case."""
-
-    def __init__(self, spec: ServerSpec, cwd: Path) -> None:
-        self.spec = spec
-        self.tools: tuple[McpTool, ...] = ()
+class McpPool:
+    def __init__(self, specs: Sequence[ServerSpec], cwd: Path) -> None:
         self._cwd = cwd
-        self._transport: HttpTransport | StdioTransport | None = None
+        self._transports: list[Transport] = []
+        self._connecting = {asyncio.create_task(self._connect(spec)): spec.name for spec in specs}
 
-    async def connect(self) -> None:
+    async def tools(self) -> tuple[dict[str, Tool], dict[str, str]]:
+        """The connected servers' tools by name, once each server is connected or has failed; and
+        the reasons why servers cannot be used, by name."""
+        if self._connecting:
+            await asyncio.wait(self._connecting)  # a cancelled prompt cancels no connection
+        tools: dict[str, Tool] = {}
+        failures: dict[str, str] = {}
+        for task, server in self._connecting.items():
+            if error := task.exception():
+                failures[server] = str(error)
+                continue
+            for tool in task.result():
+                tools.setdefault(tool.spec.name, tool)
+        return tools, failures
+
+    async def close(self) -> None:
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await asyncio.gather(*(one.close() for one in self._transports), return_exceptions=True)
+
+    async def _connect(self, spec: ServerSpec) -> list[Tool]:
         """Raises McpError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._connect()
+                transport = await _open(spec, self._cwd)
+                self._transports.append(transport)
+                return await _greeted(spec.name, transport)
         except TimeoutError:
             raise McpError(f"it was not ready within {CONNECT_TIMEOUT_S:g} s") from None
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The raw result. Raises McpError."""
-        if self._transport is None:
-            raise McpError("it is not connected")
-        params = {"name": name, "arguments": dict(arguments)}
-        return await self._transport.request("tools/call", params)
 
-    async def close(self) -> None:
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.close()
-
-    async def _connect(self) -> None:
-        self._transport = await _open(self.spec, self._cwd)
-        await self._transport.request(
-            "initialize",
-            {
-                "protocolVersion": REVISION,
-                "capabilities": {},
-                "clientInfo": {"name": "helexa-acp", "version": __version__},
-            },
-        )
-        await self._transport.notify("notifications/initialized")
-        tools: list[McpTool] = []
-        cursor: str | None = None
-        for _ in range(MAX_PAGES):
-            params = {} if cursor is None else {"cursor": cursor}
-            result = await self._transport.request("tools/list", params)
-            tools += tools_of(result)
-            cursor = result.get("nextCursor")
-            if not isinstance(cursor, str):
-                break
-        self.tools = tuple(tools)
-
-
-async def _open(spec: ServerSpec, cwd: Path) -> HttpTransport | StdioTransport:
-    from helexa_acp.mcp_transports import HttpTransport, StdioTransport  # httpx2 is slow to import
-
+async def _open(spec: ServerSpec, cwd: Path) -> Transport:
     if isinstance(spec, HttpMcpServer):
         return HttpTransport(spec.url, {header.name: header.value for header in spec.headers})
     environment = {variable.name: variable.value for variable in spec.env}
     return await StdioTransport.open(spec.command, spec.args, environment, cwd)
 
 
-def tools_of(result: dict[str, Any]) -> list[McpTool]:
+async def _greeted(server: str, transport: Transport) -> list[Tool]:
+    client = {"name": "helexa-acp", "version": __version__}
+    greeting = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client}
+    await transport.request("initialize", greeting)
+    await transport.notify("notifications/initialized")
+    tools: list[Tool] = []
+    params: Json = {}
+    for _ in range(MAX_PAGES):
+        result = await transport.request("tools/list", params)
+        tools += tools_of(server, transport, result)
+        params = {"cursor": result.get("nextCursor")}
+        if not isinstance(params["cursor"], str):
+            break
+    return tools
+
+
+def tools_of(server: str, transport: Transport, result: Json) -> list[Tool]:
     """The tools of one page, without invalid entries."""
     listed = result.get("tools")
-    found = []
-    for entry in listed if isinstance(listed, list) else ():
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            continue
-        schema, notes = entry.get("inputSchema"), entry.get("annotations")
-        description = entry.get("description")
-        found.append(
-            McpTool(
-                name=entry["name"],
-                description=description if isinstance(description, str) else "",
-                schema=_object_schema(clean(schema)),
-                only_reads=isinstance(notes, dict) and notes.get("readOnlyHint") is True,
-            )
+    return [
+        _tool(server, transport, entry)
+        for entry in (listed if isinstance(listed, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+    ]
+
+
+def _tool(server: str, transport: Transport, entry: Json) -> Tool:
+    name, description, notes = entry["name"], entry.get("description"), entry.get("annotations")
+    only_reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
+    label = f"{server}: {name}"
+
+    async def prepare(context: ToolContext, arguments: Arguments) -> Prepared:
+        async def run() -> Outcome:
+            params = {"name": name, "arguments": dict(arguments)}
+            try:
+                result = await transport.request("tools/call", params)
+            except McpError as error:
+                raise ToolError(f"MCP server {server}: {error}") from None
+            return Outcome(parts_of(result), is_error=result.get("isError") is True)
+
+        return Prepared(
+            label,
+            run,
+            remembers=f"mcp {server} {name}",
+            remembered_as=f"Always allow {name} of {server}, this session",
         )
-    return found
 
-
-def _object_schema(schema: Any) -> dict[str, Any]:
-    """APIs refuse tools whose schema is not an object's."""
-    if not isinstance(schema, dict):
-        schema = {}
-    properties = schema.get("properties")
-    own = {"type": "object", "properties": properties if isinstance(properties, dict) else {}}
-    return {**schema, **own}
-
-
-def parts_of(result: dict[str, Any]) -> tuple[Part, ...]:
-    """A tool's answer: texts and images; other parts are named."""
-    content = result.get("content")
-    parts = [_part(block) for block in (content if isinstance(content, list) else ())]
-    if not parts and "structuredContent" in result:
-        parts = [Text(str(clean(result["structuredContent"])))]
-    return tuple(parts) or (Text("[no content]"),)
-
-
-def _part(block: Any) -> Part:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if kind == "text" and isinstance(block.get("text"), str):
-        return Text(clean(block["text"]))
-    if kind == "image" and all(isinstance(block.get(key), str) for key in ("data", "mimeType")):
-        return Image(block["mimeType"], block["data"])
-    resource = block.get("resource") if kind == "resource" else None
-    if isinstance(resource, dict) and isinstance(resource.get("text"), str):
-        return Text(clean(resource["text"]))
-    if kind == "resource_link" and isinstance(block.get("uri"), str):
-        return Text(f"[resource: {clean(block['uri'])}]")
-    return Text(f"[content of type {clean(str(kind))[:50]}]")
-
-
-class McpPool:
-    def __init__(self, specs: Sequence[ServerSpec], cwd: Path) -> None:
-        self._servers = [McpServer(spec, cwd) for spec in specs]
-        self._connecting = [asyncio.create_task(server.connect()) for server in self._servers]
-        self.failures: dict[str, str] = {}
-        """Reasons why servers cannot be used, by name."""
-
-    async def tools(self) -> tuple[Tool, ...]:
-        """The connected servers' tools, once each server is connected or has failed."""
-        if self._connecting:
-            await asyncio.wait(self._connecting)
-        found: dict[str, Tool] = {}
-        for server, task in zip(self._servers, self._connecting, strict=True):
-            if task.cancelled():
-                continue
-            if error := task.exception():
-                self.failures[server.spec.name] = str(error)
-                continue
-            for one in server.tools:
-                tool = _as_tool(server, one)
-                found.setdefault(tool.spec.name, tool)
-        return tuple(found.values())
-
-    async def close(self) -> None:
-        for task in self._connecting:
-            task.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
-        await asyncio.gather(*(server.close() for server in self._servers), return_exceptions=True)
+    spec = ToolSpec(
+        name=tool_name(server, name),
+        description=description if isinstance(description, str) and description else label,
+        parameters=_object_schema(clean(entry.get("inputSchema"))),
+    )
+    return Tool(spec, "other", Action.UNKNOWN_READ if only_reads else Action.UNKNOWN, prepare)
 
 
 def tool_name(server: str, tool: str) -> str:
@@ -199,31 +144,33 @@ def tool_name(server: str, tool: str) -> str:
     return wire_name(name)
 
 
-def _as_tool(server: McpServer, tool: McpTool) -> Tool:
-    label = f"{server.spec.name}: {tool.name}"
+def _object_schema(schema: Any) -> Json:
+    """APIs refuse tools whose schema is not an object's."""
+    schema = schema if isinstance(schema, dict) else {}
+    properties = schema.get("properties")
+    own = {"type": "object", "properties": properties if isinstance(properties, dict) else {}}
+    return {**schema, **own}
 
-    async def preview(context: ToolContext, arguments: Arguments) -> Preview:
-        return Preview(
-            label,
-            remembers=f"mcp {server.spec.name} {tool.name}",
-            remembered_as=f"Always allow {tool.name} of {server.spec.name}, this session",
-        )
 
-    async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-        try:
-            result = await server.call(tool.name, arguments)
-        except McpError as error:
-            raise ToolError(f"MCP server {server.spec.name}: {error}") from None
-        return Outcome(parts_of(result), is_error=result.get("isError") is True)
+def parts_of(result: Json) -> tuple[Part, ...]:
+    """A tool's answer: texts and images; other parts are named."""
+    content = result.get("content")
+    parts = [_part(clean(block)) for block in (content if isinstance(content, list) else ())]
+    if not parts and "structuredContent" in result:
+        parts = [Text(str(clean(result["structuredContent"])))]
+    return tuple(parts) or (Text("[no content]"),)
 
-    return Tool(
-        ToolSpec(
-            name=tool_name(server.spec.name, tool.name),
-            description=tool.description or label,
-            parameters=tool.schema,
-        ),
-        "other",
-        Action.UNKNOWN_READ if tool.only_reads else Action.UNKNOWN,
-        preview,
-        run,
-    )
+
+def _part(block: Any) -> Part:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return Text(text)
+        case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
+            return Image(mime_type, data)
+        case {"type": "resource", "resource": {"text": str(text)}}:
+            return Text(text)
+        case {"type": "resource_link", "uri": str(uri)}:
+            return Text(f"[resource: {uri}]")
+        case {"type": kind}:
+            return Text(f"[content of type {str(kind)[:50]}]")
+    return Text("[content of type None]")

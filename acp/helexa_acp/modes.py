@@ -8,8 +8,9 @@ plan          yes     plans only       no        ask     ask if it is declared r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from helexa_acp.errors import ToolError
 
 
 class Mode(Enum):
@@ -36,35 +37,15 @@ class Action(Enum):
     UNKNOWN_READ = "unknown, declared read-only"
 
 
-class Verdict(Enum):
-    ALLOW = "allow"
-    ASK = "ask"
-    REFUSE = "refuse"
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    verdict: Verdict
-    reason: str = ""
-
-
-ALLOW, ASK = Judgement(Verdict.ALLOW), Judgement(Verdict.ASK)
-
-
-def judge(mode: Mode, action: Action, *, is_plan_file: bool = False) -> Judgement:
-    """``is_plan_file``: the call writes only to the folder of plans, links resolved."""
+def must_ask(mode: Mode, action: Action, *, is_plan_file: bool = False) -> bool:
+    """``is_plan_file``: the call writes only to the folder of plans, links resolved. Raises
+    ToolError where the mode forbids it."""
     if mode is Mode.BYPASS or action is Action.READ:
-        return ALLOW
-    if mode is Mode.DEFAULT:
-        return ASK
-    match action:
-        case Action.WRITE if is_plan_file:
-            return ALLOW
-        case Action.FETCH | Action.UNKNOWN_READ:
-            return ASK
-        case Action.WRITE:
-            return Judgement(
-                Verdict.REFUSE, "in plan mode only files in the folder of plans are written"
-            )
-        case _:
-            return Judgement(Verdict.REFUSE, "in plan mode nothing is run")
+        return False
+    if mode is Mode.DEFAULT or action in (Action.FETCH, Action.UNKNOWN_READ):
+        return True
+    if action is not Action.WRITE:
+        raise ToolError("in plan mode nothing is run")
+    if not is_plan_file:
+        raise ToolError("in plan mode only files in the folder of plans are written")
+    return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from helexa_acp.errors import ConfigError
 from helexa_acp.history import Image, Part, Text, clean
 from helexa_acp.modes import Mode
 
@@ -28,15 +29,11 @@ You are in plan mode: you look and plan, and change nothing. Commands are not ru
 you may write are plans, in {plans_dir}. When the plan is clear, say it and ask whether to go on."""
 
 
-class PromptError(ValueError):
-    """The prompt contains unsupported blocks."""
-
-
 def parts_of(blocks: Sequence[Any]) -> tuple[Part, ...]:
-    """Raises PromptError."""
+    """Raises ConfigError."""
     parts = tuple(_part(block) for block in blocks)
     if not any(isinstance(part, Image) or part.text.strip() for part in parts):
-        raise PromptError("the prompt is empty")
+        raise ConfigError("the prompt is empty")
     return parts
 
 
@@ -51,12 +48,12 @@ def _part(block: Any) -> Part:
         case "resource":
             return _resource(block.resource)
         case kind:
-            raise PromptError(f"content of type {kind} is not taken")
+            raise ConfigError(f"content of type {kind} is not taken")
 
 
 def image_part(mime_type: str, data: str) -> Image:
     if not IMAGE_TYPE.fullmatch(mime_type) or not data or not BASE64.fullmatch(data):
-        raise PromptError("an image must have an image's type and be Base64")
+        raise ConfigError("an image must have an image's type and be Base64")
     return Image(mime_type, "".join(data.split()))
 
 

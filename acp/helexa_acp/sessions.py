@@ -1,218 +1,227 @@
-"""One conversation with an editor, and its lifecycle.
+"""One conversation with an editor: opened new or from its file, prompted and cancelled, closed.
 
-IDLE ──▶ RUNNING ──▶ IDLE
- │          │
- │          └──▶ CANCELLING ──▶ IDLE
- └──▶ CLOSED
+sessions/hxa-<uuid>.json    the session; replaced atomically after every round
+sessions/hxa-<uuid>.lock    empty; locked by the process that has the session open
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import json
+import os
+import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 from typing import IO, Literal
 
+import msgspec
+from msgspec import Struct
+from msgspec import field as member
+
 from helexa_acp.config import Config, Selector, parse_selector
+from helexa_acp.editor import Editor
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import ConfigError, StoreError
 from helexa_acp.history import Turn, Usage, UserTurn, answered, text_of
 from helexa_acp.mcp import McpPool, ServerSpec
 from helexa_acp.modes import Mode
-from helexa_acp.store import SessionStore, StoredSession, new_session_id
+from helexa_acp.tools.base import plans_dir
 
+SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
+"""Clients send ids: none that matches leads out of the folder."""
 TITLE_CHARACTERS = 60
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 
 
-class Phase(Enum):
-    IDLE = "idle"
-    RUNNING = "running"
-    CANCELLING = "cancelling"
-    CLOSED = "closed"
+class Record(Struct, kw_only=True):
+    """A session's file. Times are ISO 8601, UTC."""
 
-
-TRANSITIONS = {
-    Phase.IDLE: {Phase.RUNNING, Phase.CLOSED},
-    Phase.RUNNING: {Phase.IDLE, Phase.CANCELLING},
-    Phase.CANCELLING: {Phase.IDLE},
-    Phase.CLOSED: set[Phase](),
-}
-
-
-@dataclass(slots=True, kw_only=True)
-class Session:
     session_id: str
-    cwd: Path
-    selector: Selector
-    mcp: McpPool
+    cwd: str
+    model_id: str
+    mode: Mode = member(default=Mode.DEFAULT, name="mode_id")
+    history: list[Turn] = []
     created_at: str
-    """ISO 8601, UTC, like all times in files."""
     updated_at: str
-    mode: Mode = Mode.DEFAULT
-    history: list[Turn] = field(default_factory=list)
     elided_before: int = 0
     """Set by /compact: older turns are sent in short."""
-    usage: Usage = field(default_factory=Usage)
-    allowed: set[str] = field(default_factory=set)
-    """The person's permissions for this session; not stored."""
-    phase: Phase = Phase.IDLE
-    hold: IO[bytes] | None = None
-    """The lock on the session's file; ``None`` until there is a file."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the running prompt."""
-    turn: asyncio.Task[StopReason] | None = None
-    num_asked: int = 0
-    """Prompts and cancellations so far: a prompt that waits for the lock runs only if it is still
-    the latest."""
-    reported_mcp_errors: set[str] = field(default_factory=set)
-
-    def go(self, phase: Phase) -> None:
-        if phase not in TRANSITIONS[self.phase]:
-            raise RuntimeError(f"a session never goes from {self.phase.value} to {phase.value}")
-        self.phase = phase
+    usage: Usage = member(default_factory=Usage)
 
     @property
     def title(self) -> str | None:
-        return title_of(self.history)
+        """The user's first text, on one line."""
+        prompts = (turn for turn in self.history if isinstance(turn, UserTurn))
+        texts = (" ".join(text_of(prompt.parts).split()) for prompt in prompts)
+        text = next(filter(None, texts), None)
+        if text is None or len(text) <= TITLE_CHARACTERS:
+            return text
+        return text[: TITLE_CHARACTERS - 1] + "…"
 
 
-def title_of(history: list[Turn]) -> str | None:
-    """The user's first text, on one line."""
-    for turn in history:
-        if isinstance(turn, UserTurn):
-            text = " ".join(text_of(turn.parts).split())
-            if text:
-                return text if len(text) <= TITLE_CHARACTERS else text[: TITLE_CHARACTERS - 1] + "…"
-    return None
+def new_session_id() -> str:
+    return f"hxa-{uuid.uuid4()}"
+
+
+class SessionStore:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hold(self, session_id: str) -> IO[bytes]:
+        """The locked file, which holds the session until it is closed. Raises StoreError while
+        another process has it, or this one already."""
+        lock_path = self._path(session_id).with_suffix(".lock")
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = lock_path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise StoreError(f"Session {session_id} is open elsewhere; close it there.") from None
+        return file
+
+    def save(self, session: Record) -> None:
+        """Atomic, and on the disk when it returns. The caller holds the session. Raises
+        StoreError."""
+        path = self._path(session.session_id)
+        partial = path.with_suffix(".partial")
+        data = json.dumps(msgspec.to_builtins(session)).encode()
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StoreError(f"The session cannot be saved: {error}") from error
+
+    def load(self, session_id: str) -> Record:
+        path = self._path(session_id)
+        try:
+            session = msgspec.convert(json.loads(path.read_bytes()), Record)
+            if session.session_id != session_id:
+                raise ValueError("it is another session's file")
+        except FileNotFoundError:
+            raise StoreError(f"There is no session {session_id}.") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise StoreError(f"Session {session_id} cannot be read: {error}") from None
+        return session
+
+    def all(self) -> list[Record]:
+        """The readable sessions, latest change first."""
+        found = []
+        for path in self._folder.glob("hxa-*.json"):
+            with contextlib.suppress(StoreError):
+                found.append(self.load(path.stem))
+        return sorted(found, key=lambda one: (one.updated_at, one.session_id), reverse=True)
+
+    def _path(self, session_id: str) -> Path:
+        if not SESSION_ID.fullmatch(session_id):
+            raise StoreError(f"{session_id[:100]!r} is not a session's id.")
+        return self._folder / f"{session_id}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What all sessions of the process share."""
+
+    config: Config
+    endpoints: Endpoints
+    store: SessionStore
+    data_dir: Path
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    home: Home
+    editor: Editor
+    record: Record
+    selector: Selector
+    mcp: McpPool
+    hold: IO[bytes] | None = None
+    """The lock on the session's file; ``None`` until there is a file."""
+    allowed: set[str] = field(default_factory=set)
+    """The person's permissions for this session; not stored."""
+    reported_mcp_errors: set[str] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the running prompt."""
+    turn: asyncio.Task[StopReason] | None = None
+    """The latest prompt's."""
+    num_asked: int = 0
+    """Prompts and cancellations so far: a prompt that waits for the lock runs only if it is still
+    the latest."""
+
+    @property
+    def cwd(self) -> Path:
+        return Path(self.record.cwd)
+
+    @property
+    def plans_dir(self) -> Path:
+        return plans_dir(self.home.data_dir, self.cwd)
+
+    def save(self) -> None:
+        """Raises StoreError. A session without any turn is not stored."""
+        if self.hold is None:
+            if not self.record.history:
+                return
+            self.hold = self.home.store.hold(self.record.session_id)
+        self.record.model_id = f"{self.selector.endpoint.name}:{self.selector.model}"
+        self.record.updated_at = utc_now()
+        self.home.store.save(self.record)
+
+    def save_if_stored(self) -> None:
+        if self.hold is not None:
+            self.save()
+
+    def cancel(self) -> None:
+        """Ends the running prompt, and those that wait for it. Its task continues until all its
+        work has ended."""
+        self.num_asked += 1
+        if self.turn is not None and not self.turn.cancelling():
+            self.turn.cancel()
+
+    async def close(self) -> None:
+        self.cancel()
+        async with self.lock:
+            await self.mcp.close()
+            if self.hold is not None:
+                self.hold.close()
+
+
+async def new_session(
+    home: Home, editor: Editor, cwd: str, servers: Sequence[ServerSpec]
+) -> Session:
+    """Has no file before its first prompt."""
+    selector = await home.endpoints.default_selector()
+    now = utc_now()
+    record = Record(
+        session_id=editor.session_id, cwd=cwd, model_id="", created_at=now, updated_at=now
+    )
+    return Session(home, editor, record, selector, McpPool(servers, Path(cwd)))
+
+
+async def stored_session(
+    home: Home, editor: Editor, cwd: str, servers: Sequence[ServerSpec]
+) -> Session:
+    """A session as last saved. Raises StoreError, also while another process has it."""
+    hold = home.store.hold(editor.session_id)
+    try:
+        record = home.store.load(editor.session_id)
+        try:
+            selector = parse_selector(record.model_id, home.config)
+        except ConfigError:  # the configuration has changed since
+            selector = await home.endpoints.default_selector()
+    except BaseException:
+        hold.close()
+        raise
+    record.cwd, record.history = cwd, answered(record.history)
+    return Session(home, editor, record, selector, McpPool(servers, Path(cwd)), hold)
 
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-class Sessions:
-    def __init__(self, config: Config, endpoints: Endpoints, store: SessionStore) -> None:
-        self._config = config
-        self._endpoints = endpoints
-        self._store = store
-        self._open: dict[str, Session] = {}
-
-    def get(self, session_id: str) -> Session:
-        """Raises StoreError."""
-        session = self._open.get(session_id)
-        if session is None:
-            raise StoreError(f"Session {session_id[:100]!r} is not open.")
-        return session
-
-    async def create(self, cwd: Path, servers: Sequence[ServerSpec]) -> Session:
-        """Has no file before its first prompt."""
-        selector = await self._endpoints.default_selector()
-        now = utc_now()
-        session = Session(
-            session_id=new_session_id(),
-            cwd=cwd,
-            selector=selector,
-            mcp=McpPool(servers, cwd),
-            created_at=now,
-            updated_at=now,
-        )
-        self._open[session.session_id] = session
-        return session
-
-    async def load(self, session_id: str, cwd: Path, servers: Sequence[ServerSpec]) -> Session:
-        """Opens a session as last saved. Raises StoreError, also while another process has it."""
-        if session_id in self._open:
-            await self.close(session_id)
-        hold = self._store.hold(session_id)
-        try:
-            stored = self._store.load(session_id)
-            selector = await self._selector(stored)
-        except BaseException:
-            hold.close()
-            raise
-        session = Session(
-            session_id=session_id,
-            cwd=cwd,
-            selector=selector,
-            mcp=McpPool(servers, cwd),
-            created_at=stored.created_at,
-            updated_at=stored.updated_at,
-            mode=_mode(stored.mode_id),
-            history=answered(list(stored.history)),
-            elided_before=stored.elided_before,
-            usage=stored.usage,
-            hold=hold,
-        )
-        self._open[session_id] = session
-        return session
-
-    def stored(self, cwd: str | None) -> list[StoredSession]:
-        """The sessions of a working directory, or all; latest change first."""
-        return [one for one in self._store.all() if cwd is None or one.cwd == cwd]
-
-    def save(self, session: Session) -> None:
-        """Raises StoreError. A session without any turn is not stored."""
-        if session.hold is None:
-            if not session.history:
-                return
-            session.hold = self._store.hold(session.session_id)
-        session.updated_at = utc_now()
-        stored = StoredSession(
-            session_id=session.session_id,
-            cwd=str(session.cwd),
-            model_id=f"{session.selector.endpoint.name}:{session.selector.model}",
-            mode_id=session.mode.value,
-            history=tuple(session.history),
-            created_at=session.created_at,
-            updated_at=session.updated_at,
-            elided_before=session.elided_before,
-            usage=session.usage,
-        )
-        try:
-            self._store.save(stored)
-        except OSError as error:
-            raise StoreError(f"The session cannot be saved: {error}") from error
-
-    def cancel(self, session: Session) -> None:
-        """Ends the running prompt, and those that wait for it. Its task continues until all its
-        work has ended."""
-        session.num_asked += 1
-        if session.phase is Phase.RUNNING and session.turn is not None:
-            session.go(Phase.CANCELLING)
-            session.turn.cancel()
-
-    async def close(self, session_id: str) -> None:
-        session = self.get(session_id)
-        self.cancel(session)
-        async with session.lock:
-            if session.phase is Phase.CLOSED:
-                return
-            session.go(Phase.CLOSED)
-        self._open.pop(session_id, None)
-        await session.mcp.close()
-        if session.hold is not None:
-            session.hold.close()
-
-    async def close_all(self) -> None:
-        closing = [self.close(session_id) for session_id in list(self._open)]
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*closing, return_exceptions=True)
-
-    async def _selector(self, stored: StoredSession) -> Selector:
-        """The configuration may have changed since."""
-        try:
-            return parse_selector(stored.model_id, self._config)
-        except ConfigError:
-            return await self._endpoints.default_selector()
-
-
-def _mode(mode_id: str) -> Mode:
-    try:
-        return Mode(mode_id)
-    except ValueError:
-        return Mode.DEFAULT

@@ -7,20 +7,9 @@ the system prompt, calls come as ``<tool_call>`` JSON, results go back as ``<too
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from helexa_acp.history import (
-    INVALID_CALL,
-    AssistantTurn,
-    Image,
-    Part,
-    Text,
-    ToolResult,
-    Turn,
-    UserTurn,
-    text_of,
-)
+from helexa_acp import history
 from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta, ToolSpec
 
 THOUGHT_MARKERS = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
@@ -55,76 +44,51 @@ class Splitter:
 
     def feed(self, text: str) -> list[TextEvent]:
         self._held += text
-        pieces: list[TextEvent] = []
-        while self._step(pieces):
-            pass
-        return pieces
+        return list(self._pieces())
 
     def flush(self) -> list[TextEvent]:
         """Returns the text held back, as its present kind."""
-        pieces: list[TextEvent] = []
-        rest, self._held = self._held, ""
-        self._add(pieces, rest)
-        return pieces
+        return list(self._released(len(self._held)))
 
-    def _add(self, pieces: list[TextEvent], text: str) -> None:
-        if not text:
-            return
-        if not self._closes:
-            pieces.append(TextDelta(text))
-        elif self._closes == CALL_CLOSES:
-            pieces.append(CallMade("", "", text))
-        else:
-            pieces.append(ThoughtDelta(text))
+    def _pieces(self) -> Iterator[TextEvent]:
+        while True:
+            if self._skips_newlines:
+                self._held = self._held.lstrip("\n")
+                self._skips_newlines = not self._held
+            if self._is_at_start and not self._starts():
+                return
+            marker = self._closes or CALL_OPENS
+            found = self._held.find(marker)
+            if found < 0:
+                if marker != CALL_CLOSES:
+                    yield from self._released(len(self._held) - _overlap(self._held, marker))
+                return
+            yield from self._released(found)
+            self._held = self._held[len(marker) :]
+            self._skips_newlines = bool(self._closes) and self._closes != CALL_CLOSES
+            self._closes = "" if self._closes else CALL_CLOSES
 
-    def _step(self, pieces: list[TextEvent]) -> bool:
-        """Whether it moved to another kind, and there may be more to do."""
-        if self._closes:
-            return self._inside(pieces)
-        if self._skips_newlines:
-            self._held = self._held.lstrip("\n")
-            self._skips_newlines = not self._held
-        if self._is_at_start:
-            decided = self._start()
-            if decided is not None:
-                return decided
-        before, marker, after = self._held.partition(CALL_OPENS)
-        if marker:
-            self._add(pieces, before)
-            self._held, self._closes = after, CALL_CLOSES
-            return True
-        self._release(pieces, CALL_OPENS)
-        return False
-
-    def _start(self) -> bool | None:
-        """``None``: this is no thought, and never will be one."""
+    def _starts(self) -> bool:
+        """Whether it is decided if the answer begins with a thought."""
         begun = self._held.lstrip()
         for opens, closes in THOUGHT_MARKERS.items():
             if begun.startswith(opens):
                 self._held, self._closes = begun[len(opens) :], closes
-                self._is_at_start = False
-                return True
-        if any(opens.startswith(begun) for opens in THOUGHT_MARKERS):
-            return False
-        self._is_at_start = False
-        return None
+        self._is_at_start = not self._closes and any(
+            opens.startswith(begun) for opens in THOUGHT_MARKERS
+        )
+        return not self._is_at_start
 
-    def _inside(self, pieces: list[TextEvent]) -> bool:
-        inside, marker, after = self._held.partition(self._closes)
-        if marker:
-            self._add(pieces, inside)
-            self._skips_newlines = self._closes != CALL_CLOSES
-            self._held, self._closes = after, ""
-            return True
-        if self._closes != CALL_CLOSES:
-            self._release(pieces, self._closes)
-        return False
-
-    def _release(self, pieces: list[TextEvent], marker: str) -> None:
-        """All but an end that ``marker`` may begin with."""
-        length = len(self._held) - _overlap(self._held, marker)
-        self._add(pieces, self._held[:length])
-        self._held = self._held[length:]
+    def _released(self, length: int) -> Iterator[TextEvent]:
+        text, self._held = self._held[:length], self._held[length:]
+        if not text:
+            return
+        if not self._closes:
+            yield TextDelta(text)
+        elif self._closes == CALL_CLOSES:
+            yield CallMade(arguments=text)
+        else:
+            yield ThoughtDelta(text)
 
 
 def _overlap(text: str, marker: str) -> int:
@@ -134,51 +98,37 @@ def _overlap(text: str, marker: str) -> int:
 
 
 def tools_prompt(tools: Sequence[ToolSpec]) -> str:
-    signatures = "\n".join(
-        json.dumps(
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters,
-                },
-            }
-        )
-        for tool in tools
-    )
-    return INSTRUCTIONS.format(signatures=signatures)
+    signatures = [json.dumps({"type": "function", "function": one.function()}) for one in tools]
+    return INSTRUCTIONS.format(signatures="\n".join(signatures))
 
 
-def as_text(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+def as_text(turns: Sequence[history.Turn]) -> tuple[history.Turn, ...]:
     """The conversation with calls and results written out as text."""
-    written: list[Turn] = []
+    written: list[history.Turn] = []
     for turn in turns:
         match turn:
-            case AssistantTurn(calls=calls) if calls:
-                written.append(AssistantTurn(text=_called(turn), images=turn.images))
-            case ToolResult():
-                response: tuple[Part, ...] = (
-                    Text(f"<tool_response>\n{text_of(turn.parts)}\n</tool_response>"),
-                    *(part for part in turn.parts if isinstance(part, Image)),
+            case history.AssistantTurn(calls=calls) if calls:
+                text = "\n".join([*filter(None, [turn.text]), *map(_called, calls)])
+                written.append(history.AssistantTurn(text=text))
+            case history.ToolResult():
+                response: tuple[history.Part, ...] = (
+                    history.Text(
+                        f"<tool_response>\n{history.text_of(turn.parts)}\n</tool_response>"
+                    ),
+                    *(part for part in turn.parts if isinstance(part, history.Image)),
                 )
-                if written and isinstance(before := written[-1], UserTurn):
-                    written[-1] = UserTurn(before.parts + response)
+                if written and isinstance(before := written[-1], history.UserTurn):
+                    written[-1] = history.UserTurn(before.parts + response)
                 else:
-                    written.append(UserTurn(response))
+                    written.append(history.UserTurn(response))
             case _:
                 written.append(turn)
     return tuple(written)
 
 
-def _called(turn: AssistantTurn) -> str:
-    calls = [
-        f"<tool_call>\n{_call_json(call.name, call.arguments)}\n</tool_call>" for call in turn.calls
-    ]
-    return "\n".join([turn.text, *calls] if turn.text else calls)
-
-
-def _call_json(name: str, arguments: dict[str, Any]) -> str:
-    if name == INVALID_CALL:
-        return str(arguments.get("written", ""))
-    return json.dumps({"name": name, "arguments": arguments})
+def _called(call: history.ToolCall) -> str:
+    if call.name == history.INVALID_CALL:
+        text = str(call.arguments.get("written", ""))
+    else:
+        text = json.dumps({"name": call.name, "arguments": call.arguments})
+    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"

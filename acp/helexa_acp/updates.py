@@ -13,7 +13,6 @@ from acp import (
     tool_content,
     update_agent_message,
     update_agent_thought_text,
-    update_plan,
     update_user_message,
 )
 from acp.schema import (
@@ -26,24 +25,13 @@ from acp.schema import (
     ToolCallStart,
 )
 
-from helexa_acp.config import Config, Selector
-from helexa_acp.endpoints import Endpoints
-from helexa_acp.errors import ToolError
-from helexa_acp.history import (
-    AssistantTurn,
-    Image,
-    Part,
-    Text,
-    ToolCall,
-    ToolResult,
-    Turn,
-    UserTurn,
-)
-from helexa_acp.modes import MODE_NAMES, Mode
+from helexa_acp.config import Selector
+from helexa_acp.history import Image, Part, Text, ToolCall, ToolResult, Turn, UserTurn
+from helexa_acp.modes import MODE_NAMES
 from helexa_acp.sessions import Session
+from helexa_acp.tools import TOOLS
 from helexa_acp.tools.base import Tool
-from helexa_acp.tools.update_plan import TOOL as UPDATE_PLAN
-from helexa_acp.tools.update_plan import plan_entries
+from helexa_acp.tools.update_plan import UPDATE_PLAN, replayed_plan
 
 Status = Literal["pending", "in_progress", "completed", "failed"]
 MODEL_OPTION = "model"
@@ -57,15 +45,23 @@ def block(part: Part) -> TextContentBlock | ImageContentBlock:
             return image_block(data, mime_type)
 
 
-def message(part: Part) -> AgentMessageChunk:
-    return update_agent_message(block(part))
+def message(text: str) -> AgentMessageChunk:
+    return update_agent_message(text_block(text))
+
+
+def contents(parts: Sequence[Part]) -> list[ContentToolCallContent]:
+    return [tool_content(block(part)) for part in parts]
+
+
+def locations(paths: Sequence[Path]) -> list[ToolCallLocation] | None:
+    return [ToolCallLocation(path=str(path)) for path in paths] or None
 
 
 def call_started(
     call: ToolCall,
-    *,
-    title: str,
     tool: Tool | None,
+    title: str,
+    *,
     status: Status = "pending",
     paths: Sequence[Path] = (),
     shown: Sequence[Any] = (),
@@ -76,117 +72,88 @@ def call_started(
         kind=tool.kind if tool else "other",
         status=status,
         raw_input=call.arguments,
-        locations=[ToolCallLocation(path=str(path)) for path in paths] or None,
+        locations=locations(paths),
         content=shown or None,
     )
 
 
-def call_failed(call: ToolCall, tool: Tool | None, parts: Sequence[Part]) -> ToolCallStart:
-    """A call that was not run: ``parts`` are the reason."""
-    return call_started(call, title=call.name, tool=tool, status="failed", shown=contents(parts))
+def call_failed(call: ToolCall, tool: Tool | None, result: ToolResult) -> ToolCallStart:
+    """A call that was not run."""
+    shown = contents(result.parts)
+    return call_started(call, tool, call.name, status="failed", shown=shown)
 
 
-def contents(parts: Sequence[Part]) -> list[ContentToolCallContent]:
-    return [tool_content(block(part)) for part in parts]
-
-
-def replayed(history: Sequence[Turn], tools: dict[str, Tool]) -> Iterator[Any]:
+def replayed(history: Sequence[Turn]) -> Iterator[Any]:
     """Repeats the whole conversation for an editor that opens it."""
     results = {turn.call_id: turn for turn in history if isinstance(turn, ToolResult)}
     for turn in history:
-        match turn:
-            case UserTurn(parts):
-                yield from (update_user_message(block(part)) for part in parts)
-            case AssistantTurn():
-                yield from (
-                    update_agent_thought_text(one.text) for one in turn.thoughts if one.text
-                )
-                if turn.text:
-                    yield message(Text(turn.text))
-                yield from map(message, turn.images)
-                for call in turn.calls:
-                    yield from _replayed_call(call, results.get(call.call_id), tools)
+        if isinstance(turn, ToolResult):
+            continue
+        if isinstance(turn, UserTurn):
+            yield from (update_user_message(block(part)) for part in turn.parts)
+            continue
+        yield from (update_agent_thought_text(one.text) for one in turn.thoughts if one.text)
+        if turn.text:
+            yield message(turn.text)
+        for call in turn.calls:
+            yield from _replayed_call(call, results[call.call_id])
 
 
-def _replayed_call(
-    call: ToolCall, result: ToolResult | None, tools: dict[str, Tool]
-) -> Iterator[Any]:
-    failed = result is None or result.is_error
-    yield call_started(
-        call,
-        title=_title(call),
-        tool=tools.get(call.name),
-        status="failed" if failed else "completed",
-        shown=contents(result.parts) if result is not None else (),
-    )
-    if call.name == UPDATE_PLAN.spec.name and not failed:
-        try:
-            yield update_plan(plan_entries(call.arguments))
-        except ToolError:
-            return
+def _replayed_call(call: ToolCall, result: ToolResult) -> Iterator[Any]:
+    """The title is from the arguments alone: the disk may have changed."""
+    tool = next((one for one in TOOLS if one.spec.name == call.name), None)
+    told = [call.arguments.get(key) for key in ("path", "command", "pattern", "url")]
+    told = [one for one in told if isinstance(one, str)]
+    title = f"{call.name}: {told[0]}" if told else call.name
+    status: Status = "failed" if result.is_error else "completed"
+    yield call_started(call, tool, title, status=status, shown=contents(result.parts))
+    if tool is UPDATE_PLAN and not result.is_error:
+        plan = replayed_plan(call.arguments)
+        if plan is not None:
+            yield plan
 
 
-def _title(call: ToolCall) -> str:
-    """A title from the arguments alone, without reading the disk, which may have changed."""
-    for key in ("path", "command", "pattern", "url"):
-        if isinstance(value := call.arguments.get(key), str):
-            return f"{call.name}: {value}"
-    return call.name
-
-
-def opened(config: Config, endpoints: Endpoints, session: Session) -> dict[str, Any]:
+def opened(session: Session) -> dict[str, Any]:
     """The modes and models in the answer that opens a session."""
-    ids = model_ids(config, endpoints, session)
+    config = session.home.config
+    modes = [
+        {"id": mode.value, "name": name, "description": description}
+        for mode, (name, description) in MODE_NAMES.items()
+    ]
+    ids = _model_ids(session)
     return {
-        "modes": {
-            "currentModeId": session.mode.value,
-            "availableModes": [
-                {"id": mode.value, "name": MODE_NAMES[mode][0], "description": MODE_NAMES[mode][1]}
-                for mode in Mode
-            ],
-        },
+        "modes": {"currentModeId": session.record.mode.value, "availableModes": modes},
         "models": {
             "currentModelId": session.selector.picker_id(config),
             "availableModels": [{"modelId": one, "name": one} for one in ids],
         },
-        "configOptions": config_options(config, endpoints, session),
+        "configOptions": config_options(session),
     }
 
 
-def config_options(config: Config, endpoints: Endpoints, session: Session) -> list[dict[str, Any]]:
-    ids = model_ids(config, endpoints, session)
-    return [
-        {
-            "type": "select",
-            "id": MODEL_OPTION,
-            "name": "Model",
-            "category": "model",
-            "currentValue": session.selector.picker_id(config),
-            "options": [{"value": one, "name": one} for one in ids],
-        }
-    ]
+def config_options(session: Session) -> list[dict[str, Any]]:
+    option = {
+        "type": "select",
+        "id": MODEL_OPTION,
+        "name": "Model",
+        "category": "model",
+        "currentValue": session.selector.picker_id(session.home.config),
+        "options": [{"value": one, "name": one} for one in _model_ids(session)],
+    }
+    return [option]
 
 
-def options_changed(config: Config, endpoints: Endpoints, session: Session) -> ConfigOptionUpdate:
-    return ConfigOptionUpdate.model_validate(
-        {
-            "sessionUpdate": "config_option_update",
-            "configOptions": config_options(config, endpoints, session),
-        }
-    )
+def options_changed(session: Session) -> ConfigOptionUpdate:
+    update = {"sessionUpdate": "config_option_update", "configOptions": config_options(session)}
+    return ConfigOptionUpdate.model_validate(update)
 
 
-def model_ids(config: Config, endpoints: Endpoints, session: Session) -> list[str]:
-    return [one.picker_id(config) for one in selectors(config, endpoints, session.selector)]
-
-
-def selectors(config: Config, endpoints: Endpoints, chosen: Selector) -> list[Selector]:
+def _model_ids(session: Session) -> list[str]:
     """Each once: the endpoints' models, and always the configured and the chosen one."""
-    found: dict[tuple[str, str], Selector] = {}
+    config, endpoints = session.home.config, session.home.endpoints
+    found: list[Selector] = []
     for endpoint in config.endpoints:
         models = [offer.model for offer in endpoints.offers(endpoint)]
         named = [endpoint.default_model] if endpoint.default_model else []
-        for model in (*named, *models):
-            found.setdefault((endpoint.name, model), Selector(endpoint, model))
-    found.setdefault((chosen.endpoint.name, chosen.model), chosen)
-    return list(found.values())
+        found += [Selector(endpoint, model) for model in (*named, *models)]
+    return list(dict.fromkeys(one.picker_id(config) for one in (*found, session.selector)))

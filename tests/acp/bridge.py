@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from acp import PROTOCOL_VERSION, text_block
-from acp.agent import AgentSideConnection
 from acp.client import ClientSideConnection
 from acp.schema import ClientCapabilities, PromptResponse
-from acp.stdio import spawn_agent_process
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
-from helexa_acp.endpoints import Endpoints
-from helexa_acp.serving import LineTransport
-from helexa_acp.sessions import Sessions
-from helexa_acp.store import SessionStore
+from helexa_acp.serving import EditorTransport, serve_over
 from tests.acp.editor import BARE, Editor
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent.parent / "acp"
@@ -64,6 +59,23 @@ class Bridge:
     async def set_mode(self, mode: str) -> None:
         await self.connection.set_session_mode(session_id=self.session_id, mode_id=mode)
 
+    async def load(self, session_id: str) -> Any:
+        """Shows the conversation, and continues it."""
+        self.session_id = session_id
+        return await self.connection.load_session(
+            cwd=str(self.project), session_id=session_id, mcp_servers=[]
+        )
+
+    async def send(self, method: str, **params: Any) -> Any:
+        """A request that the SDK's client has no method for, and its raw answer."""
+        return await self.connection._conn.send_request(method, params)
+
+    def record(self) -> dict[str, Any]:
+        """The session's file."""
+        path = self.data_dir / "sessions" / f"{self.session_id}.json"
+        read: dict[str, Any] = json.loads(path.read_text())
+        return read
+
 
 def endpoint_table(url: str, wire_api: str = "openai-chat", **more: Any) -> dict[str, Any]:
     named = {"name": "fake", "base_url": url, "wire_api": wire_api}
@@ -76,18 +88,12 @@ async def agent_here(
 ) -> AsyncIterator[socket.socket]:
     """The agent in this process: a new one starts in no time. Yields the editor's end of its
     socket, whose closing ends it."""
-    config = from_table(table, {})
-    endpoints = Endpoints(config)
-    sessions = Sessions(config, endpoints, SessionStore(data_dir / "sessions"))
-    agent: Any = HelexaAgent(config, endpoints, sessions, data_dir)
     theirs, ours = socket.socketpair()
-    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=limit_bytes))
-    side = AgentSideConnection(agent, transport, listening=False, use_unstable_protocol=True)
-    listening = asyncio.create_task(side.listen())
+    transport = EditorTransport(*await asyncio.open_connection(sock=theirs, limit=limit_bytes))
+    agent = HelexaAgent(from_table(table, {}), data_dir)
+    serving = asyncio.create_task(serve_over(transport, agent))
     yield ours
-    await listening
-    await agent.close()
-    await side.close()
+    await serving
 
 
 @contextlib.asynccontextmanager
@@ -118,27 +124,6 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(PACKAGE_DIR),
         **more,
     }
-
-
-@contextlib.asynccontextmanager
-async def bridge_process(
-    tmp_path: Path, **more: str
-) -> AsyncIterator[tuple[Bridge, asyncio.subprocess.Process]]:
-    """The agent as editors start it."""
-    project = tmp_path / "project"
-    project.mkdir(exist_ok=True)
-    editor = Editor()
-    client: Any = editor
-    async with spawn_agent_process(
-        client,
-        sys.executable,
-        "-m",
-        "helexa_acp",
-        env=environment(tmp_path, **more),
-        transport_kwargs={"limit": LIMIT_BYTES, "stderr": None, "shutdown_timeout": 120.0},
-        use_unstable_protocol=True,
-    ) as (connection, process):
-        yield Bridge(editor, connection, project, tmp_path / "data" / "helexa-acp"), process
 
 
 async def until(is_so: Callable[[], object]) -> None:

@@ -11,7 +11,6 @@ from helexa_acp import agent, endpoints
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint
 
-WIRES = ("openai-chat", "openai-responses", "anthropic-messages")
 PATIENCE_S = 60.0
 
 
@@ -30,11 +29,6 @@ async def endpoint() -> AsyncIterator[FakeEndpoint]:
     await fake.stop()
 
 
-@pytest.fixture(params=WIRES)
-def wire_api(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 async def bridge(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Bridge]:
     """Speaks openai-chat."""
@@ -42,10 +36,10 @@ async def bridge(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Bridge
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(params=["openai-chat", "openai-responses", "anthropic-messages"])
 async def each_bridge(
-    tmp_path: Path, endpoint: FakeEndpoint, wire_api: str
+    tmp_path: Path, endpoint: FakeEndpoint, request: pytest.FixtureRequest
 ) -> AsyncIterator[Bridge]:
     """Speaks each wire API in turn."""
-    async with bridge_here(tmp_path, endpoint_table(endpoint.url, wire_api)) as made:
+    async with bridge_here(tmp_path, endpoint_table(endpoint.url, request.param)) as made:
         yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ from acp.schema import (
     WriteTextFileResponse,
 )
 
-from helexa_acp.tools.bash import end_group
+from helexa_acp.config import Config, from_table
+from helexa_acp.editor import Editor as Port
+from helexa_acp.history import text_of
+from helexa_acp.processes import end_group
+from helexa_acp.tools import TOOLS
+from helexa_acp.tools.base import Outcome, Tool, ToolContext
 
 BARE = ClientCapabilities()
 WITH_FILES = ClientCapabilities(
@@ -134,7 +140,30 @@ class Editor:
         await end_group(self.terminals[terminal_id])
         return ReleaseTerminalResponse()
 
-    async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        raise RequestError.method_not_found(method)
 
-    async def ext_notification(self, method: str, params: dict[str, Any]) -> None: ...
+CONFIG = from_table({"endpoints": [{"name": "x", "base_url": "http://x"}]}, {})
+
+
+@dataclass
+class Workshop:
+    """One tool call at a time, as a session makes it."""
+
+    cwd: Path
+    editor: Editor = field(default_factory=Editor)
+    capabilities: ClientCapabilities = field(default_factory=ClientCapabilities)
+    config: Config = CONFIG
+    shown: list[Any] = field(default_factory=list)
+    tools: tuple[Tool, ...] = TOOLS
+
+    async def run(self, name: str, **arguments: Any) -> Outcome:
+        async def show(contents: list[Any]) -> None:
+            self.shown += contents
+
+        client: Any = self.editor
+        port = Port(client, self.capabilities, "s")
+        (tool,) = (one for one in self.tools if one.spec.name == name)
+        context = ToolContext(port, self.cwd, self.config, show)
+        return await (await tool.prepare(context, arguments)).run()
+
+    async def text(self, name: str, **arguments: Any) -> str:
+        return text_of((await self.run(name, **arguments)).parts)

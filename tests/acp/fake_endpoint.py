@@ -50,109 +50,57 @@ def _pieces(text: str) -> list[str]:
 
 
 def chat_frames(script: Reply) -> list[str]:
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return _data({**base, "choices": [choice]})
+    def chunk(reason: str | None = None, **delta: Any) -> str:
+        return _data({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
-    base = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "fake-model"}
-    frames = [chunk({"role": "assistant", "content": ""})]
     content = (f"<think>{script.thought}</think>" if script.thought else "") + script.text
-    frames += [chunk({"content": piece}) for piece in _pieces(content)]
+    frames = [chunk(role="assistant", content=""), *(chunk(content=p) for p in _pieces(content))]
     for index, (call_id, name, written) in enumerate(script.written_calls()):
-        head = {"index": index, "id": call_id, "type": "function"}
-        frames.append(chunk({"tool_calls": [head | {"function": {"name": name}}]}))
+        begun = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
+        frames.append(chunk(tool_calls=[begun]))
         for piece in _pieces(written):
-            call = {"index": index, "function": {"arguments": piece}}
-            frames.append(chunk({"tool_calls": [call]}))
-    frames.append(chunk({}, REASONS["/v1/chat/completions"][script.reason]))
-    usage = {
-        "prompt_tokens": script.num_input,
-        "completion_tokens": script.num_output,
-        "total_tokens": script.num_input + script.num_output,
-    }
-    return [*frames, _data({**base, "choices": [], "usage": usage}), "data: [DONE]\n\n"]
+            frames.append(chunk(tool_calls=[{"index": index, "function": {"arguments": piece}}]))
+    usage = {"prompt_tokens": script.num_input, "completion_tokens": script.num_output}
+    frames.append(chunk(REASONS["/v1/chat/completions"][script.reason]))
+    return [*frames, _data({"choices": [], "usage": usage}), "data: [DONE]\n\n"]
 
 
 def responses_frames(script: Reply) -> list[str]:
-    response = {
-        "id": "r",
-        "object": "response",
-        "created_at": 0,
-        "model": "fake-model",
-        "output": [],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "status": "in_progress",
-    }
-    where = {"item_id": "i", "output_index": 0, "content_index": 0}
-    bodies: list[dict[str, Any]] = [
-        {"type": "response.created", "response": response},
-        {"type": "response.in_progress", "response": response},
-    ]
-    for piece in _pieces(script.thought):
-        bodies.append({"type": "response.reasoning_text.delta", **where, "delta": piece})
-    for piece in _pieces(script.text):
-        bodies.append(
-            {"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []}
-        )
+    bodies: list[dict[str, Any]] = [{"type": "response.created", "response": {}}]
+    bodies.append({"type": "response.in_progress", "response": {}})
+    for kind, text in (("reasoning_text", script.thought), ("output_text", script.text)):
+        bodies += [{"type": f"response.{kind}.delta", "delta": piece} for piece in _pieces(text)]
     for call_id, name, written in script.written_calls():
         call = {"type": "function_call", "id": "f", "call_id": call_id, "name": name}
-        item = call | {"arguments": written, "status": "completed"}
-        bodies.append({"type": "response.output_item.done", "output_index": 0, "item": item})
-    usage = {
-        "input_tokens": script.num_input,
-        "output_tokens": script.num_output,
-        "total_tokens": script.num_input + script.num_output,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    }
+        bodies.append({"type": "response.output_item.done", "item": call | {"arguments": written}})
+    usage = {"input_tokens": script.num_input, "output_tokens": script.num_output}
     status = "completed" if script.reason == "stop" else "incomplete"
     cause = {"length": "max_output_tokens", "refusal": "content_filter"}.get(script.reason)
-    details = {"reason": cause} if cause else None
-    ended = {**response, "status": status, "usage": usage, "incomplete_details": details}
-    bodies.append({"type": f"response.{status}", "response": ended})
-    return [_event(body | {"sequence_number": i}) for i, body in enumerate(bodies)]
+    ended = {"output": [], "usage": usage, "incomplete_details": {"reason": cause}}
+    return [*map(_event, bodies), _event({"type": f"response.{status}", "response": ended})]
 
 
 def messages_frames(script: Reply) -> list[str]:
-    message = {
-        "id": "m",
-        "type": "message",
-        "role": "assistant",
-        "model": "fake-model",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": script.num_input, "output_tokens": 0},
-    }
-    bodies: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
     blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     if script.thought:
         thinking = [{"type": "thinking_delta", "thinking": p} for p in _pieces(script.thought)]
         signed = {"type": "signature_delta", "signature": f"signed {len(script.thought)}"}
-        empty = {"type": "thinking", "thinking": "", "signature": ""}
-        blocks.append((empty, [*thinking, signed]))
+        blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, [*thinking, signed]))
     if script.text:
         texts = [{"type": "text_delta", "text": piece} for piece in _pieces(script.text)]
         blocks.append(({"type": "text", "text": ""}, texts))
     for call_id, name, written in script.written_calls():
         pieces = [{"type": "input_json_delta", "partial_json": p} for p in _pieces(written)]
         blocks.append(({"type": "tool_use", "id": call_id, "name": name, "input": {}}, pieces))
-    for index, (block, deltas) in enumerate(blocks):
-        bodies.append({"type": "content_block_start", "index": index, "content_block": block})
-        bodies += [{"type": "content_block_delta", "index": index, "delta": d} for d in deltas]
-        bodies.append({"type": "content_block_stop", "index": index})
-    reason = "tool_use" if script.calls else REASONS["/v1/messages"][script.reason]
-    if script.reason != "stop":
-        reason = REASONS["/v1/messages"][script.reason]
-    bodies.append(
-        {
-            "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": None},
-            "usage": {"output_tokens": script.num_output},
-        }
-    )
+    usage = {"input_tokens": script.num_input, "output_tokens": 0}
+    bodies: list[dict[str, Any]] = [{"type": "message_start", "message": {"usage": usage}}]
+    for block, deltas in blocks:
+        bodies.append({"type": "content_block_start", "content_block": block})
+        bodies += [{"type": "content_block_delta", "delta": delta} for delta in deltas]
+        bodies.append({"type": "content_block_stop"})
+    reason = REASONS["/v1/messages"][script.reason]
+    usage = {"output_tokens": script.num_output}
+    bodies.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": usage})
     return [_event(body) for body in [*bodies, {"type": "message_stop"}]]
 
 
@@ -165,9 +113,12 @@ FRAMES: dict[str, Callable[[Reply], list[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
+    """Without a message it is no JSON."""
+
     status: int
-    message: str
+    message: str | None
     code: str = "refused"
+    headers: str = "X-None: 1"
 
 
 @dataclass(slots=True)
@@ -208,6 +159,8 @@ class FakeEndpoint:
         self.counts: Callable[[dict[str, Any]], int] | None = None
         self.max_characters: int | None = None
         """A longer prompt is beyond the context."""
+        self.may_list = asyncio.Event()
+        self.may_list.set()
         self.url = ""
         self._server: asyncio.Server | None = None
 
@@ -221,7 +174,8 @@ class FakeEndpoint:
         self._server.close()
 
     def will(self, *answers: Answer) -> None:
-        self.answers.extend(answers)
+        """From now on; earlier answers that are left are forgotten."""
+        self.answers = deque(answers)
 
     @property
     def prompts(self) -> list[dict[str, Any]]:
@@ -245,6 +199,7 @@ class FakeEndpoint:
     ) -> bool:
         """Whether the connection stays open."""
         if received.path == "/v1/models":
+            await self.may_list.wait()
             _write(writer, 200, {"object": "list", "data": self.models})
             return True
         if received.path.startswith("/v1/models/"):
@@ -265,28 +220,20 @@ class FakeEndpoint:
             return True
         answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
         frames = FRAMES[received.path]
-        match answer:
-            case Refuse():
-                _refuse(writer, answer)
-            case Reply():
-                _write_head(writer)
-                writer.write("".join(frames(answer)).encode())
-                await writer.drain()
-                return False
-            case BreakOff(text):
-                _write_head(writer)
-                writer.write("".join(frames(Reply(text))[:NUM_BEGINNING]).encode())
-                await writer.drain()
-                return False
-            case Hang(text):
-                _write_head(writer)
-                writer.write("".join(frames(Reply(text))[:NUM_BEGINNING]).encode())
-                await writer.drain()
-                answer.begun.set()
-                await reader.read()
-                answer.left.set()
-                return False
-        return True
+        if isinstance(answer, Refuse):
+            _refuse(writer, answer)
+            return True
+        written = answer if isinstance(answer, Reply) else Reply(answer.text)
+        num_frames = None if isinstance(answer, Reply) else NUM_BEGINNING
+        # The stream's end is the connection's.
+        head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        writer.write((head + "".join(frames(written)[:num_frames])).encode())
+        await writer.drain()
+        if isinstance(answer, Hang):
+            answer.begun.set()
+            await reader.read()
+            answer.left.set()
+        return False
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Received | None:
@@ -299,17 +246,18 @@ async def _read_request(reader: asyncio.StreamReader) -> Received | None:
     return Received(path, headers, json.loads(data) if data else {})
 
 
-def _write(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
-    data = json.dumps(body).encode()
+def _write(
+    writer: asyncio.StreamWriter,
+    status: int,
+    body: dict[str, Any] | None,
+    headers: str = "X-None: 1",
+) -> None:
+    data = b"<html>" if body is None else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    writer.write(f"{head}\r\n\r\n".encode() + data)
+    writer.write(f"{head}\r\n{headers}\r\n\r\n".encode() + data)
 
 
 def _refuse(writer: asyncio.StreamWriter, refusal: Refuse) -> None:
     error = {"message": refusal.message, "code": refusal.code, "type": "invalid_request_error"}
-    _write(writer, refusal.status, {"type": "error", "error": error})
-
-
-def _write_head(writer: asyncio.StreamWriter) -> None:
-    """The stream's end is the connection's."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+    body = None if refusal.message is None else {"type": "error", "error": error}
+    _write(writer, refusal.status, body, refusal.headers)

@@ -13,12 +13,15 @@ import pytest
 from acp.schema import EnvVariable, HttpHeader, HttpMcpServer, McpServerStdio
 
 from helexa_acp.errors import McpError
+from helexa_acp.history import Text
 from helexa_acp.mcp import parts_of, tool_name, tools_of
-from helexa_acp.mcp_transports import HttpTransport
+from helexa_acp.mcp_transports import HttpTransport, reply_to
 from tests.acp.bridge import Bridge, until
 from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.acp.mcp_server import answer
 
+TRANSPORT: Any = None
+ADD = ("mcp__sums__add", {"a": 2, "b": 3})
 PROGRAM = str(Path(__file__).parent / "mcp_server.py")
 
 
@@ -76,7 +79,7 @@ def names(body: dict[str, Any]) -> list[str]:
 
 async def test_a_server_over_stdio(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(
-        Reply(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))),
+        Reply(calls=(ADD, ("mcp__sums__draw", {}))),
         Reply(calls=(("mcp__sums__fail", {}),), call_id="last"),
         Reply("Five."),
     )
@@ -92,19 +95,13 @@ async def test_a_server_over_stdio(bridge: Bridge, endpoint: FakeEndpoint) -> No
     results = [one for one in endpoint.prompts[-1]["messages"] if one["role"] == "tool"]
     assert [one["content"] for one in results] == ["5", "[content of type audio]", "it broke"]
     assert "AAAA" in json.dumps(endpoint.prompts[-1])
-
-
-async def test_plan_mode_asks_for_tools_that_only_read(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    endpoint.will(
-        Reply(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))), Reply("Five.")
-    )
+    # Plan mode asks for tools that only read, and refuses others.
     bridge.editor.permissions.append("allow_once")
-    await bridge.open(mcp_servers=[stdio()])
     await bridge.set_mode("plan")
+    endpoint.will(Reply(calls=(ADD, ("mcp__sums__draw", {})), call_id="plan"), Reply("Five."))
     await bridge.ask("Add 2 and 3.")
-    assert bridge.editor.statuses() == {"call_0": "completed", "call_1": "failed"}
+    statuses = bridge.editor.statuses()
+    assert (statuses["plan_0"], statuses["plan_1"]) == ("completed", "failed")
 
 
 async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> None:
@@ -115,7 +112,6 @@ async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> No
     await until(lambda: bridge.editor.statuses() == {"call_0": "in_progress"})
     await bridge.cancel()
     assert (await asking).stop_reason == "cancelled"
-    endpoint.answers.clear()
     endpoint.will(Reply(calls=(("mcp__sums__add", {"a": 1, "b": 1}),), call_id="x"), Reply("Two."))
     await bridge.ask("Add.")
     assert bridge.editor.statuses()["x_0"] == "completed", "the server keeps running"
@@ -170,13 +166,18 @@ async def test_a_server_over_http(
 async def test_http_answers_that_are_none() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 X\r\nContent-Type: application/json\r\n\r\n<html>")
+        status, body = answers.pop()
+        writer.write(
+            f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n\r\n{body}".encode()
+        )
         writer.close()
 
+    answers = [(500, ""), (200, ""), (200, "[]"), (200, "<html>")]
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     transport = HttpTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
-    with pytest.raises(McpError, match="no JSON"):
-        await transport.request("initialize", {})
+    for why in ("no JSON", "no JSON", "without a result", "HTTP status 500"):
+        with pytest.raises(McpError, match=why):
+            await transport.request("initialize", {})
     await transport.close()
     server.close()
 
@@ -190,8 +191,21 @@ def test_names_that_apis_take() -> None:
 
 def test_what_servers_may_answer() -> None:
     for odd in ({}, {"tools": 1}, {"tools": [1, {}, {"name": None}]}):
-        assert tools_of(odd) == []
-    (tool,) = tools_of({"tools": [{"name": "x", "inputSchema": {"properties": 3}}]})
-    assert tool.schema == {"properties": {}, "type": "object"}
+        assert tools_of("s", TRANSPORT, odd) == []
+    (tool,) = tools_of("s", TRANSPORT, {"tools": [{"name": "x", "inputSchema": {"properties": 3}}]})
+    assert tool.spec.parameters == {"properties": {}, "type": "object"}
+    assert tool.spec.description == "s: x"
     for odd in ({}, {"content": 1}, {"content": [1, None, {"type": "text", "text": 1}]}):
         assert parts_of(odd)
+    links = [
+        {"type": "resource", "resource": {"text": "whole"}},
+        {"type": "resource_link", "uri": "file:///a"},
+    ]
+    assert parts_of({"content": links}) == (Text("whole"), Text("[resource: file:///a]"))
+    assert parts_of({"structuredContent": {"a": 1}}) == (Text("{'a': 1}"),)
+
+
+def test_requests_of_servers_are_answered() -> None:
+    assert reply_to({"method": "notifications/progress"}) is None
+    assert reply_to({"id": 1, "method": "ping"}) == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert "error" in (reply_to({"id": 1, "method": "roots/list"}) or {})

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acp import RequestError, image_block
+from acp import RequestError, image_block, resource_link_block
+from acp.helpers import embedded_text_resource, resource_block
 
+import helexa_acp
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
-from tests.acp.editor import WITH_FILES
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse, Reply
+
+READ = (("read_file", {"path": "notes.txt"}),)
+
+
+@pytest.fixture(autouse=True)
+def _notes(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "notes.txt").write_text("buy milk\n")
 
 
 async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
@@ -33,69 +42,73 @@ async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) ->
     assert (context.used, context.size) == (127, 100_000)
     asked = next(one for one in endpoint.received if one.body.get("stream"))
     assert asked.headers["x-include-thinking"] == "true"
+    assert asked.headers["user-agent"] == f"helexa-acp/{helexa_acp.__version__}"
     if asked.path == "/v1/messages":
         assert asked.headers["anthropic-version"] == "2023-06-01"
-        assert asked.headers["x-api-key"] == "none"
         assert asked.body["max_tokens"] == 8192
     else:
         assert not {"max_tokens", "max_output_tokens"} & asked.body.keys()
 
 
-async def test_a_call_is_run_and_answered(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    (each_bridge.project / "notes.txt").write_text("buy milk\n")
-    endpoint.will(
-        Reply("Let me look.", calls=(("read_file", {"path": "notes.txt"}),), thought="A file."),
-        Reply("It says: buy milk."),
-    )
+async def test_settings_of_an_endpoint_are_sent(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Reply("Yes."))
+    more = {"api_key": "hx-1", "max_tokens": 77, "reasoning_effort": "low"}
+    for wire_api, key, sent in (
+        ("openai-chat", "authorization", {"max_tokens": 77, "reasoning_effort": "low"}),
+        (
+            "openai-responses",
+            "authorization",
+            {"max_output_tokens": 77, "reasoning": {"effort": "low", "summary": "auto"}},
+        ),
+        ("anthropic-messages", "x-api-key", {"max_tokens": 77}),
+    ):
+        async with bridge_here(tmp_path, endpoint_table(endpoint.url, wire_api, **more)) as bridge:
+            await bridge.open()
+            await bridge.ask("Hello!")
+        assert all(one.headers[key].endswith("hx-1") for one in endpoint.received)
+        assert sent.items() <= endpoint.prompts[-1].items()
+        endpoint.received.clear()
+
+
+async def test_a_call_is_run_and_answered(
+    each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    endpoint.will(Reply("Let me look.", calls=READ, thought="A file."), Reply("It says: buy milk."))
     await each_bridge.open()
     answer = await each_bridge.ask("What is in my notes?")
     assert answer.stop_reason == "end_turn"
     assert each_bridge.editor.statuses() == {"call_0": "completed"}
     first, second = endpoint.prompts
-    assert _tool_names(first) >= {"read_file", "write_file", "edit_file", "list_dir", "bash"}
+    tools = {tool.get("name") or tool["function"]["name"] for tool in first["tools"]}
+    assert tools >= {"read_file", "write_file", "edit_file", "list_dir", "bash"}
     assert "# Tools" not in json.dumps(first)
     assert "buy milk" in json.dumps(second)
     assert _result_ids(second) == ["call_0"]
     assert answer.usage is not None
     assert answer.usage.input_tokens == 200, "both requests"
-
-
-def _tool_names(body: dict[str, Any]) -> set[str]:
-    return {tool.get("name") or tool["function"]["name"] for tool in body["tools"]}
+    if "thinking" in first:
+        signed = {"type": "thinking", "thinking": "A file.", "signature": "signed 7"}
+        assert signed in second["messages"][1]["content"]
+    lines = [record.getMessage() for record in caplog.records if "session" in record.getMessage()]
+    for part in ("round 1: asking", "http://127.0.0.1", "read_file completed", "round 2: stop"):
+        assert any(part in line for line in lines)
 
 
 def _result_ids(body: dict[str, Any]) -> list[str]:
-    found: list[str] = []
-    for message in body.get("messages", body.get("input")):
-        if message.get("role") == "tool":
-            found.append(message["tool_call_id"])
-        elif message.get("type") == "function_call_output":
-            found.append(message["call_id"])
-        elif isinstance(message.get("content"), list):
-            found += [
-                block["tool_use_id"]
-                for block in message["content"]
-                if block["type"] == "tool_result"
-            ]
-    return found
-
-
-async def test_thinking_that_was_signed_goes_back(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    table = endpoint_table(endpoint.url, "anthropic-messages")
-    async with bridge_here(tmp_path, table) as bridge:
-        endpoint.will(
-            Reply(calls=(("list_dir", {"path": "."}),), thought="Look around."), Reply("Empty.")
-        )
-        await bridge.open()
-        await bridge.ask("What is here?")
-    thinking = {"type": "thinking", "thinking": "Look around.", "signature": "signed 12"}
-    assert thinking in endpoint.prompts[1]["messages"][1]["content"]
+    messages = body.get("messages") or body["input"]
+    contents = [one["content"] for one in messages if isinstance(one.get("content"), list)]
+    blocks = [*messages, *(block for content in contents for block in content)]
+    keys = {"tool": "tool_call_id", "function_call_output": "call_id", "tool_result": "tool_use_id"}
+    kinds = [
+        (one, one.get("role") if one.get("role") == "tool" else one.get("type")) for one in blocks
+    ]
+    return [one[keys[kind]] for one, kind in kinds if kind in keys]
 
 
 async def test_how_an_answer_ends(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
     await each_bridge.open()
     for reason, stop_reason in (("length", "max_tokens"), ("refusal", "refusal")):
-        endpoint.answers.clear()
         endpoint.will(Reply("As far as it goes", reason=reason))
         assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
 
@@ -112,7 +125,6 @@ async def test_a_cancelled_request_ends_at_the_endpoint(
     assert (await asking).stop_reason == "cancelled"
     async with asyncio.timeout(60):
         await hang.left.wait()
-    endpoint.answers.clear()
     endpoint.will(Reply("Here I am."))
     assert (await each_bridge.ask("Still there?")).stop_reason == "end_turn"
 
@@ -121,10 +133,12 @@ async def test_a_refusal_and_a_stream_that_breaks_off_are_reported(
     each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the log as well; the next prompt is answered."""
-    refusal = Refuse(401, "That key is none.", "invalid_api_key")
     await each_bridge.open()
-    for answer, words in ((refusal, "That key is none"), (BreakOff("It is a"), "broke off")):
-        endpoint.answers.clear()
+    for answer, words in (
+        (Refuse(401, "That key is none.", "invalid_api_key"), "That key is none"),
+        (Refuse(418, None), "HTTP status 418"),
+        (BreakOff("It is a"), "broke off"),
+    ):
         endpoint.will(answer)
         caplog.clear()
         with pytest.raises(RequestError, match=words) as caught:
@@ -132,9 +146,36 @@ async def test_a_refusal_and_a_stream_that_breaks_off_are_reported(
         (line,) = [one for one in caplog.records if "prompt failed" in one.getMessage()]
         assert line.levelno == logging.WARNING
         assert str(caught.value) in line.getMessage() and endpoint.url in line.getMessage()
-    endpoint.answers.clear()
     endpoint.will(Reply("Now it works."))
     assert (await each_bridge.ask("And now?")).stop_reason == "end_turn"
+
+
+async def test_a_busy_or_unreachable_endpoint_is_asked_again(
+    tmp_path: Path, bridge: Bridge, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        slept.append(delay_s)
+
+    monkeypatch.setattr("helexa_acp.wire.client.asyncio.sleep", sleep)
+    await bridge.open()
+    busy, later = Refuse(503, "It is loading."), Refuse(429, "Too many.", headers="Retry-After: 7")
+    endpoint.will(busy, later, Reply("Hello."))
+    assert (await bridge.ask("Hello!")).stop_reason == "end_turn"
+    assert [one for one in slept if one] == [0.5, 7.0]
+    for headers, waits_s in (("Retry-After: 3600", [0.5, 1.0]), ("x-should-retry: false", [])):
+        slept.clear()
+        endpoint.will(Refuse(429, "Never.", headers=headers))
+        with pytest.raises(RequestError, match="Never"):
+            await bridge.ask("Hello!")
+        assert [one for one in slept if one] == waits_s
+    slept.clear()
+    async with bridge_here(tmp_path, endpoint_table("http://127.0.0.1:9/v1")) as nowhere:
+        await nowhere.open()
+        with pytest.raises(RequestError, match="it cannot be reached"):
+            await nowhere.ask("Hello!")
+    assert [one for one in slept if one] == [0.5, 1.0]
 
 
 async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
@@ -151,10 +192,23 @@ async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) 
     assert shown[1].content.data == read
 
 
+async def test_files_of_a_prompt(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Reply("I see."))
+    await bridge.open()
+    await bridge.ask(
+        "Look at",
+        resource_link_block("a b", "file:///work/a%20b#L3"),
+        resource_link_block("page", "https://x/y"),
+        resource_block(embedded_text_resource("file:///work/c", "text")),
+    )
+    assert endpoint.prompts[0]["messages"][1]["content"] == (
+        'Look at\n[@a b](/work/a b#L3)\n[@page](https://x/y)\n<file path="/work/c">\ntext\n</file>'
+    )
+
+
 async def test_tools_ride_in_the_prompt_where_the_api_has_none(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
-    (each_bridge.project / "notes.txt").write_text("buy milk\n")
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n</tool_call>'
     endpoint.will(
         Refuse(422, "This model's template has no place for tools.", "template_render_failed"),
@@ -175,51 +229,17 @@ async def test_tools_ride_in_the_prompt_where_the_api_has_none(
 
 
 async def test_a_call_in_the_text_is_run(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    """A server that hands the model's markup through as text, although it takes tools."""
-    (bridge.project / "notes.txt").write_text("buy milk\n")
+    """A server that hands the model's markup through as text, although it takes tools; what cannot
+    be read fails, and the model reads why."""
     call = '{"arguments": {"name": "read_file", "path": "notes.txt"}}'
-    endpoint.will(Reply(f"Let me look.\n<tool_call>\n{call}\n</tool_call>"), Reply("Milk."))
+    broken = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
+    endpoint.will(
+        Reply(f"Let me look.\n<tool_call>\n{call}\n</tool_call><tool_call>{broken}</tool_call>"),
+        Reply("Milk."),
+    )
     await bridge.open()
-    answer = await bridge.ask("What is in my notes?")
-    assert answer.stop_reason == "end_turn"
-    assert list(bridge.editor.statuses().values()) == ["completed"]
+    assert (await bridge.ask("What is in my notes?")).stop_reason == "end_turn"
+    assert list(bridge.editor.statuses().values()) == ["completed", "failed"]
     assert "<tool_call>" not in bridge.editor.texts()
     assert "buy milk" in json.dumps(endpoint.prompts[1])
-
-
-async def test_a_broken_call_in_the_text_fails_and_the_model_reads_why(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    call = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
-    endpoint.will(Reply(f"<tool_call>{call}</tool_call>"), Reply("I try again."))
-    await bridge.open()
-    answer = await bridge.ask("Clean up.")
-    assert answer.stop_reason == "end_turn"
-    assert list(bridge.editor.statuses().values()) == ["failed"]
     assert "was not understood" in json.dumps(endpoint.prompts[1])
-
-
-async def test_rounds_calls_and_endpoints_are_logged(
-    bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    (bridge.project / "notes.txt").write_text("buy milk\n")
-    endpoint.will(Reply("", calls=(("read_file", {"path": "notes.txt"}),)), Reply("Milk."))
-    await bridge.open()
-    await bridge.ask("What is in my notes?")
-    lines = [record.getMessage() for record in caplog.records if "session" in record.getMessage()]
-    assert sum("round 1: asking" in line for line in lines) == 1
-    assert any("call read_file completed" in line for line in lines)
-    assert any("round 2: stop" in line for line in lines)
-    assert any("http://127.0.0.1" in line for line in lines)
-
-
-async def test_a_file_that_neither_reads_has_both_causes(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    endpoint.will(Reply(calls=(("read_file", {"path": "missing.txt"}),)), Reply("It is not there."))
-    await bridge.open(WITH_FILES)
-    await bridge.ask("Read it.")
-    sent_body = json.dumps(endpoint.prompts[1])
-    assert "No such file" in sent_body
-    assert "not open here" in sent_body

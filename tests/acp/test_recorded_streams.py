@@ -5,203 +5,160 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from helexa_acp.errors import EndpointError
+from helexa_acp.history import AssistantTurn, Thought, Usage
 from helexa_acp.wire import (
     CallMade,
     Finished,
+    ModelRequest,
     TextDelta,
     ThoughtDelta,
+    ThoughtSealed,
     WireEvent,
     chat,
     messages,
     responses,
 )
-from helexa_acp.wire.client import fed, is_readable
+from helexa_acp.wire.client import fed
 from tests.cases import each_case
 
-LS = CallMade("call_1", "bash", '{"command": "ls"}')
 Json = dict[str, Any]
+LS = CallMade("call_1", "bash", '{"command": "ls"}')
+WRITTEN = LS.arguments
+HALVES = ('{"command"', ': "ls"}')
 
 
-def chunk(delta: Json, finish: str | None = None, **more: Any) -> Json:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
+def chunk(finish: str | None = None, **delta: Any) -> Json:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def call_delta(**fields: Any) -> Json:
-    return {"tool_calls": [fields]}
+def call(*, id: str | None = None, index: int | None = 0, **function: str) -> list[Json]:
+    return [{"index": index, "id": id, "type": "function", "function": function}]
 
 
+def begun(arguments: str = "", **more: Any) -> list[Json]:
+    return call(id="call_1", name="bash", arguments=arguments, **more)
+
+
+END = chunk("tool_calls")
 CHAT: dict[str, list[Json]] = {
     "OpenAI: arguments in pieces, usage in a chunk of its own": [
-        chunk({"role": "assistant", "content": None}),
-        chunk(
-            call_delta(
-                index=0, id="call_1", type="function", function={"name": "bash", "arguments": ""}
-            )
-        ),
-        chunk(call_delta(index=0, function={"arguments": '{"command"'})),
-        chunk(call_delta(index=0, function={"arguments": ': "ls"}'})),
-        chunk({}, "tool_calls"),
+        chunk(role="assistant", content=None),
+        chunk(tool_calls=begun()),
+        *(chunk(tool_calls=call(arguments=piece)) for piece in HALVES),
+        END,
         {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}},
     ],
     "LM Studio: the role with every piece": [
-        chunk(
-            {
-                "role": "assistant",
-                **call_delta(
-                    index=0,
-                    id="call_1",
-                    type="function",
-                    function={"name": "bash", "arguments": ""},
-                ),
-            }
-        ),
-        chunk({"role": "assistant", **call_delta(index=0, function={"arguments": '{"command": '})}),
-        chunk({"role": "assistant", **call_delta(index=0, function={"arguments": '"ls"}'})}),
-        chunk({}, "tool_calls"),
+        chunk(role="assistant", tool_calls=begun()),
+        *(chunk(role="assistant", tool_calls=call(arguments=piece)) for piece in HALVES),
+        END,
     ],
-    "vLLM: the name first, reasoning_content, stop_reason": [
-        chunk({"role": "assistant", "content": ""}, logprobs=None),
-        chunk({"reasoning_content": "Look."}),
-        chunk(call_delta(index=0, id="call_1", type="function", function={"name": "bash"})),
-        chunk(call_delta(index=0, function={"arguments": '{"command": "ls"}'})),
-        chunk({"content": ""}, "tool_calls", stop_reason=None),
+    "vLLM: the name first, reasoning_content": [
+        chunk(role="assistant", content="", reasoning_content="Look."),
+        chunk(tool_calls=call(id="call_1", name="bash")),
+        chunk(tool_calls=call(arguments=WRITTEN)),
+        chunk("tool_calls", content=""),
     ],
     "Ollama: the whole call in one chunk, finish_reason stop": [
-        chunk(
-            {
-                "role": "assistant",
-                "content": "",
-                **call_delta(
-                    index=0,
-                    id="call_1",
-                    type="function",
-                    function={"name": "bash", "arguments": '{"command": "ls"}'},
-                ),
-            }
-        ),
-        chunk({"role": "assistant", "content": ""}, "stop"),
+        chunk(role="assistant", content="", tool_calls=begun(WRITTEN)),
+        chunk("stop", role="assistant", content=""),
     ],
     "OpenRouter: reasoning beside the call, no index": [
-        chunk(
-            {"role": "assistant", "content": "", "reasoning": "Look."}, native_finish_reason=None
-        ),
-        chunk(
-            call_delta(
-                id="call_1",
-                type="function",
-                function={"name": "bash", "arguments": '{"command": "ls"}'},
-            )
-        ),
-        chunk({"content": ""}, "tool_calls", native_finish_reason="tool_use"),
+        chunk(role="assistant", content="", reasoning="Look."),
+        chunk(tool_calls=begun(WRITTEN, index=None)),
+        END,
     ],
     "a proxy: id and name with every piece": [
-        chunk(call_delta(index=0, id="call_1", function={"name": "bash", "arguments": piece}))
-        for piece in ('{"command"', ': "ls"}')
-    ]
-    + [chunk({}, "tool_calls")],
+        *(chunk(tool_calls=begun(piece)) for piece in HALVES),
+        END,
+    ],
     "vLLM before 0.8: another id with every piece": [
-        chunk(call_delta(index=0, id="call_1", function={"name": "bash", "arguments": ""})),
-        chunk(call_delta(index=0, id="call_8", function={"arguments": '{"command": "ls"}'})),
-        chunk({}, "tool_calls"),
+        chunk(tool_calls=begun()),
+        chunk(tool_calls=call(id="call_8", arguments=WRITTEN)),
+        END,
     ],
 }
 
 
-def block(kind: str, index: int, **fields: Any) -> Json:
-    return {"type": f"content_block_{kind}", "index": index, **fields}
+def block(index: int, begin: Json, *deltas: Json) -> list[Json]:
+    return [
+        {"type": "content_block_start", "index": index, "content_block": begin},
+        *({"type": "content_block_delta", "index": index, "delta": one} for one in deltas),
+        {"type": "content_block_stop", "index": index},
+    ]
 
 
-def tool_use(arguments: Json) -> Json:
+def text_delta(text: str) -> Json:
+    return {"type": "text_delta", "text": text}
+
+
+def tool_use(**arguments: str) -> Json:
     return {"type": "tool_use", "id": "call_1", "name": "bash", "input": arguments}
 
 
+def piece_of_input(text: str) -> Json:
+    return {"type": "input_json_delta", "partial_json": text}
+
+
+START = {"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}
+EMPTY = {"type": "text", "text": ""}
 STOP = [
     {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 3}},
     {"type": "message_stop"},
 ]
 MESSAGES: dict[str, list[Json]] = {
     "Anthropic: text and input in deltas": [
-        {"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}},
-        block("start", 0, content_block={"type": "text", "text": ""}),
-        {"type": "ping"},
-        block("delta", 0, delta={"type": "text_delta", "text": "I look."}),
-        block("stop", 0),
-        block("start", 1, content_block=tool_use({})),
-        block("delta", 1, delta={"type": "input_json_delta", "partial_json": '{"command"'}),
-        block("delta", 1, delta={"type": "input_json_delta", "partial_json": ': "ls"}'}),
-        block("stop", 1),
+        *(START, {"type": "ping"}, *block(0, EMPTY, text_delta("I look."))),
+        *block(1, tool_use(), *map(piece_of_input, HALVES)),
         *STOP,
     ],
     "a proxy: text and input whole in content_block_start": [
-        {"type": "message_start", "message": {"usage": {"input_tokens": 9}}},
-        block("start", 0, content_block={"type": "text", "text": "I look."}),
-        block("stop", 0),
-        block("start", 1, content_block=tool_use({"command": "ls"})),
-        block("stop", 1),
-        *STOP,
+        *(START, *block(0, EMPTY | {"text": "I look."}), *block(1, tool_use(command="ls")), *STOP),
     ],
     "LM Studio, Ollama: input whole in one delta": [
         {"type": "message_start", "message": {"usage": {}}},
-        block("start", 0, content_block={"type": "text", "text": "I look."}),
-        block("delta", 0, delta={"type": "text_delta", "text": ""}),
-        block("stop", 0),
-        block("start", 1, content_block=tool_use({})),
-        block("delta", 1, delta={"type": "input_json_delta", "partial_json": '{"command": "ls"}'}),
-        block("stop", 1),
+        *block(0, EMPTY, text_delta("I look."), text_delta("")),
+        *block(1, tool_use(), piece_of_input(WRITTEN)),
         *STOP,
     ],
 }
-
-
-def item(arguments: str, **more: Any) -> Json:
-    return {
-        "type": "function_call",
-        "id": "fc_1",
-        "call_id": "call_1",
-        "name": "bash",
-        "arguments": arguments,
-        **more,
-    }
-
-
-WHOLE = item('{"command": "ls"}', status="completed")
-BEGUN = {"type": "response.output_item.added", "output_index": 1, "item": item("")}
+WHOLE = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "bash"}
+WHOLE["arguments"] = WRITTEN
+BEGUN = {"type": "response.output_item.added", "item": WHOLE | {"arguments": ""}}
 PIECES = [
-    {
-        "type": "response.function_call_arguments.delta",
-        "item_id": "fc_1",
-        "output_index": 1,
-        "delta": piece,
-    }
-    for piece in ('{"command"', ': "ls"}')
+    {"type": "response.function_call_arguments.delta", "item_id": "fc_1", "delta": piece}
+    for piece in HALVES
 ]
 TEXT = {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "I look."}
 MESSAGE = {"type": "message", "content": [{"type": "output_text", "text": "I look."}]}
 
 
-def completed(*output: Json) -> Json:
-    return {"type": "response.completed", "response": {"output": list(output), "usage": {}}}
+def completed(*output: Json, **more: Any) -> Json:
+    response = {"output": list(output), "usage": {"input_tokens": 9, "output_tokens": 3}} | more
+    return {"type": "response.completed", "response": response}
 
 
 RESPONSES: dict[str, list[Json]] = {
     "OpenAI: every event": [
-        *(TEXT, BEGUN, *PIECES),
-        {
-            "type": "response.function_call_arguments.done",
-            "item_id": "fc_1",
-            "arguments": '{"command": "ls"}',
-        },
-        {"type": "response.output_item.done", "output_index": 1, "item": WHOLE},
+        *(TEXT, BEGUN, *PIECES, {"type": "response.output_item.done", "item": WHOLE}),
         completed(MESSAGE, WHOLE),
     ],
     "vLLM, LM Studio: no output_item.done": [TEXT, BEGUN, *PIECES, completed(MESSAGE, WHOLE)],
     "pieces, and an empty output at the end": [TEXT, BEGUN, *PIECES, completed()],
+    "no id at the end": [TEXT, BEGUN, *PIECES, completed(WHOLE | {"id": None})],
     "everything in response.completed": [completed(MESSAGE, WHOLE)],
 }
+
+
+def events_of(dialect: ModuleType, events: Sequence[Any]) -> list[WireEvent]:
+    answer = dialect.Answer()
+    return [one for event in events for one in fed(answer, json.dumps(event))] + answer.finish()
 
 
 def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
@@ -209,58 +166,118 @@ def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
     return "".join(texts), [event for event in events if isinstance(event, CallMade)]
 
 
-@each_case("name", CHAT)
-def test_chat_completions(name: str) -> None:
-    answer = chat.Answer()
-    events = [event for one in CHAT[name] for event in fed(answer.feed, one)] + answer.finish()
-    assert text_and_calls(events) == ("", [LS])
+STREAMS = [
+    *((name, chat, events, "") for name, events in CHAT.items()),
+    *((name, messages, events, "I look.") for name, events in MESSAGES.items()),
+    *((name, responses, events, "I look.") for name, events in RESPONSES.items()),
+]
+
+
+@each_case(("name", "dialect", "stream", "text"), STREAMS, ids=[name for name, *_ in STREAMS])
+def test_the_same_call(name: str, dialect: ModuleType, stream: list[Json], text: str) -> None:
+    events = events_of(dialect, stream)
+    assert text_and_calls(events) == (text, [LS])
     if "easoning" in name:
         assert ThoughtDelta("Look.") in events
-    assert isinstance(events[-1], Finished)
+    usage = Usage(9, 3) if "9" in json.dumps(stream) else Usage(0, 3 if dialect is messages else 0)
+    assert events[-1] == Finished("stop", usage)
 
 
 @each_case("ids", [("call_0", "call_1"), ("", "")], ids=["ids", "no ids"])
 @each_case("index", [0, None])
 def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str]) -> None:
     """Ollama and Gemini give every call the index 0, in chunks of their own or in one."""
-    written = ('{"command": "ls"}', '{"command": "pwd"}')
+    written = (WRITTEN, '{"command": "pwd"}')
     deltas = [
-        {"index": index, "id": call_id, "function": {"name": "bash", "arguments": arguments}}
+        call(id=call_id, index=index, name="bash", arguments=arguments)
         for call_id, arguments in zip(ids, written, strict=True)
     ]
     calls = [CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)]
-    apart = [chunk({"tool_calls": [one]}) for one in deltas]
-    for chunks in (apart, [chunk({"tool_calls": deltas})]):
-        answer = chat.Answer()
-        events = [event for one in (*chunks, chunk({}, "stop")) for event in fed(answer.feed, one)]
-        assert text_and_calls([*events, *answer.finish()]) == ("", calls)
+    apart = [chunk(tool_calls=one) for one in deltas]
+    for chunks in (apart, [chunk(tool_calls=[*deltas[0], *deltas[1]])]):
+        assert text_and_calls(events_of(chat, [*chunks, chunk("stop")])) == ("", calls)
 
 
-@each_case("name", MESSAGES)
-def test_messages(name: str) -> None:
-    answer = messages.Answer()
-    events = [event for one in MESSAGES[name] for event in fed(answer.feed, one)]
-    assert text_and_calls(events) == ("I look.", [LS])
-    assert answer.is_ended
+REASONING = {"type": "reasoning", "encrypted_content": "x", "status": None, "summary": []}
+SEALED = {"type": "reasoning", "encrypted_content": "x", "summary": []}
+REDACTED = {"type": "redacted_thinking", "data": "x"}
 
 
-@each_case("name", RESPONSES)
-def test_responses(name: str) -> None:
-    answer = responses.Answer()
-    events = [event for one in RESPONSES[name] for event in fed(answer.feed, one)]
-    assert text_and_calls(events) == ("I look.", [LS])
-    assert answer.is_ended
+@each_case(
+    ("dialect", "stream", "sealed"),
+    [
+        (
+            responses,
+            [{"type": "response.output_item.done", "item": REASONING}, completed()],
+            SEALED,
+        ),
+        (messages, [START, *block(0, REDACTED), *STOP], REDACTED),
+    ],
+)
+def test_sealed_thoughts_go_back(dialect: ModuleType, stream: list[Json], sealed: Json) -> None:
+    assert ThoughtSealed(sealed) in events_of(dialect, stream)
+    turn = AssistantTurn(text="Hm.", thoughts=(Thought("", sealed), Thought("", {"type": "else"})))
+    request = ModelRequest(model="m", system="s", turns=(turn,))
+    sent = json.dumps(dialect.request_body(request))
+    assert sent.count(json.dumps(sealed)) == 1
+    assert "else" not in sent
+
+
+@each_case(
+    ("dialect", "event", "message", "code"),
+    [
+        (chat, {"error": {"message": "busy", "code": "overloaded"}}, "busy", "overloaded"),
+        (chat, {"error": "busy"}, "busy", None),
+        (
+            messages,
+            {"type": "error", "error": {"type": "api_error", "message": "x"}},
+            "x",
+            "api_error",
+        ),
+        (messages, {"error": {"message": "x", "details": {"code": "too_long"}}}, "x", "too_long"),
+        (responses, {"type": "error", "message": "x", "code": "y"}, "x", "y"),
+        (
+            responses,
+            {"type": "response.failed", "response": {"error": {"message": "x"}}},
+            "x",
+            None,
+        ),
+        (responses, {"type": "response.failed", "response": {}}, "the response failed", None),
+    ],
+)
+def test_errors_in_a_stream(
+    dialect: ModuleType, event: Json, message: str, code: str | None
+) -> None:
+    with pytest.raises(EndpointError, match=message) as caught:
+        fed(dialect.Answer(), json.dumps(event))
+    assert (caught.value.status, caught.value.code) == (400, code)
+
+
+@each_case(
+    ("dialect", "stream", "reason"),
+    [
+        (chat, [chunk(refusal="No."), chunk("stop")], "refusal"),
+        (responses, [{"type": "response.refusal.delta", "delta": "No."}, completed()], "refusal"),
+        (
+            responses,
+            [TEXT, completed(incomplete_details={"reason": "max_output_tokens"})],
+            "length",
+        ),
+        (messages, [STOP[0] | {"delta": {"stop_reason": "refusal"}}, STOP[1]], "refusal"),
+    ],
+)
+def test_how_a_stream_ends(dialect: ModuleType, stream: list[Json], reason: str) -> None:
+    (*_, end) = events_of(dialect, stream)
+    assert isinstance(end, Finished)
+    assert end.reason == reason
 
 
 def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert [is_readable(data) for data in ("{", "[1]", '{"a": 1}', "[DONE]", "")] == [
-        *(False, False, True, True, True)
-    ]
     good = CHAT["Ollama: the whole call in one chunk, finish_reason stop"]
-    bad: list[Any] = [3, {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
-    answer = chat.Answer()
-    events = [event for one in (*bad, *good) for event in fed(answer.feed, one)]
-    assert text_and_calls([*events, *answer.finish()]) == ("", [LS])
-    assert len(caplog.records) >= 4
+    bad: list[Any] = [3, [1], {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
+    assert text_and_calls(events_of(chat, [*bad, *good])) == ("", [LS])
+    assert len(caplog.records) == 4
     assert json.dumps({"choices": 3}) in caplog.text
+    assert fed(chat.Answer(), "{") == fed(chat.Answer(), " ") == []
+    assert len(caplog.records) == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,97 +10,68 @@ import pytest
 from acp import RequestError
 from acp.schema import SseMcpServer
 
+from helexa_acp import agent
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table, has_ended, until
 from tests.acp.fake_endpoint import FakeEndpoint, Hang, Reply
+from tests.cases import each_case
 
-
-def session_file(bridge: Bridge) -> dict[str, Any]:
-    path = bridge.data_dir / "sessions" / f"{bridge.session_id}.json"
-    read: dict[str, Any] = json.loads(path.read_text())
-    return read
+LOOK = (("list_dir", {"path": "."}),)
 
 
 async def test_what_is_announced(bridge: Bridge) -> None:
-    capabilities = await bridge.connection.initialize(protocol_version=1)
-    can = capabilities.agent_capabilities
-    assert can is not None
-    assert can.load_session
-    assert can.prompt_capabilities is not None
-    assert (can.prompt_capabilities.image, can.prompt_capabilities.audio) == (True, False)
-    assert can.mcp_capabilities is not None
-    assert (can.mcp_capabilities.http, can.mcp_capabilities.sse) == (True, False)
-    assert can.session_capabilities is not None
-    assert can.session_capabilities.list is not None
-    made = await bridge.connection.new_session(cwd=str(bridge.project), mcp_servers=[])
-    assert made.modes is not None
-    modes = [mode.id for mode in made.modes.available_modes]
-    assert (made.modes.current_mode_id, modes) == (
-        "default",
-        ["default", "bypassPermissions", "plan"],
-    )
+    answer = await bridge.send("initialize", protocolVersion=1)
+    assert answer["agentCapabilities"] == {
+        "loadSession": True,
+        "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+        "mcpCapabilities": {"http": True, "sse": False},
+        "sessionCapabilities": {"list": {}, "resume": {}, "close": {}},
+    }
+    made = await bridge.send("session/new", cwd=str(bridge.project), mcpServers=[])
+    modes = [mode["id"] for mode in made["modes"]["availableModes"]]
+    assert modes == ["default", "bypassPermissions", "plan"]
+    assert made["modes"]["currentModeId"] == "default"
+    assert await bridge.send("authenticate", methodId="none") == {}
 
 
-async def test_a_loaded_session_is_shown_and_gone_on_from(
-    tmp_path: Path, endpoint: FakeEndpoint
+async def test_a_loaded_session_is_shown_and_continued(
+    tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(agent, "SESSIONS_PER_PAGE", 1)
     table = endpoint_table(endpoint.url)
-    endpoint.will(
-        Reply("I look.", calls=(("list_dir", {"path": "."}),), thought="Hm."),
-        Reply(calls=(("update_plan", {"entries": [{"content": "rest", "status": "pending"}]}),)),
-        Reply("It is empty."),
-    )
+    endpoint.will(Reply("Hello."))
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
+        await bridge.ask("Before.")
+        session_id = await bridge.new()
         await bridge.set_mode("bypassPermissions")
+        plan = ("update_plan", {"entries": [{"content": "rest", "status": "pending"}]})
+        endpoint.will(Reply("I look.", calls=(*LOOK, plan), thought="Hm."), Reply("It is empty."))
         await bridge.ask("What is   here?\nAnswer in one line, please, and not in more than that.")
-        session_id, title = (
-            bridge.session_id,
-            "What is here? Answer in one line, please, and not in more t…",
-        )
         listed = await bridge.connection.list_sessions(cwd=str(bridge.project))
+        title = "What is here? Answer in one line, please, and not in more t…"
         assert [(one.session_id, one.title) for one in listed.sessions] == [(session_id, title)]
-        assert len(title) == 60
-        elsewhere = await bridge.connection.list_sessions(cwd="/elsewhere")
-        assert elsewhere.sessions == []
+        listed = await bridge.connection.list_sessions(cursor=listed.next_cursor)
+        assert [one.title for one in listed.sessions] == ["Before."]
+        assert listed.next_cursor is None
+        assert not (await bridge.connection.list_sessions(cwd="/elsewhere")).sessions
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.connection.initialize(protocol_version=1)
-        loaded = await bridge.connection.load_session(
-            cwd=str(bridge.project), session_id=session_id, mcp_servers=[]
-        )
-        assert loaded.modes is not None
+        loaded = await bridge.load(session_id)
         assert loaded.modes.current_mode_id == "bypassPermissions"
         kinds = [one.session_update for one in bridge.editor.updates]
         assert [kind for kind in kinds if kind != "available_commands_update"] == [
             *("user_message_chunk", "agent_thought_chunk", "agent_message_chunk", "tool_call"),
             *("tool_call", "plan", "agent_message_chunk"),
         ]
-        bridge.session_id = session_id
-        endpoint.answers.clear()
-        endpoint.will(Reply("Still empty."))
         await bridge.ask("And now?")
     roles = [message["role"] for message in endpoint.prompts[-1]["messages"]]
-    assert roles == [
-        *("system", "user", "assistant", "tool", "assistant", "tool"),
-        *("assistant", "user"),
-    ]
-
-
-async def test_resume_shows_nothing_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    table = endpoint_table(endpoint.url)
-    endpoint.will(Reply("Hello."))
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
     async with bridge_here(tmp_path, table) as bridge:
-        await bridge.open()
-        await bridge.ask("Hello!")
-        session_id = bridge.session_id
-    async with bridge_here(tmp_path, table) as bridge:
-        bridge.session_id = session_id
         await bridge.connection.initialize(protocol_version=1)
         await bridge.connection.resume_session(
             cwd=str(bridge.project), session_id=session_id, mcp_servers=[]
         )
         assert not bridge.editor.updates_of("user_message_chunk")
-        await bridge.ask("Go on.")
-    assert len(endpoint.prompts[-1]["messages"]) == 4
 
 
 async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndpoint) -> None:
@@ -111,42 +81,43 @@ async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndp
         await first.open()
         await first.ask("Hello!")
         await second.open()
-        load = second.connection.load_session
-        cwd = str(second.project)
         with pytest.raises(RequestError, match="open elsewhere"):
-            await load(cwd=cwd, session_id=first.session_id, mcp_servers=[])
+            await second.load(first.session_id)
+        await first.load(first.session_id)
         await first.connection.close_session(session_id=first.session_id)
-        await load(cwd=cwd, session_id=first.session_id, mcp_servers=[])
+        await second.load(first.session_id)
         with pytest.raises(RequestError, match="not open"):
             await first.ask("Hello?")
 
 
 async def test_the_file_is_written_every_round(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     hang = Hang("So")
-    endpoint.will(Reply("I look.", calls=(("list_dir", {"path": "."}),)), hang)
+    endpoint.will(Reply("I look.", calls=LOOK), hang)
     await bridge.open()
+    await bridge.set_mode("plan")
+    assert not (bridge.data_dir / "sessions").exists(), "there is no prompt yet"
     asking = asyncio.create_task(bridge.ask("What is here?"))
     await hang.begun.wait()
-    roles = [turn["role"] for turn in session_file(bridge)["history"]]
+    roles = [turn["role"] for turn in bridge.record()["history"]]
     assert roles == ["user", "assistant", "tool"]
     await until(lambda: bridge.editor.texts().endswith("So"))
     await bridge.cancel()
     await asking
-    assert session_file(bridge)["history"][-1]["text"] == "So"
-
-
-async def test_a_session_without_a_prompt_leaves_no_file(bridge: Bridge) -> None:
-    await bridge.open()
-    await bridge.set_mode("plan")
-    assert not (bridge.data_dir / "sessions").exists()
+    assert bridge.record()["history"][-1]["text"] == "So"
+    await bridge.set_mode("default")
+    assert bridge.record()["mode_id"] == "default"
 
 
 async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    """Those of other sessions do not wait for it."""
     hang = Hang("Let me")
     endpoint.will(hang, Reply("Yes."))
-    await bridge.open()
+    first_id = await bridge.open()
     first = asyncio.create_task(bridge.ask("A long story, please."))
     await hang.begun.wait()
+    await bridge.new()
+    assert (await bridge.ask("Short, please.")).stop_reason == "end_turn"
+    bridge.session_id = first_id
     answers = await asyncio.gather(*(bridge.ask(f"Short, please. {i}") for i in range(3)))
     assert (await first).stop_reason == "cancelled"
     reasons = [answer.stop_reason for answer in answers]
@@ -155,19 +126,10 @@ async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEnd
         await hang.left.wait()
 
 
-async def test_sessions_do_not_wait_for_each_other(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    hang = Hang("Let me")
-    endpoint.will(hang, Reply("Yes."))
-    first_id = await bridge.open()
-    first = asyncio.create_task(bridge.ask("A long story, please."))
-    await hang.begun.wait()
-    assert await bridge.new() != first_id
-    assert (await bridge.ask("Short, please.")).stop_reason == "end_turn"
-    await bridge.connection.cancel(session_id=first_id)
-    assert (await first).stop_reason == "cancelled"
-
-
-async def test_a_cancelled_command_ends(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+@pytest.mark.parametrize("closes", [False, True], ids=["cancelled", "closed"])
+async def test_a_cancelled_command_ends(
+    bridge: Bridge, endpoint: FakeEndpoint, closes: bool
+) -> None:
     script = "echo $$ > pid; sleep 600 & echo $! > child; wait"
     endpoint.will(Reply(calls=(("bash", {"command": script}),)), Reply("Done."))
     await bridge.open()
@@ -175,6 +137,9 @@ async def test_a_cancelled_command_ends(bridge: Bridge, endpoint: FakeEndpoint) 
     asking = asyncio.create_task(bridge.ask("Wait."))
     child = bridge.project / "child"
     await until(lambda: child.exists() and child.read_text().strip())
+    if closes:
+        await bridge.connection.close_session(session_id=bridge.session_id)
+    await bridge.cancel()
     await bridge.cancel()
     assert (await asking).stop_reason == "cancelled"
     for name in ("pid", "child"):
@@ -183,88 +148,86 @@ async def test_a_cancelled_command_ends(bridge: Bridge, endpoint: FakeEndpoint) 
 
 
 async def test_after_25_rounds_it_stops(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Reply(calls=(("list_dir", {"path": "."}),)))
+    endpoint.will(Reply(calls=LOOK))
     await bridge.open()
     assert (await bridge.ask("Go on for ever.")).stop_reason == "max_turn_requests"
     assert len(endpoint.prompts) == 25
     assert len(bridge.editor.statuses()) == 25, "each call has an id of its own"
 
 
-async def test_models_are_chosen(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    endpoint.models = [{"id": "a"}, {"id": "b:7"}, {"id": "vectors", "limit": {"output": 0}}]
-    endpoint.will(Reply("Yes."))
+@each_case(
+    ("aliases", "listed", "chosen"),
+    [
+        (set(), ["a", "b:7"], "a"),
+        ({"helexa/large"}, ["a"], "helexa/large"),
+        (set(), ["a", "helexa/large"], "helexa/large"),
+        (set(), [], "helexa/large"),
+    ],
+)
+async def test_a_model_is_chosen_where_none_is_configured(
+    tmp_path: Path, endpoint: FakeEndpoint, aliases: set[str], listed: list[str], chosen: str
+) -> None:
+    """An alias need not be in the list of models; models that only make vectors are not offered."""
+    endpoint.aliases = aliases
+    endpoint.models = [{"id": "vectors", "limit": {"output": 0}}, *({"id": one} for one in listed)]
     table = endpoint_table(endpoint.url)
     del table["endpoints"][0]["default_model"]
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.connection.initialize(protocol_version=1)
-        made = await bridge.connection.new_session(cwd=str(bridge.project), mcp_servers=[])
-        bridge.session_id = made.session_id
-        assert made.config_options is not None
-        (option,) = made.config_options
-        assert (option.id, option.current_value) == ("model", "a")
-        await bridge.connection.set_config_option(
-            config_id="model", session_id=made.session_id, value="b:7"
-        )
-        await bridge.ask("Hello!")
-        assert endpoint.prompts[-1]["model"] == "b:7"
-        assert session_file(bridge)["model_id"] == "fake:b:7"
-        with pytest.raises(RequestError, match="names no model"):
-            await bridge.connection.set_config_option(
-                config_id="model", session_id=made.session_id, value=" "
-            )
+        made = await bridge.send("session/new", cwd=str(bridge.project), mcpServers=[])
+        (option,) = made["configOptions"]
+        assert (option["id"], option["currentValue"]) == ("model", chosen)
+        offered = [one["value"] for one in option["options"]]
+        assert offered == list(dict.fromkeys([*listed, chosen]))
 
 
-async def test_clients_of_an_older_protocol_choose_models_too(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    endpoint.will(Reply("Yes."))
+async def test_models_are_chosen(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    """By clients of an older protocol too."""
+    endpoint.models = [{"id": "fake-model"}, {"id": "b:7"}]
     endpoint.aliases = {"other"}
+    endpoint.will(Reply("Yes."))
     await bridge.open()
-    send: Any = bridge.connection._conn.send_request
-    made = await send("session/new", {"cwd": str(bridge.project), "mcpServers": []})
+    made = await bridge.send("session/new", cwd=str(bridge.project), mcpServers=[])
+    bridge.session_id = session_id = made["sessionId"]
     assert made["models"] == {
         "currentModelId": "fake-model",
-        "availableModels": [{"modelId": "fake-model", "name": "fake-model"}],
+        "availableModels": [{"modelId": one, "name": one} for one in ("fake-model", "b:7")],
     }
-    bridge.session_id = made["sessionId"]
-    await send("session/set_model", {"sessionId": made["sessionId"], "modelId": "other"})
-    await bridge.ask("Hello!")
-    assert endpoint.prompts[-1]["model"] == "other"
 
-
-async def test_a_model_that_does_not_exist_is_not_chosen(
-    bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    endpoint.will(Reply("Yes."))
-    await bridge.open()
-    send: Any = bridge.connection._conn.send_request
-    made = await send("session/new", {"cwd": str(bridge.project), "mcpServers": []})
-    bridge.session_id = session_id = made["sessionId"]
-    with pytest.raises(RequestError, match="no model 'gone'; there are fake-model"):
-        await send("session/set_model", {"sessionId": session_id, "modelId": "gone"})
-    with pytest.raises(RequestError, match="no model 'gone'"):
-        await bridge.connection.set_config_option(
-            config_id="model", session_id=session_id, value="gone"
+    async def set_option(value: Any, config_id: str = "model") -> Any:
+        return await bridge.connection.set_config_option(
+            config_id=config_id, session_id=session_id, value=value
         )
+
+    for value, config_id, why in (
+        (" ", "model", "names no model"),
+        ("gone", "model", "no model 'gone'; there are fake-model, b:7"),
+        (True, "model", "no option 'model'"),
+        ("b:7", "colour", "no option 'colour'"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            await set_option(value, config_id)
+    with pytest.raises(RequestError, match="no model 'gone'"):
+        await bridge.send("session/set_model", sessionId=session_id, modelId="gone")
     await bridge.ask("Hello!")
-    assert endpoint.prompts[-1]["model"] == "fake-model"
+    assert (await set_option("b:7")).config_options[0].current_value == "b:7"
+    assert bridge.record()["model_id"] == "fake:b:7"
+    await bridge.ask("Hello!")
+    await bridge.send("session/set_model", sessionId=session_id, modelId="other")
+    await bridge.ask("Hello!")
+    assert [body["model"] for body in endpoint.prompts] == ["fake-model", "b:7", "other"]
 
 
-@pytest.mark.parametrize("exists", [True, False])
-async def test_the_usual_alias_is_chosen_where_it_exists(
-    tmp_path: Path, endpoint: FakeEndpoint, exists: bool
+async def test_models_that_are_listed_late_come_as_an_update(
+    bridge: Bridge, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An alias need not be in the list of models."""
-    if exists:
-        endpoint.aliases = {"helexa/large"}
-    table = endpoint_table(endpoint.url)
-    del table["endpoints"][0]["default_model"]
-    async with bridge_here(tmp_path, table) as bridge:
-        await bridge.connection.initialize(protocol_version=1)
-        made = await bridge.connection.new_session(cwd=str(bridge.project), mcp_servers=[])
-        assert made.config_options is not None
-        chosen = made.config_options[0].current_value
-        assert chosen == ("helexa/large" if exists else "fake-model")
+    monkeypatch.setattr(agent, "LIST_WAIT_S", 0.0)
+    endpoint.may_list.clear()
+    await bridge.open()
+    endpoint.may_list.set()
+    await until(lambda: bridge.editor.updates_of("config_option_update"))
+    (update,) = bridge.editor.updates_of("config_option_update")
+    assert update.config_options[0].current_value == "fake-model"
 
 
 async def test_what_cannot_be_is_refused(bridge: Bridge) -> None:
@@ -277,9 +240,9 @@ async def test_what_cannot_be_is_refused(bridge: Bridge) -> None:
         await new(cwd="/", mcp_servers=[sse])
     with pytest.raises(RequestError, match="no mode"):
         await bridge.set_mode("yolo")
-    with pytest.raises(RequestError, match="There is no session"):
-        await bridge.connection.load_session(cwd="/", session_id="hxa-none", mcp_servers=[])
-    with pytest.raises(RequestError, match="not a session's id"):
-        await bridge.connection.load_session(cwd="/", session_id="../../x", mcp_servers=[])
     with pytest.raises(RequestError, match="the prompt is empty"):
         await bridge.ask("   ")
+    with pytest.raises(RequestError, match="There is no session"):
+        await bridge.load("hxa-none")
+    with pytest.raises(RequestError, match="not a session's id"):
+        await bridge.load("../../x")

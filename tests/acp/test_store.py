@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,108 +17,71 @@ from helexa_acp.history import (
     Thought,
     ToolCall,
     ToolResult,
-    Turn,
-    Usage,
     UserTurn,
     answered,
 )
-from helexa_acp.store import SessionStore, StoredSession, new_session_id
-from tests.acp.bridge import PACKAGE_DIR
+from helexa_acp.modes import Mode
+from helexa_acp.sessions import SessionStore
 from tests.cases import each_case
 
-HISTORY: tuple[Turn, ...] = (
-    UserTurn((Text("Look."), Image("image/png", "AAAA"))),
-    AssistantTurn(
-        text="I look.",
-        thoughts=(Thought("Hm.", "signed"), Thought("", {"type": "redacted_thinking"})),
-        calls=(ToolCall("c1", "read_file", {"path": "a", "limit": 3}),),
-        images=(Image("image/png", "BBBB"),),
-    ),
-    ToolResult(call_id="c1", name="read_file", parts=(Text("ERROR: none"),), is_error=True),
-)
+PARTS = [
+    {"type": "text", "text": "Look."},
+    {"type": "image", "mime_type": "image/png", "data": "AAAA"},
+]
+THOUGHTS = [{"text": "Hm.", "sealed": "signed"}, {"text": "", "sealed": {"type": "redacted"}}]
+CALL = {"id": "c1", "name": "read_file", "arguments": {"path": "a", "limit": 3}}
+RESULT = {"call_id": "c1", "name": "read_file", "parts": PARTS[:1], "is_error": True}
+WRITTEN: dict[str, Any] = {
+    "session_id": "hxa-1",
+    "cwd": "/work",
+    "model_id": "home:m",
+    "mode_id": "plan",
+    "history": [
+        {"role": "user", "parts": PARTS},
+        {"role": "assistant", "text": "I look.", "thoughts": THOUGHTS, "calls": [CALL]},
+        {"role": "tool", **RESULT},
+    ],
+    "created_at": "2026-01-01T00:00:00.000Z",
+    "updated_at": "2026-01-02T00:00:00.000Z",
+    "elided_before": 2,
+    "usage": {
+        "input_tokens": 1,
+        "output_tokens": 2,
+        "cached_tokens": 3,
+        "thought_tokens": 4,
+        "last_total_tokens": 5,
+    },
+}
 
 
-def stored(session_id: str, **changed: object) -> StoredSession:
-    session = StoredSession(
-        session_id=session_id,
-        cwd="/work",
-        model_id="home:m",
-        mode_id="plan",
-        history=HISTORY,
-        created_at="2026-01-01T00:00:00.000Z",
-        updated_at="2026-01-02T00:00:00.000Z",
-        elided_before=2,
-        usage=Usage(1, 2, 3, 4, 5),
-    )
-    return replace(session, **changed)  # type: ignore[arg-type]
+@pytest.fixture
+def store(tmp_path: Path) -> SessionStore:
+    (tmp_path / "hxa-1.json").write_text(json.dumps(WRITTEN))
+    return SessionStore(tmp_path)
 
 
-def test_what_is_saved_is_read(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path)
-    session = stored(new_session_id())
+def test_files_of_the_first_version_are_read(tmp_path: Path, store: SessionStore) -> None:
+    session = store.load("hxa-1")
+    assert session.mode is Mode.PLAN
+    assert session.title == "Look."
+    assert session.history == [
+        UserTurn((Text("Look."), Image("image/png", "AAAA"))),
+        AssistantTurn(
+            text="I look.",
+            thoughts=(Thought("Hm.", "signed"), Thought("", {"type": "redacted"})),
+            calls=(ToolCall("c1", "read_file", {"path": "a", "limit": 3}),),
+        ),
+        ToolResult(call_id="c1", name="read_file", parts=(Text("Look."),), is_error=True),
+    ]
     store.save(session)
-    assert store.load(session.session_id) == session
-    assert list(store.all()) == [session]
+    assert json.loads((tmp_path / "hxa-1.json").read_text()) == WRITTEN
+    with_images = [turn | {"images": PARTS[1:]} for turn in WRITTEN["history"]]
+    (tmp_path / "hxa-1.json").write_text(json.dumps(WRITTEN | {"history": with_images}))
+    assert store.load("hxa-1") == session
 
 
-def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
-    written = {
-        "session_id": "hxa-1",
-        "cwd": "/work",
-        "model_id": "home:m",
-        "mode_id": "plan",
-        "history": [
-            {
-                "role": "user",
-                "parts": [
-                    {"type": "text", "text": "Look."},
-                    {"type": "image", "mime_type": "image/png", "data": "AAAA"},
-                ],
-            },
-            {
-                "role": "assistant",
-                "text": "I look.",
-                "thoughts": [
-                    {"text": "Hm.", "sealed": "signed"},
-                    {"text": "", "sealed": {"type": "redacted_thinking"}},
-                ],
-                "calls": [
-                    {"id": "c1", "name": "read_file", "arguments": {"path": "a", "limit": 3}}
-                ],
-                "images": [{"type": "image", "mime_type": "image/png", "data": "BBBB"}],
-            },
-            {
-                "role": "tool",
-                "call_id": "c1",
-                "name": "read_file",
-                "parts": [{"type": "text", "text": "ERROR: none"}],
-                "is_error": True,
-            },
-        ],
-        "created_at": "2026-01-01T00:00:00.000Z",
-        "updated_at": "2026-01-02T00:00:00.000Z",
-        "elided_before": 2,
-        "usage": {
-            "input_tokens": 1,
-            "output_tokens": 2,
-            "cached_tokens": 3,
-            "thought_tokens": 4,
-            "last_total_tokens": 5,
-        },
-    }
-    (tmp_path / "hxa-1.json").write_text(json.dumps(written))
-    store = SessionStore(tmp_path)
-    assert store.load("hxa-1") == stored("hxa-1")
-    store.save(stored("hxa-1"))
-    assert json.loads((tmp_path / "hxa-1.json").read_text()) == written
-
-
-def test_ids_do_not_collide() -> None:
-    assert len({new_session_id() for _ in range(1000)}) == 1000
-
-
-def test_a_session_is_held_by_one(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path)
+def test_a_session_is_held_by_one(tmp_path: Path, store: SessionStore) -> None:
+    """The kernel releases the lock of a process that dies."""
     hold = store.hold("hxa-1")
     with pytest.raises(StoreError, match="open elsewhere"):
         SessionStore(tmp_path).hold("hxa-1")
@@ -128,74 +89,46 @@ def test_a_session_is_held_by_one(tmp_path: Path) -> None:
     store.hold("hxa-1").close()
 
 
-HOLDS = """
-import sys, time
-from pathlib import Path
-from helexa_acp.store import SessionStore
-hold = SessionStore(Path(sys.argv[1])).hold("hxa-1")
-print("held", flush=True)
-time.sleep(600)
-"""
+@each_case(
+    "session_id", ["../hxa-1", "hxa-../x", "hxa-", "", "x", "hxa-\0", "hxa-a/b", "hxa-" + "x" * 65]
+)
+def test_ids_lead_nowhere_else(store: SessionStore, session_id: str) -> None:
+    for method in (store.load, store.hold):
+        with pytest.raises(StoreError, match="not a session's id"):
+            method(session_id)
 
 
-def test_a_process_that_dies_releases_its_file(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={"PYTHONPATH": str(PACKAGE_DIR)},
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
-        store = SessionStore(tmp_path)
-        with pytest.raises(StoreError, match="open elsewhere"):
-            store.hold("hxa-1")
-        other.kill()
-        other.wait()
-        store.hold("hxa-1").close()
-
-
-@each_case("session_id", ["../hxa-1", "hxa-../x", "hxa-", "", "x", "hxa-\0", "hxa-a/b"])
-def test_ids_lead_nowhere_else(tmp_path: Path, session_id: str) -> None:
-    store = SessionStore(tmp_path)
-    with pytest.raises(StoreError, match="not a session's id"):
-        store.load(session_id)
-    with pytest.raises(StoreError, match="not a session's id"):
-        store.hold(session_id)
-
-
-def test_broken_files_are_reported_and_passed_over(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path)
-    good = stored("hxa-good")
-    store.save(good)
-    written = json.loads((tmp_path / "hxa-good.json").read_text())
+def test_broken_files_are_reported_and_passed_over(tmp_path: Path, store: SessionStore) -> None:
     broken = {
         "empty": "",
-        "cut": json.dumps(written)[:-50],
+        "cut": json.dumps(WRITTEN)[:-50],
         "list": "[]",
-        "other": json.dumps(written),
-        "turn": json.dumps(written | {"session_id": "hxa-turn", "history": [{"role": "x"}]}),
-        "count": json.dumps(written | {"session_id": "hxa-count", "usage": {"input_tokens": "a"}}),
+        "other": json.dumps(WRITTEN),
+        "turn": json.dumps(WRITTEN | {"session_id": "hxa-turn", "history": [{"role": "x"}]}),
+        "count": json.dumps(WRITTEN | {"session_id": "hxa-count", "usage": {"input_tokens": "a"}}),
         "deep": "[" * 100_000,
     }
     for name, text in broken.items():
         (tmp_path / f"hxa-{name}.json").write_text(text)
         with pytest.raises(StoreError):
             store.load(f"hxa-{name}")
-    assert list(store.all()) == [good]
+    later = WRITTEN | {"session_id": "hxa-2", "updated_at": "2026-01-03T00:00:00.000Z"}
+    (tmp_path / "hxa-2.json").write_text(json.dumps(later))
+    assert [one.session_id for one in store.all()] == ["hxa-2", "hxa-1"]
 
 
-def test_a_failed_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SessionStore(tmp_path)
-    session = stored("hxa-1")
-    store.save(session)
-
+def test_a_failed_save_leaves_the_last_one(
+    tmp_path: Path, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
+    session = store.load("hxa-1")
+    session.history = []
     monkeypatch.setattr("os.fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
-        store.save(replace(session, history=()))
-    assert store.load("hxa-1") == session
+    with pytest.raises(StoreError, match="No space"):
+        store.save(session)
+    assert json.loads((tmp_path / "hxa-1.json").read_text()) == WRITTEN
     assert [path.name for path in tmp_path.iterdir()] == ["hxa-1.json"]
 
 
@@ -203,12 +136,11 @@ def test_calls_without_results_get_one() -> None:
     calls = (ToolCall("a", "bash", {}), ToolCall("b", "bash", {}))
     turn = AssistantTurn(calls=calls)
     done = ToolResult(call_id="a", name="bash", parts=(Text("done"),))
+    missing = ToolResult(
+        call_id="b", name="bash", parts=(Text(f"ERROR: {INTERRUPTED}"),), is_error=True
+    )
     after = UserTurn((Text("Hello?"),))
     whole = answered([turn, done, after])
-    assert whole[:2] == [turn, done]
-    missing = whole[2]
-    assert isinstance(missing, ToolResult)
-    assert (missing.call_id, missing.is_error) == ("b", True)
-    assert missing.parts == (Text(INTERRUPTED),)
-    assert whole[3] == after
+    assert whole == [turn, done, missing, after]
     assert answered(whole) == whole
+    assert answered([turn, done]) == [turn, done, missing]

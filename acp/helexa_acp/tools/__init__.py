@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helexa_acp.config import Config
 from helexa_acp.modes import Action, Mode
-from helexa_acp.tools import bash, files, search, update_plan
+from helexa_acp.tools import bash, fetch, files, search, update_plan
 from helexa_acp.tools.base import Tool
 
 TOOLS: tuple[Tool, ...] = (
@@ -12,19 +12,15 @@ TOOLS: tuple[Tool, ...] = (
     files.WRITE_FILE,
     files.EDIT_FILE,
     files.LIST_DIR,
-    search.TOOL,
-    bash.TOOL,
-    update_plan.TOOL,
+    search.SEARCH,
+    bash.BASH,
+    update_plan.UPDATE_PLAN,
 )
 
 
 def tools_for(config: Config, mode: Mode) -> tuple[Tool, ...]:
     """The model's tools, without those that the mode forbids."""
-    tools = TOOLS
-    if config.fetch_hosts:
-        from helexa_acp.tools import fetch  # its HTTP client is slow to import
-
-        tools += (fetch.TOOL,)
+    tools = (*TOOLS, fetch.FETCH) if config.fetch_hosts else TOOLS
     if mode is Mode.PLAN:
         tools = tuple(tool for tool in tools if tool.action is not Action.EXECUTE)
     return tools

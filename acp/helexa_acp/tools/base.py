@@ -1,4 +1,8 @@
-"""A tool: a name and a schema for the model, an action for permissions, and a function."""
+"""A tool: a name and a schema for the model, an action for permissions, and a function.
+
+``prepare`` reads the arguments and finds out what the call would do; the person may be asked;
+then the call's ``run`` does it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from helexa_acp.config import Config
-from helexa_acp.editor import ClientPort
+from helexa_acp.editor import Editor
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Part, Text
 from helexa_acp.modes import Action
@@ -19,7 +26,8 @@ FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
 Kind = Literal["read", "edit", "search", "execute", "think", "fetch", "other"]
 """The editor's icon for it."""
 Arguments = Mapping[str, Any]
-PATH_PROPERTY = {"type": "string", "description": "Absolute, or from the working directory."}
+WrittenPath = Annotated[str, Meta(description="Absolute, or from the working directory.")]
+Parameters = TypeVar("Parameters")
 
 
 def absolute(written: str, cwd: Path) -> Path:
@@ -50,22 +58,17 @@ def is_within(path: Path, folder: Path) -> bool:
 
 def plans_dir(data_dir: Path, cwd: Path) -> Path:
     """One folder for each working directory, with a readable name."""
-    return data_dir / "plans" / f"{cwd.name or 'root'}-{fnv1a32(str(cwd).encode()):08x}"
-
-
-def fnv1a32(data: bytes) -> int:
-    """http://www.isthe.com/chongo/tech/comp/fnv/"""
-    value = FNV_OFFSET
-    for byte in data:
-        value = (value ^ byte) * FNV_PRIME & 0xFFFFFFFF
-    return value
+    digest = FNV_OFFSET
+    for byte in str(cwd).encode():  # http://www.isthe.com/chongo/tech/comp/fnv/
+        digest = (digest ^ byte) * FNV_PRIME & 0xFFFFFFFF
+    return data_dir / "plans" / f"{cwd.name or 'root'}-{digest:08x}"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """``show`` updates the call's card in the editor while the tool runs: contents of ACP."""
 
-    port: ClientPort
+    editor: Editor
     cwd: Path
     config: Config
     show: Callable[[list[Any]], Awaitable[None]]
@@ -80,12 +83,16 @@ class Outcome:
     shown: tuple[Any, ...] = ()
 
 
+Run = Callable[[], Awaitable[Outcome]]
+
+
 @dataclass(frozen=True, slots=True)
-class Preview:
-    """The call's effect, before the person is asked. ``remembers`` names the permission for the
-    whole session, and ``remembered_as`` is its text for the person."""
+class Prepared:
+    """A call before the person is asked. ``remembers`` names the permission for the whole session,
+    and ``remembered_as`` is its text for the person. ``run`` raises ToolError."""
 
     title: str
+    run: Run
     paths: tuple[Path, ...] = ()
     shown: tuple[Any, ...] = ()
     remembers: str = ""
@@ -94,48 +101,54 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """``preview`` may read, but changes nothing. Both it and ``run`` raise ToolError."""
+    """``prepare`` may read, but changes nothing. It raises ToolError."""
 
     spec: ToolSpec
     kind: Kind
     action: Action
-    preview: Callable[[ToolContext, Arguments], Awaitable[Preview]]
-    run: Callable[[ToolContext, Arguments], Awaitable[Outcome]]
+    prepare: Callable[[ToolContext, Arguments], Awaitable[Prepared]]
 
 
-def schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required)}
+def tool(
+    name: str,
+    kind: Kind,
+    action: Action,
+    parameters: type[Parameters],
+    prepare: Callable[[ToolContext, Parameters], Awaitable[Prepared]],
+) -> Tool:
+    """A tool of ours. The docstring of ``parameters``, a Struct, is the model's description."""
+
+    async def prepare_checked(context: ToolContext, arguments: Arguments) -> Prepared:
+        given = {key: value for key, value in arguments.items() if value is not None}
+        try:
+            read = msgspec.convert(given, parameters, strict=False)
+        except msgspec.ValidationError as error:
+            raise ToolError(f"the arguments are wrong: {error}") from None
+        return await prepare(context, read)
+
+    description = " ".join((parameters.__doc__ or "").split())
+    spec = ToolSpec(name=name, description=description, parameters=_schema(parameters))
+    return Tool(spec, kind, action, prepare_checked)
+
+
+def _schema(parameters: type) -> dict[str, Any]:
+    """Plain: some servers read no references, and turn defaults into values."""
+    _, definitions = msgspec.json.schema_components([parameters])
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        if reference := value.get("$ref"):
+            return plain(definitions[reference.rpartition("/")[2]])
+        dropped = ("title", "default") if "type" in value else ()
+        return {key: plain(one) for key, one in value.items() if key not in dropped}
+
+    found: dict[str, Any] = plain(definitions[parameters.__name__])
+    del found["description"]
+    return found
 
 
 def text_outcome(text: str, *shown: Any, is_error: bool = False) -> Outcome:
     return Outcome((Text(text),), is_error, shown)
-
-
-def take_text(arguments: Arguments, key: str) -> str:
-    value = arguments.get(key)
-    if not isinstance(value, str):
-        raise ToolError(f"the argument {key!r} must be a string")
-    return value
-
-
-def take_optional_text(arguments: Arguments, key: str) -> str | None:
-    return None if arguments.get(key) is None else take_text(arguments, key)
-
-
-def take_optional_count(arguments: Arguments, key: str) -> int | None:
-    """An integer of at least 1; ``None`` without the argument. Accepts 5.0 and "5", which models
-    write as well. Raises ToolError."""
-    value = arguments.get(key)
-    if value is None:
-        return None
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-        raise ToolError(f"the argument {key!r} must be a whole number")
-    if value < 1:
-        raise ToolError(f"the argument {key!r} must be at least 1")
-    return int(value)
-
-
-def take_path(arguments: Arguments, key: str, cwd: Path) -> Path:
-    return absolute(take_text(arguments, key), cwd)

@@ -8,23 +8,15 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from typing import Annotated
 
 import httpx2
+from msgspec import Meta, Struct
 
 from helexa_acp import __version__
 from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action
-from helexa_acp.tools.base import (
-    Arguments,
-    Outcome,
-    Preview,
-    Tool,
-    ToolContext,
-    schema,
-    take_text,
-    text_outcome,
-)
-from helexa_acp.wire import ToolSpec
+from helexa_acp.tools.base import Outcome, Prepared, ToolContext, text_outcome, tool
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 UNSEEN = frozenset({"script", "style", "template", "svg", "noscript", "head"})
@@ -36,14 +28,15 @@ MAX_REDIRECTS = 5
 MAX_BYTES = 2 * 1024 * 1024
 MAX_CHARACTERS = 60_000
 TIMEOUT_S = 30.0
+TEXT_ENDINGS = ("json", "xml", "yaml", "script")
 
 
-def is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether the list has its name, a ``*.`` of a parent domain, or ``*``."""
-    return any(
-        entry in ("*", host) or (entry.startswith("*.") and host.endswith(entry[1:]))
-        for entry in allowed
-    )
+def _check_host(host: str, allowed: Sequence[str]) -> None:
+    """Raises ToolError unless the list has its name, a ``*.`` of a parent domain, or ``*``."""
+    for entry in allowed:
+        if entry in ("*", host) or (entry.startswith("*.") and host.endswith(entry[1:])):
+            return
+    raise ToolError(f"{host} is not one of fetch_hosts in the configuration")
 
 
 def is_allowed_address(address: Address, *, is_named: bool) -> bool:
@@ -62,8 +55,7 @@ def is_allowed_address(address: Address, *, is_named: bool) -> bool:
 async def checked_address(host: str, port: int, allowed: Sequence[str]) -> Address:
     """The address to connect to: all of the host's addresses must be allowed, and the connection
     goes to the checked one. Raises ToolError."""
-    if not is_allowed_host(host, allowed):
-        raise ToolError(f"{host} is not one of fetch_hosts in the configuration")
+    _check_host(host, allowed)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -120,31 +112,36 @@ class _Reader(HTMLParser):
 @dataclass(frozen=True, slots=True)
 class Page:
     status: int
-    media_type: str
-    text: str
-    moved_to: str | None
+    text: str = ""
+    moved_to: str | None = None
 
 
-async def preview(context: ToolContext, arguments: Arguments) -> Preview:
-    url = _url(take_text(arguments, "url"))
-    if not is_allowed_host(url.host, context.config.fetch_hosts):
-        raise ToolError(f"{url.host} is not one of fetch_hosts in the configuration")
-    return Preview(
-        f"Fetch {url}",
-        remembers=f"fetch {url.host}",
-        remembered_as=f"Always allow {url.host}, this session",
+class Parameters(Struct):
+    """Gets a page of the web as text."""
+
+    url: Annotated[str, Meta(description="http or https.")]
+
+
+async def prepare(context: ToolContext, given: Parameters) -> Prepared:
+    first, allowed = _url(given.url), context.config.fetch_hosts
+    _check_host(first.host, allowed)
+
+    async def run() -> Outcome:
+        """Follows redirects itself: each is checked the same way."""
+        url = first
+        for _ in range(MAX_REDIRECTS + 1):
+            page = await _get(url, allowed)
+            if page.moved_to is None:
+                return text_outcome(_described(url, page), is_error=page.status >= 400)
+            url = _url(str(url.join(page.moved_to)))
+        raise ToolError(f"more than {MAX_REDIRECTS} redirects")
+
+    return Prepared(
+        f"Fetch {first}",
+        run,
+        remembers=f"fetch {first.host}",
+        remembered_as=f"Always allow {first.host}, this session",
     )
-
-
-async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    """Follows redirects itself: each is checked the same way."""
-    url = _url(take_text(arguments, "url"))
-    for _ in range(MAX_REDIRECTS + 1):
-        page = await _get(url, context.config.fetch_hosts)
-        if page.moved_to is None:
-            return text_outcome(_described(url, page), is_error=page.status >= 400)
-        url = _url(str(url.join(page.moved_to)))
-    raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
 
 async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
@@ -152,34 +149,31 @@ async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
     environment's proxy is not used, for it would resolve the name itself."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = await checked_address(url.host, port, allowed)
-    at = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
     headers = {
         "Host": url.netloc.decode("ascii"),
         "User-Agent": f"helexa-acp/{__version__}",
         "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.1",
     }
     try:
-        async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
-            request = client.build_request(
+        async with (
+            httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client,
+            client.stream(
                 "GET",
-                url.copy_with(host=at.strip("[]")),
+                url.copy_with(host=str(address)),
                 headers=headers,
                 extensions={"sni_hostname": url.host},
-            )
-            response = await client.send(request, stream=True)
-            try:
-                return await _page(response)
-            finally:
-                await response.aclose()
+            ) as response,
+        ):
+            return await _page(response)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ToolError(f"{url}: {error or type(error).__name__}") from None
 
 
 async def _page(response: httpx2.Response) -> Page:
-    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.is_redirect and "location" in response.headers:
-        return Page(response.status_code, media_type, "", response.headers["location"])
-    if media_type and not _is_text(media_type):
+        return Page(response.status_code, moved_to=response.headers["location"])
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type and not media_type.startswith("text/") and not media_type.endswith(TEXT_ENDINGS):
         raise ToolError(f"{media_type} is not text")
     data = b""
     async for chunk in response.aiter_bytes():
@@ -187,13 +181,7 @@ async def _page(response: httpx2.Response) -> Page:
         if len(data) > MAX_BYTES:
             break
     text = data[:MAX_BYTES].decode(response.charset_encoding or "utf-8", "replace")
-    if "html" in media_type:
-        text = page_text(text)
-    return Page(response.status_code, media_type, text, None)
-
-
-def _is_text(media_type: str) -> bool:
-    return media_type.startswith("text/") or media_type.endswith(("json", "xml", "yaml", "script"))
+    return Page(response.status_code, page_text(text) if "html" in media_type else text)
 
 
 def _described(url: httpx2.URL, page: Page) -> str:
@@ -214,14 +202,4 @@ def _url(written: str) -> httpx2.URL:
     return url.copy_with(fragment=None)
 
 
-TOOL = Tool(
-    ToolSpec(
-        name="fetch",
-        description="Gets a page of the web as text.",
-        parameters=schema({"url": {"type": "string", "description": "http or https."}}, "url"),
-    ),
-    "fetch",
-    Action.FETCH,
-    preview,
-    run,
-)
+FETCH = tool("fetch", "fetch", Action.FETCH, Parameters, prepare)

@@ -8,29 +8,27 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
 from acp import tool_diff_content
+from msgspec import Meta, Struct
 
-from helexa_acp.editor import ClientPort
+from helexa_acp.editor import Editor, expect
 from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, Text
 from helexa_acp.modes import Action
 from helexa_acp.tools.base import (
-    PATH_PROPERTY,
-    Arguments,
     Outcome,
-    Preview,
-    Tool,
+    Prepared,
+    Run,
     ToolContext,
+    WrittenPath,
+    absolute,
     is_within,
     resolved,
-    schema,
-    take_optional_count,
-    take_path,
-    take_text,
     text_outcome,
+    tool,
 )
-from helexa_acp.wire import ToolSpec
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_CHARACTERS = 100_000
@@ -42,14 +40,16 @@ IMAGE_TYPES = {
     ".webp": "image/webp",
 }
 MAX_ENTRIES = 2000
+EVERY_LINE = 2**53
 
 
-async def read_text(port: ClientPort, path: Path) -> str:
-    """Raises ToolError."""
+async def read_text(editor: Editor, path: Path) -> str:
+    """The editor's text, unsaved changes included, else the disk's. Raises ToolError."""
     refusal = ""
-    if port.reads_files and not await asyncio.to_thread(path.is_dir):
+    if editor.reads_files and not await asyncio.to_thread(path.is_dir):
+        reading = editor.client.read_text_file(session_id=editor.session_id, path=str(path))
         try:
-            return await port.read_text(path)
+            return (await expect(reading, "the editor")).content
         except ToolError as error:
             refusal = f" ({error})"
     try:
@@ -76,10 +76,13 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-async def write_text(port: ClientPort, path: Path, content: str) -> None:
+async def write_text(editor: Editor, path: Path, content: str) -> None:
     """Raises ToolError."""
-    if port.writes_files:
-        await port.write_text(path, content)
+    if editor.writes_files:
+        writing = editor.client.write_text_file(
+            session_id=editor.session_id, path=str(path), content=content
+        )
+        await expect(writing, f"the editor did not write {path}")
     else:
         await asyncio.to_thread(_write_on_disk, path, content)
 
@@ -91,12 +94,12 @@ def _write_on_disk(path: Path, content: str) -> None:
         if real.exists() and not real.is_file():
             raise ToolError(f"{path} is not a regular file")
         real.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else None
+        mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else 0o666 & ~_umask()
         descriptor, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:100]}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
                 file.write(content)
-            Path(name).chmod(0o666 & ~_umask() if mode is None else mode)
+            Path(name).chmod(mode)
             Path(name).replace(real)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -109,6 +112,98 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+class ReadFile(Struct):
+    """Reads a text file, or looks at an image (png, jpeg, gif, webp)."""
+
+    path: WrittenPath
+    line: Annotated[int, Meta(ge=1, description="The first line to read, from 1.")] = 1
+    limit: Annotated[int, Meta(ge=1, description="How many lines to read at most.")] = EVERY_LINE
+
+
+async def read_file(context: ToolContext, given: ReadFile) -> Prepared:
+    path = absolute(given.path, context.cwd)
+
+    async def run() -> Outcome:
+        if mime_type := IMAGE_TYPES.get(path.suffix.lower()):
+            data = await asyncio.to_thread(read_bytes, path)
+            return Outcome((Text(f"{path}:"), Image(mime_type, base64.b64encode(data).decode())))
+        return text_outcome(excerpt(await read_text(context.editor, path), given.line, given.limit))
+
+    where = f", from line {given.line}" if given.line > 1 else ""
+    return Prepared(f"Read {path}{where}", run, (path,))
+
+
+def excerpt(text: str, line: int, limit: int) -> str:
+    """Lines from ``line`` on, at most ``limit`` of them, and a note of omitted lines."""
+    lines = text.splitlines(keepends=True)
+    if line > max(len(lines), 1):
+        raise ToolError(f"line {line} is past the end: there are {len(lines)} lines")
+    chosen: list[str] = []
+    num_characters = 0
+    for candidate in lines[line - 1 : line - 1 + limit]:
+        if num_characters + len(candidate) > MAX_CHARACTERS and chosen:
+            break
+        chosen.append(candidate)
+        num_characters += len(candidate)
+    excerpted = "".join(chosen)
+    if num_characters > MAX_CHARACTERS:
+        excerpted = excerpted[:MAX_CHARACTERS] + "\n[the rest of this line was left out]\n"
+    last = line - 1 + len(chosen)
+    if last < len(lines):
+        excerpted += f"\n[lines {line} to {last} of {len(lines)}; continue with line={last + 1}]"
+    return excerpted
+
+
+class WriteFile(Struct):
+    """Writes a whole text file; replaces what was there and makes missing folders."""
+
+    path: WrittenPath
+    content: Annotated[str, Meta(description="The file's whole text.")]
+
+
+async def write_file(context: ToolContext, given: WriteFile) -> Prepared:
+    path, content = absolute(given.path, context.cwd), given.content
+
+    async def difference() -> object:
+        try:
+            before = await read_text(context.editor, path)
+        except ToolError:
+            before = None
+        return tool_diff_content(str(path), content, before)
+
+    async def run() -> Outcome:
+        """Reads the file again: it may have changed while the person was asked."""
+        shown = await difference()
+        await write_text(context.editor, path, content)
+        return text_outcome(f"wrote {len(content)} characters to {path}", shown)
+
+    return _change(f"Write {path}", run, path, await difference(), context.cwd)
+
+
+class EditFile(Struct):
+    """Replaces one piece of text in a file. old_text must be in it exactly once."""
+
+    path: WrittenPath
+    old_text: Annotated[str, Meta(description="What is there, quoted exactly.")]
+    new_text: Annotated[str, Meta(description="What takes its place.")]
+
+
+async def edit_file(context: ToolContext, given: EditFile) -> Prepared:
+    """An impossible edit fails here, before anybody is asked."""
+    path = absolute(given.path, context.cwd)
+
+    async def run() -> Outcome:
+        """Reads the file again: it may have changed while the person was asked."""
+        before = await read_text(context.editor, path)
+        after = edited(before, given.old_text, given.new_text)
+        await write_text(context.editor, path, after)
+        return text_outcome(f"edited {path}", tool_diff_content(str(path), after, before))
+
+    edited(await read_text(context.editor, path), given.old_text, given.new_text)
+    shown = tool_diff_content(str(path), given.new_text, given.old_text)
+    return _change(f"Edit {path}", run, path, shown, context.cwd)
 
 
 def edited(text: str, old: str, new: str) -> str:
@@ -127,163 +222,27 @@ def edited(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def remembered(path: Path, cwd: Path) -> tuple[str, str]:
+def _change(title: str, run: Run, path: Path, shown: object, cwd: Path) -> Prepared:
     """All files inside of the working directory share one permission; others have their own."""
+    key, remembered_as = f"edit {resolved(path)}", "Always allow edits of this file, this session"
     if is_within(path, cwd):
-        return "edit", "Always allow edits in the project, this session"
-    return f"edit {resolved(path)}", "Always allow edits of this file, this session"
+        key, remembered_as = "edit", "Always allow edits in the project, this session"
+    return Prepared(title, run, (path,), (shown,), key, remembered_as)
 
 
-async def _preview_read(context: ToolContext, arguments: Arguments) -> Preview:
-    path = take_path(arguments, "path", context.cwd)
-    line = take_optional_count(arguments, "line")
-    return Preview(f"Read {path}" + (f", from line {line}" if line else ""), (path,))
+class ListDir(Struct):
+    """Lists what is in a folder."""
+
+    path: WrittenPath
 
 
-async def _read(context: ToolContext, arguments: Arguments) -> Outcome:
-    path = take_path(arguments, "path", context.cwd)
-    line = take_optional_count(arguments, "line") or 1
-    limit = take_optional_count(arguments, "limit")
-    if mime_type := IMAGE_TYPES.get(path.suffix.lower()):
-        data = await asyncio.to_thread(read_bytes, path)
-        return Outcome((Text(f"{path}:"), Image(mime_type, base64.b64encode(data).decode())))
-    text = await read_text(context.port, path)
-    return text_outcome(excerpt(text, line, limit))
+async def list_dir(context: ToolContext, given: ListDir) -> Prepared:
+    path = absolute(given.path, context.cwd)
 
+    async def run() -> Outcome:
+        return text_outcome(await asyncio.to_thread(listed, path))
 
-def excerpt(text: str, line: int, limit: int | None) -> str:
-    """Lines from ``line`` on, at most ``limit`` of them, and a note of omitted lines."""
-    lines = text.splitlines(keepends=True)
-    if line > max(len(lines), 1):
-        raise ToolError(f"line {line} is past the end: there are {len(lines)} lines")
-    chosen: list[str] = []
-    num_characters = 0
-    for candidate in lines[line - 1 :]:
-        is_full = num_characters + len(candidate) > MAX_CHARACTERS and chosen
-        if len(chosen) == limit or is_full:
-            break
-        chosen.append(candidate)
-        num_characters += len(candidate)
-    excerpted = "".join(chosen)
-    if num_characters > MAX_CHARACTERS:
-        excerpted = excerpted[:MAX_CHARACTERS] + "\n[the rest of this line was left out]\n"
-    last = line - 1 + len(chosen)
-    if last < len(lines):
-        excerpted += f"\n[lines {line} to {last} of {len(lines)}; continue with line={last + 1}]"
-    return excerpted
-
-
-READ_FILE = Tool(
-    ToolSpec(
-        name="read_file",
-        description="Reads a text file, or looks at an image (png, jpeg, gif, webp).",
-        parameters=schema(
-            {
-                "path": PATH_PROPERTY,
-                "line": {"type": "integer", "description": "The first line to read, from 1."},
-                "limit": {"type": "integer", "description": "How many lines to read at most."},
-            },
-            "path",
-        ),
-    ),
-    "read",
-    Action.READ,
-    _preview_read,
-    _read,
-)
-
-
-async def _preview_write(context: ToolContext, arguments: Arguments) -> Preview:
-    path = take_path(arguments, "path", context.cwd)
-    content = take_text(arguments, "content")
-    try:
-        before = await read_text(context.port, path)
-    except ToolError:
-        before = None
-    diff = tool_diff_content(str(path), content, before)
-    key, remembered_as = remembered(path, context.cwd)
-    return Preview(f"Write {path}", (path,), (diff,), key, remembered_as)
-
-
-async def _write(context: ToolContext, arguments: Arguments) -> Outcome:
-    path = take_path(arguments, "path", context.cwd)
-    content = take_text(arguments, "content")
-    shown = (await _preview_write(context, arguments)).shown
-    await write_text(context.port, path, content)
-    return text_outcome(f"wrote {len(content)} characters to {path}", *shown)
-
-
-WRITE_FILE = Tool(
-    ToolSpec(
-        name="write_file",
-        description="Writes a whole text file; replaces what was there and makes missing folders.",
-        parameters=schema(
-            {
-                "path": PATH_PROPERTY,
-                "content": {"type": "string", "description": "The file's whole text."},
-            },
-            "path",
-            "content",
-        ),
-    ),
-    "edit",
-    Action.WRITE,
-    _preview_write,
-    _write,
-)
-
-
-async def _preview_edit(context: ToolContext, arguments: Arguments) -> Preview:
-    """An impossible edit fails here, before anybody is asked."""
-    path = take_path(arguments, "path", context.cwd)
-    old, new = take_text(arguments, "old_text"), take_text(arguments, "new_text")
-    edited(await read_text(context.port, path), old, new)
-    diff = tool_diff_content(str(path), new, old)
-    key, remembered_as = remembered(path, context.cwd)
-    return Preview(f"Edit {path}", (path,), (diff,), key, remembered_as)
-
-
-async def _edit(context: ToolContext, arguments: Arguments) -> Outcome:
-    """Reads the file again: it may have changed while the person was asked."""
-    path = take_path(arguments, "path", context.cwd)
-    old, new = take_text(arguments, "old_text"), take_text(arguments, "new_text")
-    before = await read_text(context.port, path)
-    after = edited(before, old, new)
-    await write_text(context.port, path, after)
-    diff = tool_diff_content(str(path), after, before)
-    return text_outcome(f"edited {path}", diff)
-
-
-EDIT_FILE = Tool(
-    ToolSpec(
-        name="edit_file",
-        description="Replaces one piece of text in a file. old_text must be in it exactly once.",
-        parameters=schema(
-            {
-                "path": PATH_PROPERTY,
-                "old_text": {"type": "string", "description": "What is there, quoted exactly."},
-                "new_text": {"type": "string", "description": "What takes its place."},
-            },
-            "path",
-            "old_text",
-            "new_text",
-        ),
-    ),
-    "edit",
-    Action.WRITE,
-    _preview_edit,
-    _edit,
-)
-
-
-async def _preview_list(context: ToolContext, arguments: Arguments) -> Preview:
-    path = take_path(arguments, "path", context.cwd)
-    return Preview(f"List {path}", (path,))
-
-
-async def _list(context: ToolContext, arguments: Arguments) -> Outcome:
-    path = take_path(arguments, "path", context.cwd)
-    return text_outcome(await asyncio.to_thread(listed, path))
+    return Prepared(f"List {path}", run, (path,))
 
 
 def listed(folder: Path) -> str:
@@ -298,17 +257,7 @@ def listed(folder: Path) -> str:
     return "\n".join(lines) or "[empty]"
 
 
-LIST_DIR = Tool(
-    ToolSpec(
-        name="list_dir",
-        description="Lists what is in a folder.",
-        parameters=schema(
-            {"path": PATH_PROPERTY},
-            "path",
-        ),
-    ),
-    "read",
-    Action.READ,
-    _preview_list,
-    _list,
-)
+READ_FILE = tool("read_file", "read", Action.READ, ReadFile, read_file)
+WRITE_FILE = tool("write_file", "edit", Action.WRITE, WriteFile, write_file)
+EDIT_FILE = tool("edit_file", "edit", Action.WRITE, EditFile, edit_file)
+LIST_DIR = tool("list_dir", "read", Action.READ, ListDir, list_dir)

@@ -5,75 +5,45 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action
-from helexa_acp.tools.base import (
-    Arguments,
-    Outcome,
-    Preview,
-    Tool,
-    ToolContext,
-    schema,
-    take_optional_text,
-    take_path,
-    take_text,
-    text_outcome,
-)
-from helexa_acp.tools.bash import run_locally
-from helexa_acp.wire import ToolSpec
+from helexa_acp.processes import run_locally
+from helexa_acp.tools.base import Outcome, Prepared, ToolContext, absolute, text_outcome, tool
 
 TIMEOUT_S = 30.0
+PROGRAM = str(Path(__file__).with_name("searching.py"))
 
 
-async def preview(context: ToolContext, arguments: Arguments) -> Preview:
-    pattern, folder = take_text(arguments, "pattern"), _folder(context, arguments)
-    return Preview(f"Search for `{pattern}` in {folder}", (folder,))
+class Parameters(Struct):
+    """Finds the lines that match a regular expression, in all text files of a folder or in one
+    file. Leaves out what git ignores."""
+
+    pattern: Annotated[str, Meta(description="A Python regular expression.")]
+    path: Annotated[str, Meta(description="Where to look, if not everywhere.")] = "."
+    glob: Annotated[str, Meta(description="Only files of such names, as *.py.")] = ""
+    ignore_case: bool = False
 
 
-async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    folder = _folder(context, arguments)
-    if not folder.exists():
-        raise ToolError(f"{folder} is not there")
-    asked = {
-        "pattern": take_text(arguments, "pattern"),
-        "folder": str(folder),
-        "glob": take_optional_text(arguments, "glob"),
-        "ignores_case": arguments.get("ignore_case") is True,
-    }
-    program = str(Path(__file__).with_name("searching.py"))
-    command = [sys.executable, "-I", program, json.dumps(asked)]
-    output, is_late = await run_locally(command, context.cwd, TIMEOUT_S)
-    if is_late:
-        raise ToolError(f"the search took over {TIMEOUT_S:g} s; narrow the pattern or the path")
-    if output.exit.code != 0:
-        raise ToolError(output.text.strip() or "the search failed")
-    return text_outcome(output.text.rstrip("\n") or "[no line matches]")
+async def prepare(context: ToolContext, given: Parameters) -> Prepared:
+    folder = absolute(given.path, context.cwd)
+
+    async def run() -> Outcome:
+        if not folder.exists():
+            raise ToolError(f"{folder} is not there")
+        asked = [given.pattern, str(folder), given.glob, given.ignore_case]
+        command = [sys.executable, "-I", PROGRAM, json.dumps(asked)]
+        output, is_late = await run_locally(command, context.cwd, TIMEOUT_S)
+        if is_late:
+            raise ToolError(f"the search took over {TIMEOUT_S:g} s; narrow the pattern or the path")
+        if output.code != 0:
+            raise ToolError(output.text.strip() or "the search failed")
+        return text_outcome(output.text.rstrip("\n") or "[no line matches]")
+
+    return Prepared(f"Search for `{given.pattern}` in {folder}", run, (folder,))
 
 
-def _folder(context: ToolContext, arguments: Arguments) -> Path:
-    if take_optional_text(arguments, "path") is None:
-        return context.cwd
-    return take_path(arguments, "path", context.cwd)
-
-
-TOOL = Tool(
-    ToolSpec(
-        name="search",
-        description="Finds the lines that match a regular expression, in all text files of a "
-        "folder or in one file. Leaves out what git ignores.",
-        parameters=schema(
-            {
-                "pattern": {"type": "string", "description": "A Python regular expression."},
-                "path": {"type": "string", "description": "Where to look, if not everywhere."},
-                "glob": {"type": "string", "description": "Only files of such names, as *.py."},
-                "ignore_case": {"type": "boolean"},
-            },
-            "pattern",
-        ),
-    ),
-    "search",
-    Action.READ,
-    preview,
-    run,
-)
+SEARCH = tool("search", "search", Action.READ, Parameters, prepare)

@@ -1,7 +1,7 @@
 """Searches the files of a folder for a pattern. A separate program, which can be killed: a model's
 pattern may keep Python's ``re`` busy without end.
 
-    python searching.py '{"pattern": ..., "folder": ..., "glob": ..., "ignores_case": ...}'
+    python searching.py '[pattern, folder, glob, whether it ignores case]'
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def _git_listing(folder: Path) -> list[str] | None:
     return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
 
 
-def matches_glob(path: Path, folder: Path, glob: str | None) -> bool:
+def matches_glob(path: Path, folder: Path, glob: str) -> bool:
     """Whether the glob matches its name, or its path from the folder where the glob contains a
     slash."""
-    if glob is None:
+    if not glob:
         return True
     name = path.relative_to(folder).as_posix() if "/" in glob else path.name
     return fnmatch.fnmatchcase(name, glob.removeprefix("**/"))
@@ -65,7 +65,7 @@ def lines_of(path: Path) -> list[str]:
     return [] if b"\0" in data[:8192] else data.decode("utf-8", "replace").splitlines()
 
 
-def search(pattern: re.Pattern[str], folder: Path, glob: str | None) -> Iterator[str]:
+def search(pattern: re.Pattern[str], folder: Path, glob: str) -> Iterator[str]:
     """``path:line: text`` of each match, relative to the folder."""
     if folder.is_file():
         paths, folder = iter([folder]), folder.parent
@@ -79,16 +79,14 @@ def search(pattern: re.Pattern[str], folder: Path, glob: str | None) -> Iterator
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    written, folder, glob, ignores_case = json.loads(sys.argv[1])
     try:
-        pattern = re.compile(asked["pattern"], re.IGNORECASE if asked["ignores_case"] else 0)
+        pattern = re.compile(written, re.IGNORECASE if ignores_case else 0)
     except (re.error, RecursionError, OverflowError) as error:
         sys.exit(f"the pattern is no regular expression: {error}")
-    for count, found in enumerate(search(pattern, Path(asked["folder"]), asked["glob"]), 1):
+    for count, found in enumerate(search(pattern, Path(folder), glob), 1):
         if count > MAX_MATCHES:
-            print(
-                f"[more than {MAX_MATCHES} lines match; narrow the pattern, the path or the glob]"
-            )
+            print(f"[over {MAX_MATCHES} lines match; narrow the pattern, the path or the glob]")
             return
         sys.stdout.write(found.encode("utf-8", "replace").decode() + "\n")
 

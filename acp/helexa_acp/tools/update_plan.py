@@ -2,83 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from acp import plan_entry, update_plan
-from acp.schema import PlanEntry
+import msgspec
+from acp import plan_entry
+from acp import update_plan as plan_update
+from msgspec import Struct
 
-from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action
-from helexa_acp.tools.base import (
-    Arguments,
-    Outcome,
-    Preview,
-    Tool,
-    ToolContext,
-    schema,
-    text_outcome,
-)
-from helexa_acp.wire import ToolSpec
-
-STATUSES = ("pending", "in_progress", "completed")
-PRIORITIES = ("high", "medium", "low")
+from helexa_acp.tools.base import Arguments, Outcome, Prepared, ToolContext, text_outcome, tool
 
 
-async def preview(context: ToolContext, arguments: Arguments) -> Preview:
-    entries = plan_entries(arguments)
+class Entry(Struct):
+    content: str
+    status: Literal["pending", "in_progress", "completed"] = "pending"
+    priority: Literal["high", "medium", "low"] = "medium"
+
+
+class Parameters(Struct):
+    """Shows the user the whole plan, step by step, and how far it is. Call it again as steps begin
+    and end. For tasks of several steps."""
+
+    entries: list[Entry | str]
+
+    def read(self) -> list[Entry]:
+        return [Entry(one) if isinstance(one, str) else one for one in self.entries]
+
+
+def plan_of(entries: list[Entry]) -> Any:
+    written = [plan_entry(one.content, status=one.status, priority=one.priority) for one in entries]
+    return plan_update(written)
+
+
+def replayed_plan(arguments: Arguments) -> Any | None:
+    """The plan that a stored call has shown; ``None`` where its arguments are not readable."""
+    try:
+        return plan_of(msgspec.convert(arguments, Parameters).read())
+    except msgspec.ValidationError:
+        return None
+
+
+async def prepare(context: ToolContext, given: Parameters) -> Prepared:
+    entries = given.read()
+
+    async def run() -> Outcome:
+        await context.editor.update(plan_of(entries))
+        return text_outcome("the plan is shown")
+
     num_done = sum(entry.status == "completed" for entry in entries)
-    return Preview(f"Plan: {num_done} of {len(entries)} done")
+    return Prepared(f"Plan: {num_done} of {len(entries)} done", run)
 
 
-async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    await context.port.update(update_plan(plan_entries(arguments)))
-    return text_outcome("the plan is shown")
-
-
-def plan_entries(arguments: Arguments) -> list[PlanEntry]:
-    """Raises ToolError."""
-    entries = arguments.get("entries")
-    if not isinstance(entries, list):
-        raise ToolError("the argument 'entries' must be a list")
-    return [_entry(entry) for entry in entries]
-
-
-def _entry(entry: Any) -> PlanEntry:
-    if isinstance(entry, str):
-        entry = {"content": entry}
-    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-        raise ToolError("each entry must be an object with its content")
-    status, priority = entry.get("status", "pending"), entry.get("priority", "medium")
-    if status not in STATUSES or priority not in PRIORITIES:
-        raise ToolError(f"a status is one of {STATUSES}, a priority one of {PRIORITIES}")
-    return plan_entry(entry["content"], status=status, priority=priority)
-
-
-TOOL = Tool(
-    ToolSpec(
-        name="update_plan",
-        description="Shows the user the whole plan, step by step, and how far it is. Call it again "
-        "as steps begin and end. For tasks of several steps.",
-        parameters=schema(
-            {
-                "entries": {
-                    "type": "array",
-                    "items": schema(
-                        {
-                            "content": {"type": "string"},
-                            "status": {"type": "string", "enum": list(STATUSES)},
-                            "priority": {"type": "string", "enum": list(PRIORITIES)},
-                        },
-                        "content",
-                        "status",
-                    ),
-                }
-            },
-            "entries",
-        ),
-    ),
-    "think",
-    Action.READ,
-    preview,
-    run,
-)
+UPDATE_PLAN = tool("update_plan", "think", Action.READ, Parameters, prepare)

@@ -1,14 +1,14 @@
 """The interface of the wire APIs: one request, and the events of its answer.
 
 chat, responses, messages   one file for each API: its requests, and its events as ours; pure
-client                      sends them, with the openai SDK's client for all three
+client                      sends them
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from helexa_acp.history import Image, Part, ToolResult, Turn, Usage, UserTurn
@@ -16,14 +16,23 @@ from helexa_acp.history import Image, Part, ToolResult, Turn, Usage, UserTurn
 MAX_NAME_LENGTH = 64
 NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
 Reason = Literal["stop", "length", "refusal"]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: Json
     """A JSON schema of type object."""
+
+    def function(self) -> Json:
+        """As OpenAI's APIs name it."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,30 +64,13 @@ class ThoughtSealed:
     sealed: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ImageMade:
-    image: Image
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallMade:
     """``arguments`` is the model's text: JSON, or meant to be."""
-
-    call_id: str
-    name: str
-    arguments: str
-
-
-@dataclass(slots=True)
-class OpenCall:
-    """A call whose pieces are still coming."""
 
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-
-    def made(self) -> CallMade:
-        return CallMade(self.call_id, self.name, self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +79,31 @@ class Finished:
     usage: Usage
 
 
-WireEvent = TextDelta | ThoughtDelta | ThoughtSealed | ImageMade | CallMade | Finished
+WireEvent = TextDelta | ThoughtDelta | ThoughtSealed | CallMade | Finished
+
+
+@dataclass(slots=True)
+class AnswerState:
+    """What each API's ``Answer`` collects. Calls become events when the answer is complete."""
+
+    calls: list[CallMade] = field(default_factory=list)
+    reason: Reason = "stop"
+    usage: Usage = field(default_factory=Usage)
+    is_ended: bool = False
+
+    def finish(self) -> list[WireEvent]:
+        """Raises ValueError where the stream was incomplete."""
+        if not self.is_ended:
+            raise ValueError("it ended before the answer did")
+        return [*self.calls, Finished(self.reason, self.usage)]
 
 
 class JsonObject:
-    """A streamed JSON object: its keys as attributes; ``None`` for a missing one. The SDK's own
-    models of it take a second to build for the first event."""
+    """A streamed JSON object: its keys as attributes; ``None`` for a missing one."""
 
     __slots__ = ("raw",)
 
-    def __init__(self, raw: dict[str, Any]) -> None:
+    def __init__(self, raw: Json) -> None:
         self.raw = raw
 
     def __getattr__(self, name: str) -> Any:
@@ -105,15 +112,22 @@ class JsonObject:
             return [JsonObject(one) if isinstance(one, dict) else one for one in value]
         return JsonObject(value) if isinstance(value, dict) else value
 
-    def without_nulls(self) -> dict[str, Any]:
-        kept: dict[str, Any] = _without_nulls(self.raw)
-        return kept
+    def without_nulls(self) -> Json:
+        return {key: value for key, value in self.raw.items() if value is not None}
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+def openai_usage(counts: JsonObject | None, given: str, made: str) -> Usage:
+    """``given`` and ``made`` are the API's words for the prompt's and the answer's tokens."""
+    if counts is None:
+        return Usage()
+    cached = getattr(getattr(counts, f"{given}_tokens_details"), "cached_tokens", None)
+    thought = getattr(getattr(counts, f"{made}_tokens_details"), "reasoning_tokens", None)
+    return Usage(
+        input_tokens=getattr(counts, f"{given}_tokens") or 0,
+        output_tokens=getattr(counts, f"{made}_tokens") or 0,
+        cached_tokens=cached or 0,
+        thought_tokens=thought or 0,
+    )
 
 
 def images_after_results(turns: Iterable[Turn]) -> list[Turn]:
@@ -130,6 +144,10 @@ def images_after_results(turns: Iterable[Turn]) -> list[Turn]:
         if turn is not None:
             moved.append(turn)
     return moved
+
+
+def data_url(image: Image) -> str:
+    return f"data:{image.mime_type};base64,{image.data}"
 
 
 def bearer(key: str | None) -> dict[str, str]:

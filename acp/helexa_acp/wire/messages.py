@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from helexa_acp.history import (
-    AssistantTurn,
-    Part,
-    Text,
-    Thought,
-    ToolResult,
-    Turn,
-    Usage,
-    UserTurn,
-)
-from helexa_acp.wire import (
-    Finished,
-    JsonObject,
-    ModelRequest,
-    OpenCall,
-    Reason,
-    TextDelta,
-    ThoughtDelta,
-    ThoughtSealed,
-    ToolSpec,
-    WireEvent,
-    wire_name,
-)
+from helexa_acp import history, wire
 
 PATH = "/messages"
 MAX_TOKENS = 8192
 """The API requires a limit; this one is used where the configuration has none."""
-REASONS: dict[str, Reason] = {
+REASONS: dict[str, wire.Reason] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "refusal": "refusal",
@@ -44,8 +22,8 @@ def headers(key: str | None) -> dict[str, str]:
     return {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
 
 
-def request_body(request: ModelRequest) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def request_body(request: wire.ModelRequest) -> wire.Json:
+    body: wire.Json = {
         "model": request.model,
         "system": request.system,
         "messages": messages(request.turns),
@@ -59,19 +37,30 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     return body
 
 
-def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+def count_body(request: wire.ModelRequest) -> wire.Json:
+    """For ``/messages/count_tokens``."""
+    body = {
+        "model": request.model,
+        "system": request.system,
+        "messages": messages(request.turns),
+    }
+    return body | ({"tools": tools(request.tools)} if request.tools else {})
+
+
+def tools(specs: Sequence[wire.ToolSpec]) -> list[wire.Json]:
     return [
         {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
         for tool in specs
     ]
 
 
-def messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
+def messages(turns: tuple[history.Turn, ...]) -> list[wire.Json]:
     """Roles alternate: results and the user's next text share a message. An assistant's turn
     without content is skipped."""
-    written: list[dict[str, Any]] = []
+    written: list[wire.Json] = []
     for turn in turns:
-        role, content = _message(turn)
+        role = "assistant" if isinstance(turn, history.AssistantTurn) else "user"
+        content = _content(turn)
         if not content:
             continue
         if written and written[-1]["role"] == role:
@@ -81,35 +70,35 @@ def messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
     return written
 
 
-def _message(turn: Turn) -> tuple[str, list[dict[str, Any]]]:
+def _content(turn: history.Turn) -> list[wire.Json]:
     match turn:
-        case UserTurn(parts):
-            return "user", _blocks(parts)
-        case ToolResult():
+        case history.UserTurn(parts):
+            return _blocks(parts)
+        case history.ToolResult():
             block = {
                 "type": "tool_result",
                 "tool_use_id": turn.call_id,
                 "content": _blocks(turn.parts),
                 "is_error": turn.is_error,
             }
-            return "user", [block]
-        case AssistantTurn():
+            return [block]
+        case history.AssistantTurn():
             text = [{"type": "text", "text": turn.text}] if turn.text.strip() else []
             calls = [
                 {
                     "type": "tool_use",
                     "id": call.call_id,
-                    "name": wire_name(call.name),
+                    "name": wire.wire_name(call.name),
                     "input": call.arguments,
                 }
                 for call in turn.calls
             ]
-            return "assistant", [*_thinking(turn.thoughts), *text, *calls]
+            return [*_thinking(turn.thoughts), *text, *calls]
 
 
-def _thinking(thoughts: tuple[Thought, ...]) -> list[dict[str, Any]]:
+def _thinking(thoughts: tuple[history.Thought, ...]) -> list[wire.Json]:
     """Only signed thoughts are sent back; redacted thoughts are blocks of their own."""
-    blocks: list[dict[str, Any]] = []
+    blocks: list[wire.Json] = []
     for thought in thoughts:
         if isinstance(thought.sealed, str):
             block = {"type": "thinking", "thinking": thought.text, "signature": thought.sealed}
@@ -119,33 +108,27 @@ def _thinking(thoughts: tuple[Thought, ...]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _blocks(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+def _blocks(parts: tuple[history.Part, ...]) -> list[wire.Json]:
     """The API refuses empty text."""
     return [
         {"type": "text", "text": part.text}
-        if isinstance(part, Text)
+        if isinstance(part, history.Text)
         else {
             "type": "image",
             "source": {"type": "base64", "media_type": part.mime_type, "data": part.data},
         }
         for part in parts
-        if not isinstance(part, Text) or part.text.strip()
+        if not isinstance(part, history.Text) or part.text.strip()
     ]
 
 
-class Answer:
+@dataclass(slots=True)
+class Answer(wire.AnswerState):
     """Folds the stream's events into ours."""
 
-    def __init__(self) -> None:
-        self.is_ended = False
-        self._call: OpenCall | None = None
-        self._given: Any = None
-        """The input in the call's first event."""
-        self._signature = ""
-        self._reason: Reason = "stop"
-        self._usage = Usage()
+    signature: str = ""
 
-    def feed(self, event: JsonObject) -> list[WireEvent]:
+    def feed(self, event: wire.JsonObject) -> list[wire.WireEvent]:
         match event.type:
             case "message_start":
                 self._count(event.message.usage)
@@ -153,66 +136,50 @@ class Answer:
                 return self._block_started(event.content_block)
             case "content_block_delta":
                 return self._delta(event.delta)
-            case "content_block_stop":
-                return self._block_stopped()
+            case "content_block_stop" if self.signature:
+                signature, self.signature = self.signature, ""
+                return [wire.ThoughtSealed(signature)]
             case "message_delta":
-                self._reason = REASONS.get(event.delta.stop_reason or "", "stop")
+                self.reason = REASONS.get(event.delta.stop_reason or "", "stop")
                 self._count(event.usage)
             case "message_stop":
                 self.is_ended = True
-                return [Finished(self._reason, self._usage)]
         return []
 
-    def finish(self) -> list[WireEvent]:
-        """Raises ValueError where the stream was incomplete."""
-        if not self.is_ended:
-            raise ValueError("it ended without message_stop")
-        return []
-
-    def _block_started(self, block: JsonObject) -> list[WireEvent]:
+    def _block_started(self, block: wire.JsonObject) -> list[wire.WireEvent]:
         match block.type:
             case "tool_use":
-                self._call = OpenCall(block.id or "", block.name or "")
-                self._given = block.raw.get("input")
+                given = block.raw.get("input")  # whole, from some servers
+                arguments = json.dumps(given) if given else ""
+                self.calls.append(wire.CallMade(block.id or "", block.name or "", arguments))
             case "text" if block.text:
-                return [TextDelta(block.text)]
+                return [wire.TextDelta(block.text)]
             case "thinking":
-                self._signature = block.signature or ""
-                return [ThoughtDelta(block.thinking)] if block.thinking else []
+                self.signature = block.signature or ""
+                return [wire.ThoughtDelta(block.thinking)] if block.thinking else []
             case "redacted_thinking":
-                return [ThoughtSealed(block.without_nulls())]
+                return [wire.ThoughtSealed(block.without_nulls())]
         return []
 
-    def _delta(self, delta: JsonObject) -> list[WireEvent]:
+    def _delta(self, delta: wire.JsonObject) -> list[wire.WireEvent]:
         match delta.type:
             case "text_delta":
-                return [TextDelta(delta.text)]
+                return [wire.TextDelta(delta.text)]
             case "thinking_delta":
-                return [ThoughtDelta(delta.thinking)]
+                return [wire.ThoughtDelta(delta.thinking)]
             case "signature_delta":
-                self._signature += delta.signature
-            case "input_json_delta" if self._call is not None:
-                self._call.arguments += delta.partial_json
+                self.signature += delta.signature
+            case "input_json_delta" if self.calls:
+                self.calls[-1].arguments += delta.partial_json
         return []
 
-    def _block_stopped(self) -> list[WireEvent]:
-        call, self._call = self._call, None
-        signature, self._signature = self._signature, ""
-        if call is not None:
-            if self._given and not call.arguments:
-                call.arguments = json.dumps(self._given)
-            return [call.made()]
-        return [ThoughtSealed(signature)] if signature else []
-
-    def _count(self, counts: JsonObject | None) -> None:
+    def _count(self, counts: wire.JsonObject | None) -> None:
         """Later counts replace earlier ones; a missing count stays as it was."""
         if counts is None:
             return
-        fresh = counts.input_tokens
-        read = counts.cache_read_input_tokens or 0
-        made = counts.cache_creation_input_tokens or 0
-        if fresh is not None:
-            self._usage.input_tokens = fresh + read + made
-            self._usage.cached_tokens = read
-        self._usage.output_tokens = counts.output_tokens or 0
-        self._usage.last_total_tokens = self._usage.input_tokens + self._usage.output_tokens
+        if counts.input_tokens is not None:
+            read = counts.cache_read_input_tokens or 0
+            made = counts.cache_creation_input_tokens or 0
+            self.usage.input_tokens = counts.input_tokens + read + made
+            self.usage.cached_tokens = read
+        self.usage.output_tokens = counts.output_tokens or 0

@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
+from helexa_acp import history, wire
 from helexa_acp.errors import EndpointError
-from helexa_acp.history import (
-    AssistantTurn,
-    Image,
-    Part,
-    Text,
-    ToolResult,
-    Turn,
-    Usage,
-    UserTurn,
-    text_of,
-)
-from helexa_acp.wire import (
-    CallMade,
-    Finished,
-    ImageMade,
-    JsonObject,
-    ModelRequest,
-    OpenCall,
-    Reason,
-    TextDelta,
-    ThoughtDelta,
-    ThoughtSealed,
-    WireEvent,
-    bearer,
-    images_after_results,
-    wire_name,
-)
-from helexa_acp.wire.chat import data_url
 
 PATH = "/responses"
-headers = bearer
+headers = wire.bearer
 
 
-def request_body(request: ModelRequest) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def request_body(request: wire.ModelRequest) -> wire.Json:
+    turns = wire.images_after_results(request.turns)
+    body: wire.Json = {
         "model": request.model,
         "instructions": request.system,
-        "input": input_items(request.turns),
+        "input": [item for turn in turns for item in _items(turn)],
         "stream": True,
         "store": False,
     }
     if request.tools:
         body["tools"] = [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": False,
-            }
-            for tool in request.tools
+            {"type": "function", **tool.function(), "strict": False} for tool in request.tools
         ]
     if request.max_tokens is not None:
         body["max_output_tokens"] = request.max_tokens
@@ -66,32 +34,27 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     return body
 
 
-def input_items(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
-    return [item for turn in images_after_results(turns) for item in _items(turn)]
-
-
-def _items(turn: Turn) -> list[dict[str, Any]]:
+def _items(turn: history.Turn) -> list[wire.Json]:
     match turn:
-        case UserTurn(parts):
-            return [_user_item(parts)]
-        case ToolResult():
-            output = text_of(turn.parts)
+        case history.UserTurn(parts):
+            return [{"type": "message", "role": "user", "content": _content(parts)}]
+        case history.ToolResult():
+            output = history.text_of(turn.parts)
             return [{"type": "function_call_output", "call_id": turn.call_id, "output": output}]
-        case AssistantTurn():
+        case history.AssistantTurn():
             return _assistant_items(turn)
 
 
-def _user_item(parts: tuple[Part, ...]) -> dict[str, Any]:
-    content = [
+def _content(parts: tuple[history.Part, ...]) -> list[wire.Json]:
+    return [
         {"type": "input_text", "text": part.text}
-        if isinstance(part, Text)
-        else {"type": "input_image", "image_url": data_url(part), "detail": "auto"}
+        if isinstance(part, history.Text)
+        else {"type": "input_image", "image_url": wire.data_url(part), "detail": "auto"}
         for part in parts
     ]
-    return {"type": "message", "role": "user", "content": content}
 
 
-def _assistant_items(turn: AssistantTurn) -> list[dict[str, Any]]:
+def _assistant_items(turn: history.AssistantTurn) -> list[wire.Json]:
     """Reasoning goes back where its item can be read without having been stored."""
     items = [thought.sealed for thought in turn.thoughts if _is_item(thought.sealed)]
     if turn.text:
@@ -100,7 +63,7 @@ def _assistant_items(turn: AssistantTurn) -> list[dict[str, Any]]:
         {
             "type": "function_call",
             "call_id": call.call_id,
-            "name": wire_name(call.name),
+            "name": wire.wire_name(call.name),
             "arguments": json.dumps(call.arguments),
         }
         for call in turn.calls
@@ -112,114 +75,74 @@ def _is_item(sealed: Any) -> bool:
     return isinstance(sealed, dict) and sealed.get("type") == "reasoning"
 
 
-class Answer:
-    """Folds the stream's events into ours."""
+@dataclass(slots=True)
+class Answer(wire.AnswerState):
+    """Folds the stream's events into ours. A call may come in pieces, whole at the end of its item,
+    whole in the last event, or in several of these."""
 
-    def __init__(self) -> None:
-        self.is_ended = False
-        self._is_refused = False
-        self._has_text = False
-        self._calls: dict[str, OpenCall] = {}
-        """Calls that have begun, by their items' identifiers."""
-        self._done: set[str] = set()
+    has_text: bool = False
+    by_item: dict[str, wire.CallMade] = field(default_factory=dict)
 
-    def feed(self, event: JsonObject) -> list[WireEvent]:
+    def feed(self, event: wire.JsonObject) -> list[wire.WireEvent]:
         match event.type:
             case "response.output_text.delta":
-                self._has_text = True
-                return [TextDelta(event.delta)]
-            case "response.output_item.added":
-                return self._added(event.item)
-            case "response.function_call_arguments.delta" if event.item_id in self._calls:
-                self._calls[event.item_id].arguments += event.delta
-            case "response.function_call_arguments.done" if event.item_id in self._calls:
-                self._calls[event.item_id].arguments = event.arguments or ""
+                self.has_text = True
+                return [wire.TextDelta(event.delta)]
             case "response.refusal.delta":
-                self._is_refused = True
-                return [TextDelta(event.delta)]
+                self.reason = "refusal"
+                return [wire.TextDelta(event.delta)]
             case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
-                return [ThoughtDelta(event.delta)]
+                return [wire.ThoughtDelta(event.delta)]
+            case "response.function_call_arguments.delta" if event.item_id in self.by_item:
+                self.by_item[event.item_id].arguments += event.delta
+            case "response.output_item.added" if event.item.type == "function_call":
+                self._add_call(event.item)
             case "response.output_item.done":
                 return self._item_done(event.item)
             case "response.completed" | "response.incomplete":
-                return [*self._left(event.response), self._finished(event.response)]
+                return self._ended(event.response)
             case "response.failed":
-                error = event.response.error
-                message = getattr(error, "message", None) or "the response failed"
-                code = getattr(error, "code", None)
-                raise EndpointError(
-                    message, status=400, code=code if isinstance(code, str) else None
-                )
+                error = event.response.error or wire.JsonObject({})
+                raise _failure(error.message or "the response failed", error.code)
             case "error":
-                raise EndpointError(event.message, status=400, code=event.code)
+                raise _failure(event.message, event.code)
         return []
 
-    def finish(self) -> list[WireEvent]:
-        """Raises ValueError where the stream was incomplete."""
-        if not self.is_ended:
-            raise ValueError("it ended without response.completed")
+    def _add_call(self, item: wire.JsonObject) -> None:
+        call_id = item.call_id or item.id or ""
+        call = next((one for one in self.calls if one.call_id == call_id), None)
+        if call is None:
+            call = wire.CallMade(call_id)
+            self.calls.append(call)
+        self.by_item[item.id or call_id] = call
+        call.name = item.name or call.name
+        call.arguments = item.arguments or call.arguments
+
+    def _item_done(self, item: wire.JsonObject) -> list[wire.WireEvent]:
+        match item.type:
+            case "function_call":
+                self._add_call(item)
+            case "reasoning" if item.encrypted_content:
+                return [wire.ThoughtSealed(item.without_nulls())]
         return []
 
-    def _added(self, item: JsonObject) -> list[WireEvent]:
-        if item.type == "function_call":
-            key = item.id or item.call_id or ""
-            made = OpenCall(item.call_id or item.id or "", item.name or "", item.arguments or "")
-            self._calls[key] = made
-        return []
-
-    def _item_done(self, item: JsonObject) -> list[WireEvent]:
-        if item.type == "function_call":
-            self._calls.pop(item.id or item.call_id or "", None)
-            if item.call_id is not None:
-                self._done.add(item.call_id)
-        return _item_done(item)
-
-    def _left(self, response: JsonObject) -> list[WireEvent]:
-        """Events for parts that only the whole response has, and calls that began and never ended
-        by an event of their own."""
-        events: list[WireEvent] = []
+    def _ended(self, response: wire.JsonObject) -> list[wire.WireEvent]:
+        """Some servers send calls and texts only here."""
+        events: list[wire.WireEvent] = []
         for item in response.output or ():
-            if not isinstance(item, JsonObject):
-                continue
-            if item.type == "function_call" and (item.call_id or item.id) not in self._done:
-                events += self._item_done(item)
-            elif item.type == "message" and not self._has_text:
+            if item.type == "function_call":
+                self._add_call(item)
+            elif item.type == "message" and not self.has_text:
                 texts = [part.text for part in item.content or () if part.type == "output_text"]
-                events += [TextDelta(text) for text in texts if text]
-        made = {event.call_id for event in events if isinstance(event, CallMade)}
-        events += [call.made() for call in self._calls.values() if call.call_id not in made]
-        self._calls.clear()
-        return events
-
-    def _finished(self, response: JsonObject) -> WireEvent:
-        self.is_ended = True
-        reason: Reason = "refusal" if self._is_refused else "stop"
+                events += [wire.TextDelta(text) for text in texts if text]
         details = response.incomplete_details
         if details is not None and details.reason is not None:
-            reason = "refusal" if details.reason == "content_filter" else "length"
-        return Finished(reason, _usage(response.usage))
+            self.reason = "refusal" if details.reason == "content_filter" else "length"
+        self.usage = wire.openai_usage(response.usage, "input", "output")
+        self.is_ended = True
+        return events
 
 
-def _item_done(item: JsonObject) -> list[WireEvent]:
-    match item.type:
-        case "function_call":
-            return [CallMade(item.call_id or "", item.name or "", item.arguments or "")]
-        case "reasoning" if item.encrypted_content:
-            return [ThoughtSealed(item.without_nulls())]
-        case "image_generation_call" if item.result:
-            return [ImageMade(Image("image/png", item.result))]
-        case _:
-            return []
-
-
-def _usage(counts: JsonObject | None) -> Usage:
-    if counts is None:
-        return Usage()
-    given, made = counts.input_tokens_details, counts.output_tokens_details
-    return Usage(
-        input_tokens=counts.input_tokens or 0,
-        output_tokens=counts.output_tokens or 0,
-        cached_tokens=getattr(given, "cached_tokens", None) or 0,
-        thought_tokens=getattr(made, "reasoning_tokens", None) or 0,
-        last_total_tokens=(counts.input_tokens or 0) + (counts.output_tokens or 0),
-    )
+def _failure(message: Any, code: Any) -> EndpointError:
+    code = code if isinstance(code, str) else None
+    return EndpointError(str(message), status=400, code=code)

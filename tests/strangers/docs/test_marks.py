@@ -150,5 +150,5 @@ def test_the_editor_bridge_reads_its_example(tmp_path: Path) -> None:
             file = tmp_path / "config.toml"
             file.write_text(block.text)
             config = load_config({"HELEXA_ACP_CONFIG_PATH": str(file), "HELEXA_API_KEY": "KEY"})
-            assert config.default_endpoint.name == "home"
-            assert config.default_endpoint.api_key == "KEY"
+            assert config.default.name == "home"
+            assert config.default.api_key == "KEY"

@@ -1,4 +1,4 @@
-"""The HTTP clients of this process, with the environment's proxies.
+"""The HTTP clients of this process, with the environment's proxies, and streams of events.
 
 Connections to this machine and the hosts of NO_PROXY are direct. HTTP proxies are used; a proxy of
 another kind is refused where a request would need it.
@@ -7,31 +7,46 @@ another kind is refused where a request would need it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import httpx2
+
+from helexa_acp import __version__
 from helexa_acp.errors import ConfigError
 
-if TYPE_CHECKING:
-    import httpx2
+TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
 
 
 def open_http(url: str, **options: Any) -> httpx2.AsyncClient:
     """A client for requests to ``url`` and below it. Raises ConfigError."""
-    import httpx2  # slow to import
+    client = httpx2.AsyncClient(
+        transport=httpx2.AsyncHTTPTransport(proxy=proxy_for(url)), timeout=TIMEOUT, **options
+    )
+    client.headers["User-Agent"] = f"helexa-acp/{__version__}"
+    return client
 
-    transport = httpx2.AsyncHTTPTransport(proxy=proxy_for(url))
-    return httpx2.AsyncClient(transport=transport, **options)
+
+async def event_data(response: httpx2.Response) -> AsyncIterator[str]:
+    """The data of each event of a ``text/event-stream``."""
+    data: list[str] = []
+    async for line in response.aiter_lines():
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            yield "\n".join(data)
+            data = []
+    if data:
+        yield "\n".join(data)
 
 
 def proxy_for(url: str) -> str | None:
     """The proxy's URL; ``None``: a direct connection. Raises ConfigError."""
-    from urllib.request import getproxies, proxy_bypass  # slow to import
-
     parts, proxies = urlsplit(url), getproxies()
     host, netloc = parts.hostname or "", parts.netloc.rpartition("@")[2]
     kind = parts.scheme if parts.scheme in proxies else "all"

@@ -1,0 +1,130 @@
+"""The model's calls: which tool each means, the person's permission, and its result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from acp import update_tool_call
+from acp.schema import PermissionOption, ToolCallUpdate
+
+from helexa_acp import updates
+from helexa_acp.errors import ToolError
+from helexa_acp.history import INVALID_CALL, Text, ToolCall, ToolResult, Turn, clean, failed
+from helexa_acp.modes import Action, must_ask
+from helexa_acp.repair import NotUnderstood, understand
+from helexa_acp.sessions import Session
+from helexa_acp.tools.base import Outcome, Prepared, Tool, ToolContext, is_within
+from helexa_acp.wire import CallMade
+
+ALLOW_ONCE, ALLOW_ALWAYS, REJECT_ONCE = "allow_once", "allow_always", "reject_once"
+NOT_ALLOWED = "the user did not allow it; do not try it in another way"
+log = logging.getLogger(__name__)
+
+
+def understood(
+    made: list[CallMade], tools: dict[str, Tool], history: list[Turn]
+) -> tuple[list[ToolCall], dict[str, ToolResult]]:
+    """The calls, in order, each under an id of its own; and by their ids the messages to the model
+    about those that could not be parsed."""
+    taken = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
+    calls: list[ToolCall] = []
+    misread: dict[str, ToolResult] = {}
+    specs = [tool.spec for tool in tools.values()]
+    for one in made:
+        call_id = clean(one.call_id)
+        if not call_id or call_id in taken:
+            call_id = f"call_{uuid.uuid4().hex[:24]}"
+        taken.add(call_id)
+        try:
+            name, arguments = understand(one.name, one.arguments, specs)
+            calls.append(ToolCall(call_id, name, arguments))
+        except NotUnderstood as why:
+            written = {"name": clean(one.name), "written": clean(one.arguments)}
+            calls.append(ToolCall(call_id, INVALID_CALL, written))
+            message = f"this call was not understood: {why}. Nothing was done."
+            misread[call_id] = failed(calls[-1], message)
+    return calls, misread
+
+
+async def run_call(session: Session, call: ToolCall, tool: Tool) -> ToolResult:
+    """Always returns a result, except for cancellation and a disconnected editor. The card in the
+    editor ends as completed or failed."""
+    update = session.editor.update
+
+    async def show(contents: Sequence[Any]) -> None:
+        await update(update_tool_call(call.call_id, status="in_progress", content=contents))
+
+    context = ToolContext(session.editor, session.cwd, session.home.config, show)
+    try:
+        prepared = await tool.prepare(context, call.arguments)
+    except ToolError as error:
+        result = failed(call, str(error))
+        await update(updates.call_failed(call, tool, result))
+        return result
+    paths, shown = prepared.paths, prepared.shown
+    await update(updates.call_started(call, tool, prepared.title, paths=paths, shown=shown))
+    try:
+        if _must_ask(session, tool, prepared):
+            await _ask(session, call, tool, prepared)
+        await update(update_tool_call(call.call_id, status="in_progress"))
+        outcome = await prepared.run()
+    except ToolError as error:
+        outcome = Outcome(failed(call, str(error)).parts, is_error=True)
+    except asyncio.CancelledError:
+        # The task is being cancelled: the message must not wait for anything.
+        await asyncio.shield(asyncio.ensure_future(update(_ended(call, Outcome((), True)))))
+        raise
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("tool %s failed", tool.spec.name)
+        outcome = Outcome(failed(call, "the tool itself failed").parts, is_error=True)
+    await update(_ended(call, outcome))
+    parts = tuple(Text(clean(p.text)) if isinstance(p, Text) else p for p in outcome.parts)
+    return ToolResult(call_id=call.call_id, name=call.name, parts=parts, is_error=outcome.is_error)
+
+
+def _ended(call: ToolCall, outcome: Outcome) -> Any:
+    status: updates.Status = "failed" if outcome.is_error else "completed"
+    shown = list(outcome.shown) or updates.contents(outcome.parts) or None
+    return update_tool_call(call.call_id, status=status, content=shown)
+
+
+def _must_ask(session: Session, tool: Tool, prepared: Prepared) -> bool:
+    """Raises ToolError where the mode forbids it."""
+    is_plan_file = (
+        tool.action is Action.WRITE
+        and bool(prepared.paths)
+        and all(is_within(path, session.plans_dir) for path in prepared.paths)
+    )
+    asks = must_ask(session.record.mode, tool.action, is_plan_file=is_plan_file)
+    return asks and prepared.remembers not in session.allowed
+
+
+async def _ask(session: Session, call: ToolCall, tool: Tool, prepared: Prepared) -> None:
+    """Raises ToolError unless the person allows it, and the mode still does by then."""
+    asked = ToolCallUpdate(
+        tool_call_id=call.call_id,
+        title=prepared.title,
+        kind=tool.kind,
+        status="pending",
+        content=list(prepared.shown) or None,
+        locations=updates.locations(prepared.paths),
+        raw_input=call.arguments,
+    )
+    always = prepared.remembered_as
+    options = [
+        PermissionOption(option_id=ALLOW_ONCE, kind="allow_once", name="Allow once"),
+        PermissionOption(option_id=ALLOW_ALWAYS, kind="allow_always", name=always),
+        PermissionOption(option_id=REJECT_ONCE, kind="reject_once", name="Reject"),
+    ]
+    chosen = await session.editor.ask(asked, options)
+    if chosen not in (ALLOW_ONCE, ALLOW_ALWAYS):
+        raise ToolError(NOT_ALLOWED)
+    if chosen == ALLOW_ALWAYS:
+        session.allowed.add(prepared.remembers)
+    _must_ask(session, tool, prepared)
