@@ -1,5 +1,5 @@
 """The control worker's periodic tasks for the ledger. Names and periods are in
-``helexa_site.celery``. When Redis or the database is offline the next tick retries."""
+``helexa_site.celery``. When the database is offline the next tick retries."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import logging
 import time
 from datetime import timedelta
 
-import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
 from fleet.control.leadership import this_control
-from fleet.live import reading as live
 from helexa_site.celery import (
     TASK_FORGET_LEDGER_ENTRIES,
     TASK_FORGET_REQUEST_RECORDS,
@@ -34,11 +32,9 @@ def sweep_orphans() -> None:
     """Releases dead gateways' reservations, once the database has answered for a while."""
     try:
         if sweep_pause.is_over:
-            reservations_sweep(client=live.redis_client(), now_unix_s=time.time())
+            reservations_sweep(now_unix_s=time.time())
     except DatabaseError as error:
         sweep_pause.database_failed()
-        logger.warning("reservations of gateways that died are not released: %s", error)
-    except (redis.RedisError, OSError) as error:
         logger.warning("reservations of gateways that died are not released: %s", error)
 
 

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
-
-import redis
+from collections.abc import Callable
+from itertools import groupby
 
 from fleet.control.leadership import Leadership
-from inference.protocol.keys import gateway_alive_key
 from metering.ledger import store
 from metering.ledger.entries import Release
 from metering.models import GatewayLease, Reservation
@@ -33,41 +30,26 @@ the sweeps nothing stays reserved for more than 30 s after its gateway's death."
 LEASE_KEPT_S = 86_400
 
 
-def reservations_sweep(*, client: redis.Redis, now_unix_s: float, using: str = "default") -> int:
-    """Releases the reservations of gateways without a lease and a sign of life; returns the number
-    of requests."""
-    lapsed_s = int(now_unix_s) - SWEEP_GRACE_S
+def reservations_sweep(*, now_unix_s: float, using: str = "default") -> int:
+    """Releases the reservations of gateways without a lease; returns the number of requests."""
     leases = GatewayLease.objects.using(using)
-    leased = leases.filter(lease_until_unix_s__gte=lapsed_s).values("gateway_id")
-    orphans = Reservation.objects.using(using).exclude(gateway_id__in=leased)
-    gateway_ids = set(orphans.values_list("gateway_id", flat=True).distinct())
-    dead = sorted(id for id in gateway_ids if not client.exists(gateway_alive_key(id)))
-    num_released = 0
-    for gateway_id in dead:
-        rows = orphans.filter(gateway_id=gateway_id).values_list("request_id", "budget_id")
-        releases = [
-            Release(request_id=id, budgets=budgets)
-            for id, budgets in budgets_by_request(rows).items()
-        ]
-        for start in range(0, len(releases), RELEASES_PER_BATCH):
-            store.apply(releases[start : start + RELEASES_PER_BATCH], using=using)
+    alive = leases.filter(lease_until_unix_s__gte=int(now_unix_s) - SWEEP_GRACE_S)
+    orphans = Reservation.objects.using(using).exclude(gateway_id__in=alive.values("gateway_id"))
+    rows = orphans.order_by("request_id").values_list("request_id", "budget_id")
+    releases = [
+        Release(request_id=id, budgets=tuple(budget for _, budget in held))
+        for id, held in groupby(rows, key=lambda row: row[0])
+    ]
+    for start in range(0, len(releases), RELEASES_PER_BATCH):
+        store.apply(releases[start : start + RELEASES_PER_BATCH], using=using)
+    if releases:
         logger.warning(
-            "gateway %s died with %d requests that nobody has billed: what they had reserved is "
+            "gateways died with %d requests that nobody has billed: what they had reserved is "
             "released",
-            gateway_id,
             len(releases),
         )
-        num_released += len(releases)
-    forgotten = leases.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S)
-    forgotten.exclude(gateway_id__in=gateway_ids).delete()
-    return num_released
-
-
-def budgets_by_request(rows: Iterable[Any]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for request_id, budget_id in rows:
-        found[request_id] = (*found.get(request_id, ()), budget_id)
-    return found
+    leases.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S).delete()
+    return len(releases)
 
 
 PAUSE_S = 15.0

@@ -10,31 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db import OperationalError
 from hypothesis.stateful import RuleBasedStateMachine
 
 from inference.protocol.events import Usage
-from inference.protocol.keys import gateway_alive_key
 from metering.ledger import orphans, store
 from metering.ledger.entries import Granted, Operation
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
-from metering.models import Budget, LedgerEntry
+from metering.models import Budget, GatewayLease, LedgerEntry
 from metering.prices import Prices
 from tests.metering.databases import clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, reserve, settle
 from tests.metering.writer_support import Database
-
-
-class AliveKeys:
-    """Stands for as much of Redis as the control needs of it."""
-
-    def __init__(self) -> None:
-        self.alive: set[str] = set()
-
-    def exists(self, name: str) -> bool:
-        return name in self.alive
 
 
 @dataclass
@@ -104,7 +92,6 @@ class InterleavedGateways(RuleBasedStateMachine):
         clear(self.using)
         self.loop = asyncio.new_event_loop()
         self.now_unix_s = NOON_UNIX_S
-        self.keys = AliveKeys()
         self.files: list[list[Operation]] = []
         self.requests: dict[str, Request] = {}
         self.num_gateways = 0
@@ -127,7 +114,6 @@ class InterleavedGateways(RuleBasedStateMachine):
             apply=database.apply,
             clock=lambda: self.now_unix_s,
         )
-        self.keys.alive.add(gateway_alive_key(name))
         return Gateway(name, pending, database)
 
     def write(self, gateway: Gateway) -> None:
@@ -193,7 +179,6 @@ class InterleavedGateways(RuleBasedStateMachine):
         for request in self.running(gateway):
             self.end(request, 1)
         gateway.is_alive = False
-        self.keys.alive.discard(gateway_alive_key(gateway.name))
         self.files.append(
             [
                 self.settle_of(request)
@@ -208,11 +193,14 @@ class InterleavedGateways(RuleBasedStateMachine):
         self.files.clear()
 
     def sweep(self) -> None:
-        """Sweeps by a clock so far ahead that every lease has run out: live gateways show it in
-        Redis."""
-        client: Any = self.keys
-        ahead_s = self.now_unix_s + FAR_AHEAD_S
-        orphans.reservations_sweep(client=client, now_unix_s=ahead_s, using=self.using)
+        """Sweeps by a clock so far ahead that only the leases of live gateways stand."""
+        ahead_s = int(self.now_unix_s + FAR_AHEAD_S)
+        for gateway in self.gateways:
+            if gateway.is_alive:
+                GatewayLease.objects.using(self.using).update_or_create(
+                    gateway_id=gateway.name, defaults={"lease_until_unix_s": ahead_s}
+                )
+        orphans.reservations_sweep(now_unix_s=ahead_s, using=self.using)
 
     def settle_of(self, request: Request) -> Operation:
         assert request.used is not None
