@@ -24,8 +24,15 @@ from metering.models import Budget, LedgerEntry, RequestRecord, Reservation, Ser
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
 from metering.requests.shown import all_fields, details
-from metering.selectors import UsageFilter, UsageGroup, usage_list, usage_total
-from metering.selectors.usage import UsagePeriod, exact_sum, exact_sums
+from metering.selectors import (
+    UsageFilter,
+    UsageGroup,
+    UsagePeriod,
+    exact_sum,
+    exact_sums,
+    usage_list,
+    usage_total,
+)
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
 from tests.metering.writer_support import LONG_S
@@ -175,7 +182,7 @@ def test_a_record_shows_them() -> None:
     rows.insert([ended(metered=USED, **NOTHING), ended()])
     found = {record.unit: record for record in RequestRecord.objects.all()}
     assert found["second"].num_units == 5 and found[""].num_units == 0
-    shown = {one.name: one.value for one in details(found["second"], "", is_operator=False)}
+    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
     assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
     (fields,) = all_fields([found["second"]])
     assert (fields["unit"], fields["num_units"]) == ("second", 5)

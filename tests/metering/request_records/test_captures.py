@@ -104,7 +104,7 @@ class TestSwitchedOn:
         services.account_update(account=account, **change)
         actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
         assert {action for (action,) in actions} >= {"key.update", "account.update"}
-        (principal,) = (one.principal for one in DatabaseKeyStore().keys([key.prefix]).values())
+        (principal,) = (one.principal for one in DatabaseKeyStore().keys(key.prefix).values())
         assert principal.capture_until_unix_s == account.capture_until.timestamp()
         assert principal.is_captured(time.time())
         past = datetime(2026, 1, 1, tzinfo=UTC)

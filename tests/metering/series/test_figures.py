@@ -33,7 +33,6 @@ from metering.series.steps import (
     finest_step_s,
     floor_s,
     kind_of,
-    points_of,
     range_of,
 )
 from tests.cases import each_case
@@ -99,11 +98,11 @@ def test_codes_are_bounded_and_none_is_lost() -> None:
 def test_what_is_rolled_up_is_of_a_whole_coarse_step(age_s: int, shift_s: int) -> None:
     """A row that stays fine has its whole coarse step fine; what a range reads is fine enough."""
     now_unix_s = NOW_UNIX_S + shift_s
-    for place, tier in enumerate(TIERS[:-1]):
-        assert boundary_s(now_unix_s, place) % TIERS[place + 1].step_s == 0
-        assert boundary_s(now_unix_s, place) <= now_unix_s - tier.kept_s
+    for place, (_, kept_s) in enumerate(TIERS[:-1]):
+        assert boundary_s(now_unix_s, place) % TIERS[place + 1][0] == 0
+        assert boundary_s(now_unix_s, place) <= now_unix_s - kept_s
     step_s = finest_step_s(now_unix_s - age_s, now_unix_s)
-    coarser = [place for place, tier in enumerate(TIERS) if tier.step_s > step_s]
+    coarser = [place for place, tier in enumerate(TIERS) if tier[0] > step_s]
     if coarser:
         assert now_unix_s - age_s >= boundary_s(now_unix_s, coarser[0] - 1)
 
@@ -114,7 +113,7 @@ def test_what_is_rolled_up_is_of_a_whole_coarse_step(age_s: int, shift_s: int) -
 def test_a_range_has_few_points_and_ends_now(word: str, shift_s: int) -> None:
     now_unix_s = NOW_UNIX_S + shift_s
     found = range_of(word, "", now_unix_s=now_unix_s)
-    points = points_of(found.since_unix_s, found.until_unix_s, found.step_s)
+    points = range(found.since_unix_s, found.until_unix_s + 1, found.step_s)
     assert 2 <= len(points) <= USUAL_POINTS + 1
     assert points[0] == found.since_unix_s
     assert points[-1] == floor_s(now_unix_s, found.step_s)
@@ -145,7 +144,7 @@ def test_a_step_may_be_chosen() -> None:
     found = range_of("3h", "300", now_unix_s=NOW_UNIX_S)
     assert (found.step_s, found.step_words, found.since_unix_s % 300) == (300, "5 minutes", 0)
     assert range_of("30d", "3600", now_unix_s=NOW_UNIX_S).step_words == "1 hour"
-    assert KEPT_S // TIERS[-1].step_s <= MAX_POINTS, "every row can be read by itself"
+    assert KEPT_S // TIERS[-1][0] <= MAX_POINTS, "every row can be read by itself"
     assert kind_of("model") is Kind.MODEL
     with pytest.raises(MeteringValueError, match="'models' is none of fleet, model"):
         kind_of("models")

@@ -157,7 +157,7 @@ class TestKeys:
         assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["big", "tiny"])
         assert row.created_by == "user:alice"
         assert revision() > before
-        record = DatabaseKeyStore().keys([row.prefix])[row.prefix]
+        record = DatabaseKeyStore().keys(row.prefix)[row.prefix]
         principal = record.principal
         assert principal.account == "research"
         assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
@@ -197,12 +197,12 @@ class TestKeys:
         assert ApiKey.objects.get().revoked_at == key.revoked_at is not None
         assert not services.key_revoke(actor=ALICE, key=key)
         assert revision() == before + 1
-        assert DatabaseKeyStore().keys([key.prefix])[key.prefix].is_revoked
+        assert DatabaseKeyStore().keys(key.prefix)[key.prefix].is_revoked
 
     def test_update(self, account: Account) -> None:
         model = fleet_services.catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny")
         key = services.key_create(actor=ALICE, account=account, model_names=["tiny"]).row
-        assert DatabaseKeyStore().keys([key.prefix])[key.prefix].principal.may_leave_network
+        assert DatabaseKeyStore().keys(key.prefix)[key.prefix].principal.may_leave_network
         fleet_services.catalogue_model_delete(actor=ALICE, model=model)  # which hinders no change
         key.name, key.scopes, key.names_end_user = "renamed", ["inference"], True
         key.may_leave_network = False
@@ -217,7 +217,7 @@ class TestKeys:
             "may_leave_network": [True, False],
         }
         assert ApiKey.objects.get().model_names == ["tiny"]
-        principal = DatabaseKeyStore().keys([key.prefix])[key.prefix].principal
+        principal = DatabaseKeyStore().keys(key.prefix)[key.prefix].principal
         assert (principal.names_end_user, principal.may_leave_network) == (True, False)
         for field in ("account", "prefix", "digest", "revoked_at", "created_by"):
             refused(field, services.key_update, actor=ALICE, key=key, changed_fields=[field])
