@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Q, QuerySet
@@ -56,7 +57,7 @@ class RequestFilter:
 def filter_of(words: Mapping[str, str], *, visible: RequestFilter, now: datetime) -> RequestFilter:
     """``visible`` narrowed by the parameters in ``words``; empty ones do not narrow. Raises
     ``MeteringValueError`` naming the parameter."""
-    given = {name: words.get(name, "").strip() for name in FILTERS}
+    given: dict[str, Any] = {name: words.get(name, "").strip() for name in FILTERS}
     if given["outcome"] and given["outcome"] not in OUTCOMES:
         raise MeteringValueError(
             "outcome", f"{given['outcome']!r} is none of {', '.join(OUTCOMES)}"
