@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
-from zlib import crc32
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -42,14 +42,11 @@ FIXED = {
 
 
 def colors_of(names: Sequence[str]) -> list[str]:
-    """A name's colour follows from the name alone, unless another line of the chart has it: then
-    the later one by the alphabet gets the next free one. No chart mixes fixed and other names."""
-    found: dict[str, str] = {}
-    for name in sorted(set(names) - FIXED.keys()):
-        first = crc32(name.encode()) % len(PALETTE)
-        order = [PALETTE[(first + step) % len(PALETTE)] for step in range(len(PALETTE))]
-        found[name] = next((one for one in order if one not in found.values()), order[0])
-    return [FIXED[name] if name in FIXED else found[name] for name in names]
+    """A name's colour is fixed, or follows from its place in the alphabet of the chart's names. No
+    chart mixes fixed and other names."""
+    others = sorted(set(names) - FIXED.keys())
+    free = dict(zip(others, cycle(PALETTE), strict=False))
+    return [FIXED.get(name) or free[name] for name in names]
 
 
 MAX_CODES = 6
