@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
-from hypothesis import given
-from hypothesis import strategies as st
 
 from metering import services
 from metering.actor import COMMAND
@@ -121,18 +118,6 @@ def test_what_is_no_key(word: str) -> None:
     assert keys.prefix_of(word) is None
 
 
-@given(st.text(max_size=60))
-def test_any_text_is_a_key_or_not(word: str) -> None:
-    prefix = keys.prefix_of(word)
-    assert prefix is None or word.startswith(prefix)
-
-
-@dataclass
-class Person:
-    is_staff: bool = False
-    is_superuser: bool = False
-
-
 def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
     return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
 
@@ -143,20 +128,20 @@ def test_the_account_in_which_they_may_do_most() -> None:
         membership("b", "member"),
         membership("c", "owner", enabled=False),
     )
-    principal = person_principal(Person(), memberships, None)
+    principal = person_principal(User(), memberships, None)
     assert principal.account == "b"
     assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
-    assert person_principal(Person(), memberships, "a").scopes == {Scope.USAGE_READ}
+    assert person_principal(User(), memberships, "a").scopes == {Scope.USAGE_READ}
     with pytest.raises(DisabledAccountError):
-        person_principal(Person(), memberships, "c")
+        person_principal(User(), memberships, "c")
     for held, named in ((memberships, "d"), ((), None)):
         with pytest.raises(NoAccountError):
-            person_principal(Person(), held, named)
+            person_principal(User(), held, named)
 
 
 def test_staff_may_see_the_fleet_and_superusers_change_it() -> None:
     memberships = (membership("a", "viewer"),)
-    staff = person_principal(Person(is_staff=True), memberships, None)
+    staff = person_principal(User(is_staff=True), memberships, None)
     assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
-    both = person_principal(Person(is_staff=True, is_superuser=True), memberships, None)
+    both = person_principal(User(is_staff=True, is_superuser=True), memberships, None)
     assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}
