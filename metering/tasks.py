@@ -11,31 +11,30 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from fleet.control.leadership import this_control
 from helexa_site.celery import (
     TASK_FORGET_LEDGER_ENTRIES,
     TASK_FORGET_REQUEST_RECORDS,
     TASK_SWEEP_ORPHANS,
     app,
 )
-from metering.ledger.orphans import SweepPause, reservations_sweep
+from metering.ledger.orphans import reservations_sweep
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord
 from metering.retention import Rows, rows_forget
 
 logger = logging.getLogger(__name__)
 
 
-sweep_pause = SweepPause(this_control)
+_suspects: frozenset[str] = frozenset()
+"""The gateways that the last sweep found without a lease."""
 
 
 @app.task(name=TASK_SWEEP_ORPHANS)  # type: ignore[untyped-decorator]
 def sweep_orphans() -> None:
-    """Releases dead gateways' reservations, once the database has answered for a while."""
+    global _suspects
+    suspects, _suspects = _suspects, frozenset()
     try:
-        if sweep_pause.is_over:
-            reservations_sweep(now_unix_s=time.time())
+        _suspects = reservations_sweep(now_unix_s=time.time(), suspects=suspects)
     except DatabaseError as error:
-        sweep_pause.database_failed()
         logger.warning("reservations of gateways that died are not released: %s", error)
 
 
