@@ -11,6 +11,7 @@ from django.db import OperationalError
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
 from metering import tasks
 from metering.ledger import store
+from metering.ledger.orphans import reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
 from metering.models import Budget, GatewayLease, LedgerEntry
 from tests.metering.operations import make_budget, reserve, settle
@@ -57,6 +58,10 @@ def test_the_second_sweep_without_a_lease_releases() -> None:
     assert amounts(dead) == amounts(without_a_lease) == (0, 0)
     assert not LedgerEntry.objects.exists()
     assert {row.gateway_id for row in GatewayLease.objects.all()} == {"g1", "g2"}
+    until_s = GatewayLease.objects.get(gateway_id="g1").lease_until_unix_s
+    for now_s, is_dead in ((until_s, False), (until_s + 1, True)):
+        dead_now = reservations_sweep(now_unix_s=now_s, suspects=frozenset())
+        assert ("g1" in dead_now) is is_dead
 
 
 def test_bills_that_come_late_find_their_reservations(monkeypatch: pytest.MonkeyPatch) -> None:

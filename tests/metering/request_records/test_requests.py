@@ -180,7 +180,7 @@ class TestCommand:
     def test_show_by_the_beginning_of_an_id(self) -> None:
         for number in ("01", "02"):
             record(request_id=f"abcdef00{number}" + 22 * "0")
-        record(request_id="abcdef99" + 24 * "0", outcome="insufficient_quota", status=429)
+        record(request_id="abcdef99" + 24 * "f", outcome="insufficient_quota", status=429)
         assert "insufficient_quota" in self.output("show", "abcdef99")[0]
         assert "abcdef0001" in self.output("show", "ABCDEF00-01")[0]
         with pytest.raises(CommandError, match="beginning of several ids"):
