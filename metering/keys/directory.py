@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from django.conf import settings
+from django.db import Error
 
 from inference.supervised_threads import SupervisedPool
 from metering.errors import DirectoryUnavailableError, InvalidKeyError
@@ -193,4 +194,11 @@ class KeyDirectory:
             logger.warning("when %d keys were used was not written: %s", len(batch), error)
 
     async def _in_thread(self, query: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, query)
+        """After an error the connection is closed, so that the next query opens a new one. Raises
+        ``DirectoryUnavailableError``."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, query)
+        except Error as error:
+            await loop.run_in_executor(self._thread, self._store.close)
+            raise DirectoryUnavailableError("the database does not answer") from error

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from metering.errors import DirectoryUnavailableError
+from django.db import OperationalError
+
 from metering.keys import api_key as keys
 from metering.keys.records import AccountRecord, KeyRecord
 from metering.keys.store import DatabaseKeyStore
@@ -37,7 +38,7 @@ class FakeStore(DatabaseKeyStore):
     num_reads: int = 0
     uses: list[tuple[set[str], float]] = field(default_factory=list)
     may_go_on: threading.Event = field(default_factory=threading.Event)
-    is_closed: bool = False
+    num_closed: int = 0
 
     def __post_init__(self) -> None:
         self.may_go_on.set()
@@ -80,11 +81,11 @@ class FakeStore(DatabaseKeyStore):
         self.uses.append((set(prefixes), used_unix_s))
 
     def close(self) -> None:
-        self.is_closed = True
+        self.num_closed += 1
 
     def _query(self) -> None:
         if self.is_away:
-            raise DirectoryUnavailableError("the database does not answer")
+            raise OperationalError("the server is gone")
         self.may_go_on.wait(GIVE_UP_S)
 
 

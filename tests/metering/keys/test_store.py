@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import OperationalError, connection
 
 from metering import services
 from metering.actor import COMMAND
-from metering.errors import DirectoryUnavailableError, DisabledAccountError, NoAccountError
+from metering.errors import DisabledAccountError, NoAccountError
 from metering.keys import api_key as keys
 from metering.keys import store as key_store
 from metering.keys.records import AccountRecord, MembershipRecord, person_principal
@@ -59,21 +58,6 @@ def test_a_later_use_stays(
     store.record_uses(made, 1000.0)
     used = {key.last_used_at for key in ApiKey.objects.all()}
     assert used == {datetime.fromtimestamp(2000, UTC)}
-
-
-def test_an_error_of_the_database_is_an_outage_and_closes_the_connection(
-    store: DatabaseKeyStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = []
-
-    def fail(*_args: object, **_options: object) -> None:
-        raise OperationalError("gone")
-
-    monkeypatch.setattr(connection, "cursor", fail)
-    monkeypatch.setattr(connection, "close", lambda: closed.append(True))
-    with pytest.raises(DirectoryUnavailableError):
-        store.revision()
-    assert closed == [True]
 
 
 SECRET = keys.digest_secret("django's")
