@@ -138,7 +138,7 @@ class RateLimiter:
             tokens,
             most,
             _LEASE_MS,
-            *(limit for each in subjects for limit in _limits(each)),
+            *("" if limit is None else limit for each in subjects for limit in each.limits.values),
         )
 
     def correct(self, request_id: str, tokens: int) -> None:
@@ -238,14 +238,6 @@ def _open_key(subject: Subject) -> str:
 
 def _lease_keys(subjects: Sequence[Subject]) -> list[str]:
     return [_open_key(each) for each in subjects if each.limits.max_concurrent is not None]
-
-
-def _limits(subject: Subject) -> tuple[str | int, ...]:
-    limits = subject.limits
-    return tuple(
-        "" if limit is None else limit
-        for limit in (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
-    )
 
 
 def _log_loss(reply: asyncio.Task[Any]) -> None:

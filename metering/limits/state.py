@@ -11,6 +11,8 @@ from enum import StrEnum
 
 
 class LimitKind(StrEnum):
+    """In the order of ``principal.LIMIT_FIELDS``."""
+
     REQUESTS = "rpm"
     TOKENS = "tpm"
     CONCURRENCY = "concurrency"
