@@ -21,6 +21,8 @@ Messages are written for people. Pure, so that pure code can raise these.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 from metering.limits.state import LimitKind, LimitState
 
 
@@ -28,55 +30,37 @@ class MeteringError(Exception):
     """``str`` of it may be shown to the caller."""
 
 
+@dataclass(eq=False)
 class QuotaExceededError(MeteringError):
-    """``retry_after_s`` is when the window ends; ``None`` where waiting does not help: for a
-    balance, or a request over the whole cap. ``is_reserved``: only reservations of running requests
-    exceed it, which settle in seconds. ``needed`` and ``left`` are in ``unit`` (``tokens`` or
-    ``micro_usd``). ``owner``: ``key`` or ``account``."""
+    """``needed`` and ``left`` are in ``unit``, ``tokens`` or ``micro_usd``."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        budget: int,
-        unit: str,
-        needed: int,
-        left: int,
-        retry_after_s: float | None,
-        is_reserved: bool = False,
-        owner: str = "account",
-    ) -> None:
-        super().__init__(message)
-        self.owner = owner
-        self.is_reserved = is_reserved
-        self.budget = budget
-        self.unit = unit
-        self.needed = needed
-        self.left = left
-        self.retry_after_s = retry_after_s
+    message: str
+    _: KW_ONLY
+    budget: int
+    unit: str
+    needed: int
+    left: int
+    retry_after_s: float | None
+    """When the window ends; ``None`` where waiting does not help: for a balance, or a request over
+    the whole cap."""
+    is_reserved: bool = False
+    """Only reservations of running requests exceed it, which settle in seconds."""
+    owner: str = "account"
+    """``key`` or ``account``."""
 
 
+@dataclass(eq=False)
 class RateLimitedError(MeteringError):
-    """``subject`` is the key's prefix or the account whose ``limit`` it was. ``retry_after_s`` is
-    ``None`` where waiting does not help. ``state`` is the caller's remaining limits; ``None`` where
-    the check did not need it."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        kind: LimitKind,
-        subject: str,
-        limit: int,
-        retry_after_s: float | None,
-        state: LimitState | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.subject = subject
-        self.limit = limit
-        self.retry_after_s = retry_after_s
-        self.state = state
+    message: str
+    _: KW_ONLY
+    kind: LimitKind
+    subject: str
+    """The key's prefix or the account whose ``limit`` it was."""
+    limit: int
+    retry_after_s: float | None
+    """``None`` where waiting does not help."""
+    state: LimitState | None = None
+    """The caller's remaining limits; ``None`` where the check did not need it."""
 
 
 class LimitsUnavailableError(MeteringError):
@@ -91,14 +75,13 @@ class DirectoryUnavailableError(MeteringError):
     pass
 
 
+@dataclass(eq=False)
 class KeyRefusedError(MeteringError):
-    """``account`` and ``key`` (its public prefix) are the sender's, empty where the whole key was
-    not shown."""
-
-    def __init__(self, message: str, *, account: str = "", key: str = "") -> None:
-        super().__init__(message)
-        self.account = account
-        self.key = key
+    message: str
+    _: KW_ONLY
+    account: str = ""
+    """The sender's, as ``key``, its public prefix; empty where the whole key was not shown."""
+    key: str = ""
 
 
 class InvalidKeyError(KeyRefusedError):

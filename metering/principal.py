@@ -50,11 +50,12 @@ class RateLimits:
 
     @property
     def is_limited(self) -> bool:
-        return not (
-            self.requests_per_minute is None
-            and self.tokens_per_minute is None
-            and self.max_concurrent is None
-        )
+        return self.values != (None, None, None)
+
+    @property
+    def values(self) -> tuple[int | None, int | None, int | None]:
+        """In the order of ``LIMIT_FIELDS``."""
+        return self.requests_per_minute, self.tokens_per_minute, self.max_concurrent
 
 
 LIMIT_FIELDS = tuple(each.name for each in fields(RateLimits))

@@ -6,61 +6,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
-from django.db.models import Max, Model, QuerySet
+from django.db.models import Max
 
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord
 
-ROWS_PER_BATCH = 500
-CAPTURES_PER_BATCH = 10
-"""Each may have a megabyte of bodies, prompt and text."""
+Rows = type[LedgerEntry | RequestRecord | CapturedRequest]
+ROWS_PER_BATCH: dict[Rows, int] = {LedgerEntry: 500, RequestRecord: 500, CapturedRequest: 10}
+"""A captured request may have a megabyte of bodies, prompt and text."""
 MAX_BATCHES = 400
 """Batches of one call: the control has other work. The next call continues."""
 PAUSE_S = 0.02
 """Between two batches, for SQLite's other writers."""
 
 
-def ledger_entries_forget(
-    *, before: datetime, pause: Callable[[float], object] = time.sleep
-) -> int:
-    """Deletes the entries that ended before ``before`` and returns how many."""
-    old = LedgerEntry.objects.filter(at__lt=before).order_by("at")
-    return _forget_in_batches(LedgerEntry, lambda: _first_ids(old, ROWS_PER_BATCH), pause)
-
-
-def request_records_forget(
+def rows_forget(
+    model: Rows,
     *,
     before: datetime | None,
-    max_rows: int,
+    max_rows: int = 0,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Deletes the records that ended before ``before`` and those over ``max_rows``, oldest first,
-    and returns how many. ``None`` and 0 rows: no limit.
+    """Deletes the rows that ended before ``before`` and those over ``max_rows``, oldest first, and
+    returns how many. ``None`` and 0 rows: no limit.
 
-    The size is that of the ids: they grow by one for each row, so counting a large table is not
-    needed.
+    Each batch is a transaction of its own, and ``pause`` is called between two: the ticks, which
+    write to the same database, wait for one batch at most.
     """
-    return _forget_in_batches(RequestRecord, lambda: _due(before, max_rows), pause)
-
-
-def captured_requests_forget(
-    *, before: datetime, pause: Callable[[float], object] = time.sleep
-) -> int:
-    """Deletes the captures made before ``before`` and returns how many; there are at most
-    ``captures.MAX_ROWS``."""
-    old = CapturedRequest.objects.filter(at__lt=before).order_by("pk")
-    return _forget_in_batches(CapturedRequest, lambda: _first_ids(old, CAPTURES_PER_BATCH), pause)
-
-
-def _forget_in_batches(
-    model: type[Model], next_ids: Callable[[], list[int]], pause: Callable[[float], object]
-) -> int:
-    """Each batch is a transaction of its own, and ``pause`` is called between two: the ticks, which
-    write to the same database, wait for one batch at most."""
     num_forgotten = 0
     for _ in range(MAX_BATCHES):
-        ids = next_ids()
+        ids = _due(model, before, max_rows)
         if not ids:
             break
         if num_forgotten:
@@ -70,17 +45,12 @@ def _forget_in_batches(
     return num_forgotten
 
 
-def _due(before: datetime | None, max_rows: int) -> list[int]:
-    if before is not None:
-        old = _first_ids(RequestRecord.objects.filter(at__lt=before).order_by("at"), ROWS_PER_BATCH)
-        if old:
-            return old
-    newest = RequestRecord.objects.aggregate(id=Max("pk"))["id"] if max_rows else None
-    if newest is None:
-        return []
-    too_many = RequestRecord.objects.filter(pk__lte=newest - max_rows).order_by("pk")
-    return _first_ids(too_many, ROWS_PER_BATCH)
-
-
-def _first_ids(rows: QuerySet[Any], number: int) -> list[int]:
-    return list(rows.values_list("pk", flat=True)[:number])
+def _due(model: Rows, before: datetime | None, max_rows: int) -> list[int]:
+    """The size of a table is that of its ids: they grow by one for each row, so counting a large
+    table is not needed."""
+    rows, size = model._default_manager.values_list("pk", flat=True), ROWS_PER_BATCH[model]
+    old = [] if before is None else list(rows.filter(at__lt=before).order_by("at")[:size])
+    if old or not max_rows:
+        return old
+    newest = model._default_manager.aggregate(id=Max("pk"))["id"] or 0
+    return list(rows.filter(pk__lte=newest - max_rows).order_by("pk")[:size])

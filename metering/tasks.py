@@ -1,5 +1,5 @@
 """The control worker's periodic tasks for the ledger. Names and periods are in
-``helexa_site.celery``. When Redis or the database is offline the next tick retries."""
+``helexa_site.celery``. When the database is offline the next tick retries."""
 
 from __future__ import annotations
 
@@ -7,71 +7,57 @@ import logging
 import time
 from datetime import timedelta
 
-import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from fleet.control.leadership import this_control
-from fleet.live import reading as live
 from helexa_site.celery import (
     TASK_FORGET_LEDGER_ENTRIES,
     TASK_FORGET_REQUEST_RECORDS,
     TASK_SWEEP_ORPHANS,
     app,
 )
-from metering import retention
-from metering.ledger.orphans import SweepPause, reservations_sweep
+from metering.ledger.orphans import reservations_sweep
+from metering.models import CapturedRequest, LedgerEntry, RequestRecord
+from metering.retention import Rows, rows_forget
 
 logger = logging.getLogger(__name__)
 
 
-sweep_pause = SweepPause(this_control)
+_suspects: frozenset[str] = frozenset()
+"""The gateways that the last sweep found without a lease."""
 
 
 @app.task(name=TASK_SWEEP_ORPHANS)  # type: ignore[untyped-decorator]
 def sweep_orphans() -> None:
-    """Releases dead gateways' reservations, once the database has answered for a while."""
+    global _suspects
+    suspects, _suspects = _suspects, frozenset()
     try:
-        if sweep_pause.is_over:
-            reservations_sweep(client=live.redis_client(), now_unix_s=time.time())
+        _suspects = reservations_sweep(now_unix_s=time.time(), suspects=suspects)
     except DatabaseError as error:
-        sweep_pause.database_failed()
-        logger.warning("reservations of gateways that died are not released: %s", error)
-    except (redis.RedisError, OSError) as error:
         logger.warning("reservations of gateways that died are not released: %s", error)
 
 
 @app.task(name=TASK_FORGET_LEDGER_ENTRIES)  # type: ignore[untyped-decorator]
 def forget_ledger_entries() -> None:
-    days = settings.CONFIG.ledger_retention_days
-    if days == 0:
-        return
-    try:
-        before = timezone.now() - timedelta(days=days)
-        num_forgotten = retention.ledger_entries_forget(before=before)
-    except DatabaseError as error:
-        logger.warning("old ledger entries not forgotten: %s", error)
-        return
-    if num_forgotten:
-        logger.info("forgot %d ledger entries older than %d days", num_forgotten, days)
+    _forget(LedgerEntry, settings.CONFIG.ledger_retention_days)
 
 
 @app.task(name=TASK_FORGET_REQUEST_RECORDS)  # type: ignore[untyped-decorator]
 def forget_request_records() -> None:
     config = settings.CONFIG
-    days = config.request_retention_days
+    _forget(RequestRecord, config.request_retention_days, max_rows=config.max_request_records)
+    _forget(CapturedRequest, config.capture_retention_days)
+
+
+def _forget(model: Rows, days: int, *, max_rows: int = 0) -> None:
+    """0 days: any age."""
     before = timezone.now() - timedelta(days=days) if days else None
+    what = model._meta.verbose_name_plural
     try:
-        num_forgotten = retention.request_records_forget(
-            before=before, max_rows=config.max_request_records
-        )
-        captured_before = timezone.now() - timedelta(days=config.capture_retention_days)
-        num_captured = retention.captured_requests_forget(before=captured_before)
+        num_forgotten = rows_forget(model, before=before, max_rows=max_rows)
     except DatabaseError as error:
-        logger.warning("old request records not forgotten: %s", error)
+        logger.warning("old %s not forgotten: %s", what, error)
         return
     if num_forgotten:
-        logger.info("forgot %d request records", num_forgotten)
-    if num_captured:
-        logger.info("forgot the captured bodies of %d requests", num_captured)
+        logger.info("forgot %d old %s", num_forgotten, what)

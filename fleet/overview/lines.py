@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from metering.selectors import MinuteSums
+from metering.series.store import MinuteSums
 
 
 class Level(StrEnum):

@@ -44,6 +44,7 @@ from inference.version import VERSION
 from metering import selectors as metering_selectors
 from metering.models import AuditEntry
 from metering.selectors import UsageFilter, UsagePeriod
+from metering.series.store import traffic
 
 BEST_FIRST = ("ready", "recovering", "loading", "asleep", "draining", "failed", "away")
 NOT_LOADED = "unloaded"
@@ -88,7 +89,7 @@ def fleet_overview() -> lines.FleetOverview:
         models=models,
         jobs=job_lines(),
         downloads=_downloads(),
-        minutes=metering_selectors.traffic(now=now),
+        minutes=traffic(now=now),
         refusals=_refusal_lines(only_refused(readings.refused)),
         requests_today=used.requests,
         spent_today_micro_usd=used.cost_micro_usd,

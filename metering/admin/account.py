@@ -23,9 +23,9 @@ from metering.links import key_url, requests_url
 from metering.models import Account, Budget, Membership
 from metering.money import cost_text
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
+from metering.requests.filters import RequestFilter, requests_list
 from metering.requests.shown import Detail, request_errors, request_rows
 from metering.selectors import (
-    RequestFilter,
     UsageFilter,
     UsageGroup,
     UsagePeriod,
@@ -158,7 +158,7 @@ def page_of_account(account: Account) -> dict[str, Any]:
     the account has."""
     now_unix_s = time.time()
     period = selectors.period_of(None, None, today=timezone.now().date())
-    newest = selectors.requests_list(where=RequestFilter(account=account.name), limit=MAX_NEWEST)
+    newest = requests_list(where=RequestFilter(account=account.name), limit=MAX_NEWEST)
     used = _sums_by_key(account.name, period)
     num_keys = account.keys.count()
     return {
@@ -171,7 +171,7 @@ def page_of_account(account: Account) -> dict[str, Any]:
         "keys": _key_rows(account, used, now_unix_s),
         "num_more_keys": max(0, num_keys - MAX_KEYS),
         "models": _model_rows(account.name, period),
-        "newest": request_rows(newest, selectors.key_names(newest), is_operator=True),
+        "newest": request_rows(newest, is_operator=True),
         "failures": request_errors(account=account.name),
         "refusals": refusal_rows(account.name),
         "requests_url": requests_url(account=account.name),

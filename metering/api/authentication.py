@@ -85,8 +85,8 @@ class KeyAuthentication(Authentication):
         if holds_shared_key(given, config):
             return AnonymousUser(), _caller(_built_in(SHARED_ACCOUNT))
         for key in (one.decode("latin-1") for one in given):
-            if prefix := _prefix_of(key):
-                return AnonymousUser(), _caller(_find(key, prefix))
+            if principal := _find(key):
+                return AnonymousUser(), _caller(principal)
         raise InvalidKeyError("The API key is not valid.")
 
     def authenticate_header(self, _request: Request) -> str:
@@ -125,20 +125,18 @@ def _caller(principal: Principal) -> Caller:
     return Caller(principal=principal, accounts=frozenset({principal.account}))
 
 
-def _prefix_of(key: str) -> str | None:
-    """``None`` for a text that has no key's form and was not imported."""
-    if prefix := prefix_of(key):
-        return prefix
-    prefix = imported_prefix(key, digest_secret(settings.SECRET_KEY))
-    return prefix if prefix in DatabaseKeyStore().imported() else None
-
-
-def _find(key: str, prefix: str) -> Principal:
-    record = DatabaseKeyStore().keys([prefix]).get(prefix)
-    if record is None:
-        raise InvalidKeyError("The API key is not valid.")
+def _find(key: str) -> Principal | None:
+    """``None`` for a text that has no key's form and was not imported. Raises
+    ``KeyRefusedError``."""
     secret = digest_secret(settings.SECRET_KEY)
-    return record.principal_for(key, secret=secret, now_unix_s=time.time())
+    made = prefix_of(key)
+    prefix = made or imported_prefix(key, secret)
+    record = DatabaseKeyStore().keys(prefix).get(prefix)
+    if record is not None:
+        return record.principal_for(key, secret=secret, now_unix_s=time.time())
+    if made is not None:
+        raise InvalidKeyError("The API key is not valid.")
+    return None
 
 
 def _built_in(name: str) -> Principal:

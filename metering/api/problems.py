@@ -28,7 +28,6 @@ from rest_framework.response import Response
 
 from inference.gateway.request.identify import REFUSED, NotedRefusal
 from metering.errors import (
-    DirectoryUnavailableError,
     KeyRefusedError,
     MeteringValueError,
     ScopeNotHeldError,
@@ -142,7 +141,7 @@ def _problem(error: Exception) -> ProblemError:
             return error
         case KeyRefusedError():
             return ProblemError(401, "invalid_api_key", str(error))
-        case DirectoryUnavailableError() | DjangoDatabaseError():
+        case DjangoDatabaseError():
             logger.warning("the database does not answer: %s", error)
             detail = "The database does not answer; try again shortly."
             return ProblemError(503, "database_unavailable", detail)

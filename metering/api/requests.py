@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
 from fleet.api.access import ObjectView, number_in
-from metering import selectors, services
+from metering import services
 from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
@@ -24,9 +24,15 @@ from metering.csv_files import csv_headers
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
 from metering.principal import Scope
-from metering.requests.filters import FILTERS, filter_of
+from metering.requests.filters import (
+    FILTERS,
+    RequestFilter,
+    filter_of,
+    request_before,
+    request_find,
+    requests_list,
+)
 from metering.requests.shown import COLUMNS, MAX_CSV_ROWS, all_fields, requests_csv
-from metering.selectors import RequestFilter
 from metering.usage.reader import reader_of_user
 
 DEFAULT_LIMIT = 100
@@ -90,7 +96,7 @@ class RequestView(ObjectView):
 
     def get(self, request: Request, pk: str) -> Response:
         """One request by its id; another caller's is not found."""
-        record = selectors.request_find(pk, where=_visible(self.caller))
+        record = request_find(pk, where=_visible(self.caller))
         return Response(all_fields([record])[0])
 
 
@@ -100,7 +106,7 @@ class CaptureView(RequestView):
     serializer_class = CaptureShape
 
     def get(self, request: Request, pk: str) -> Response:
-        record = selectors.request_find(pk, where=_visible(self.caller))
+        record = request_find(pk, where=_visible(self.caller))
         if not _may_read_bodies(request, self.caller, record):
             raise ProblemError(
                 403,
@@ -130,13 +136,13 @@ class RequestsView(RequestView):
         visible = _visible(self.caller)
         words = {name: str(value) for name, value in request.query_params.items()}
         where = filter_of(words, visible=visible, now=timezone.now())
-        before = selectors.request_before(words.get("before", ""), where=visible)
+        before = request_before(words.get("before", ""), where=visible)
         if isinstance(request.accepted_renderer, CsvRenderer):
             limit = number_in(request, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
-            found = selectors.requests_list(where=where, limit=limit, before=before)
+            found = requests_list(where=where, limit=limit, before=before)
             return Response(requests_csv(found), headers=csv_headers("requests"))
         limit = number_in(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
-        found = selectors.requests_list(where=where, limit=limit + 1, before=before)
+        found = requests_list(where=where, limit=limit + 1, before=before)
         shown = found[:limit]
         has_more = len(found) > limit
         return Response(

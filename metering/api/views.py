@@ -29,6 +29,7 @@ from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup
 from metering.series.figures import point_fields
 from metering.series.steps import FLEET_NAME, Kind, kind_of, moment, range_of
+from metering.series.store import series_points
 from metering.usage.rows import usage_csv, usage_fields
 
 DEFAULT_LIMIT = 1000
@@ -236,7 +237,7 @@ class SeriesView(ObjectView):
             needed = "the fleet has no name" if name else f"give the name of the {kind}"
             raise MeteringValueError("name", needed)
         found = range_of(given.get("range", ""), given.get("step", ""), now_unix_s=time.time())
-        points = selectors.series_points(
+        points = series_points(
             kind=kind,
             name=name,
             since_unix_s=found.since_unix_s,
@@ -251,11 +252,8 @@ class SeriesView(ObjectView):
                 "until": moment(found.until_unix_s).isoformat(),
                 "step_s": found.step_s,
                 "data": [
-                    {
-                        "at": moment(point.at_unix_s).isoformat(),
-                        **point_fields(kind, point.figures, found.step_s),
-                    }
-                    for point in points
+                    {"at": moment(at).isoformat(), **point_fields(kind, figures, found.step_s)}
+                    for at, figures in points.items()
                 ],
             }
         )

@@ -1,51 +1,29 @@
 """Reads keys, accounts and memberships from the database, by blocking queries.
 
-Made for threads of its own, whose connections stay open between queries. After an error the
-connection is closed, so that the next query opens a new one.
+Made for a thread of its own, whose connection stays open between queries.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection
 from datetime import UTC, datetime
-from functools import wraps
-from typing import ParamSpec, TypeVar
 
-from django.db import Error, connection, connections
+from django.db import connection, connections
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from metering.errors import DirectoryUnavailableError
-from metering.keys.api_key import IMPORTED_MARK
 from metering.keys.records import AccountRecord, KeyRecord, MembershipRecord
 from metering.models import Account, ApiKey, Budget, Membership, Revision
 from metering.principal import BUILT_IN_ACCOUNTS, Principal, Scope
 
 NAMES_A_QUERY = 500
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
-
-
-def _database_call(query: Callable[P, Result]) -> Callable[P, Result]:
-    @wraps(query)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-        try:
-            return query(*args, **kwargs)
-        except Error as error:
-            connection.close()
-            raise DirectoryUnavailableError(
-                "API keys cannot be looked up: the database does not answer."
-            ) from error
-
-    return call
+"""SQLite limits the number of parameters in a query."""
 
 
 class DatabaseKeyStore:
-    """The directory's reads. Each method blocks and raises ``DirectoryUnavailableError``."""
+    """The directory's reads. Each method blocks and raises ``django.db.Error``."""
 
-    @_database_call
     def revision(self) -> int:
         """``0`` where the row is missing, as before the migrations. In SQL, because each gateway
         asks several times a second, and the ORM would take most of that."""
@@ -54,19 +32,16 @@ class DatabaseKeyStore:
             row = cursor.fetchone()
         return row[0] if row else 0
 
-    @_database_call
-    def keys(self, prefixes: Collection[str]) -> dict[str, KeyRecord]:
-        found: dict[str, KeyRecord] = {}
-        for batch in _batches(prefixes):
-            rows = list(ApiKey.objects.filter(prefix__in=batch).select_related("account"))
-            accounts = _budgets(Q(account__in={row.account_id for row in rows}), "account_id")
-            keys = _budgets(Q(key__in=batch), "key_id")
-            for row in rows:
-                budgets = (*keys[row.prefix], *accounts[row.account_id])
-                found[row.prefix] = key_record(row, budgets)
-        return found
+    def keys(self, prefix: str | None = None) -> dict[str, KeyRecord]:
+        """The record of each key, or of the one with this prefix, by prefix."""
+        keys = ApiKey.objects.all() if prefix is None else ApiKey.objects.filter(prefix=prefix)
+        accounts = _budgets(Q(account__in=keys.order_by().values("account")), "account_id")
+        own = _budgets(Q(key__in=keys.order_by()), "key_id")
+        return {
+            row.prefix: key_record(row, (*own[row.prefix], *accounts[row.account_id]))
+            for row in keys.select_related("account")
+        }
 
-    @_database_call
     def memberships(self, user_id: int) -> tuple[MembershipRecord, ...]:
         rows = list(Membership.objects.filter(user=user_id).select_related("account"))
         budgets = _budgets(Q(account__in={row.account_id for row in rows}), "account_id")
@@ -77,29 +52,23 @@ class DatabaseKeyStore:
             for row in rows
         )
 
-    @_database_call
     def account(self, name: str) -> AccountRecord:
         """Raises ``Account.DoesNotExist``."""
         row = Account.objects.get(name=name)
         return account_record(row, _budgets(Q(account=name), "account_id")[name])
 
-    @_database_call
     def built_in_accounts(self) -> dict[str, AccountRecord]:
         budgets = _budgets(Q(account__in=BUILT_IN_ACCOUNTS), "account_id")
         rows = Account.objects.filter(name__in=BUILT_IN_ACCOUNTS)
         return {row.name: account_record(row, budgets[row.name]) for row in rows}
 
-    @_database_call
-    def imported(self) -> frozenset[str]:
-        rows = ApiKey.objects.filter(prefix__startswith=IMPORTED_MARK)
-        return frozenset(rows.values_list("prefix", flat=True))
-
-    @_database_call
     def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None:
         """A later use that another gateway has recorded stays."""
         used_at = datetime.fromtimestamp(used_unix_s, UTC)
         earlier = Q(last_used_at__isnull=True) | Q(last_used_at__lt=used_at)
-        for batch in _batches(prefixes):
+        used = list(prefixes)
+        for start in range(0, len(used), NAMES_A_QUERY):
+            batch = used[start : start + NAMES_A_QUERY]
             ApiKey.objects.filter(earlier, prefix__in=batch).update(last_used_at=used_at)
 
     def close(self) -> None:
@@ -150,13 +119,6 @@ def _budgets(where: Q, owner: str) -> defaultdict[str, tuple[int, ...]]:
     for name, budget in Budget.objects.filter(where).order_by("id").values_list(owner, "id"):
         ids[name] += (budget,)
     return ids
-
-
-def _batches(names: Iterable[str]) -> Iterator[list[str]]:
-    """SQLite limits the number of parameters in a query."""
-    rest = list(names)
-    for start in range(0, len(rest), NAMES_A_QUERY):
-        yield rest[start : start + NAMES_A_QUERY]
 
 
 def key_status(key: ApiKey) -> str:

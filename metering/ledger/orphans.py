@@ -4,22 +4,16 @@ The bills of a dead gateway, and their reservations with them, are settled by th
 its data directory within seconds (``metering.ledger.spool``). The rest was never submitted, or its
 data directory is still missing.
 
-While the database was offline no lease was renewed and no bill written: late ones have ``PAUSE_S``
-to come first. A gateway that was restarted meanwhile writes the bills of the one before it, which
-need their reservations.
+A gateway counts as dead that two sweeps in a row find without a lease. While the database was
+offline no lease was renewed and no bill written: between the two sweeps the late ones come, also
+those of a gateway that was restarted meanwhile, which need their reservations.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import groupby
 
-import redis
-
-from fleet.control.leadership import Leadership
-from inference.protocol.keys import gateway_alive_key
 from metering.ledger import store
 from metering.ledger.entries import Release
 from metering.models import GatewayLease, Reservation
@@ -27,66 +21,30 @@ from metering.models import GatewayLease, Reservation
 logger = logging.getLogger(__name__)
 
 RELEASES_PER_BATCH = 200
-SWEEP_GRACE_S = 5
-"""After the lease, for the bills. With the lease (``pending_writes.LEASE_S``) and the interval of
-the sweeps nothing stays reserved for more than 30 s after its gateway's death."""
 LEASE_KEPT_S = 86_400
 
 
-def reservations_sweep(*, client: redis.Redis, now_unix_s: float, using: str = "default") -> int:
-    """Releases the reservations of gateways without a lease and a sign of life; returns the number
-    of requests."""
-    lapsed_s = int(now_unix_s) - SWEEP_GRACE_S
+def reservations_sweep(
+    *, now_unix_s: float, suspects: frozenset[str], using: str = "default"
+) -> frozenset[str]:
+    """Releases the reservations of the gateways among ``suspects``, the result of the sweep before,
+    that have no lease still. Returns those that have none now."""
     leases = GatewayLease.objects.using(using)
-    leased = leases.filter(lease_until_unix_s__gte=lapsed_s).values("gateway_id")
-    orphans = Reservation.objects.using(using).exclude(gateway_id__in=leased)
-    gateway_ids = set(orphans.values_list("gateway_id", flat=True).distinct())
-    dead = sorted(id for id in gateway_ids if not client.exists(gateway_alive_key(id)))
-    num_released = 0
-    for gateway_id in dead:
-        rows = orphans.filter(gateway_id=gateway_id).values_list("request_id", "budget_id")
-        releases = [
-            Release(request_id=id, budgets=budgets)
-            for id, budgets in budgets_by_request(rows).items()
-        ]
-        for start in range(0, len(releases), RELEASES_PER_BATCH):
-            store.apply(releases[start : start + RELEASES_PER_BATCH], using=using)
+    alive = leases.filter(lease_until_unix_s__gte=int(now_unix_s)).values("gateway_id")
+    orphans = Reservation.objects.using(using).exclude(gateway_id__in=alive)
+    dead = frozenset(orphans.values_list("gateway_id", flat=True))
+    rows = orphans.filter(gateway_id__in=dead & suspects).order_by("request_id")
+    releases = [
+        Release(request_id=id, budgets=tuple(budget for _, budget in held))
+        for id, held in groupby(rows.values_list("request_id", "budget_id"), key=lambda row: row[0])
+    ]
+    for start in range(0, len(releases), RELEASES_PER_BATCH):
+        store.apply(releases[start : start + RELEASES_PER_BATCH], using=using)
+    if releases:
         logger.warning(
-            "gateway %s died with %d requests that nobody has billed: what they had reserved is "
+            "gateways died with %d requests that nobody has billed: what they had reserved is "
             "released",
-            gateway_id,
             len(releases),
         )
-        num_released += len(releases)
-    forgotten = leases.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S)
-    forgotten.exclude(gateway_id__in=gateway_ids).delete()
-    return num_released
-
-
-def budgets_by_request(rows: Iterable[Any]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for request_id, budget_id in rows:
-        found[request_id] = (*found.get(request_id, ()), budget_id)
-    return found
-
-
-PAUSE_S = 15.0
-"""Three renewals of a lease, and several scans for the files of dead gateways."""
-
-
-class SweepPause:
-    def __init__(self, control: Leadership, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``control`` has the same clock. A new leader does not know for how long the database was
-        offline."""
-        self._control = control
-        self._clock = clock
-        self._database_failed_s = float("-inf")
-
-    def database_failed(self) -> None:
-        self._database_failed_s = self._clock()
-
-    @property
-    def is_over(self) -> bool:
-        began_s = self._control.term_began_s
-        since_s = max(self._database_failed_s, float("-inf") if began_s is None else began_s)
-        return self._clock() - since_s >= PAUSE_S
+    leases.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S).delete()
+    return dead

@@ -5,7 +5,7 @@ request keep their order. Reservations are the exception: no request waits for a
 offline, so they are refused. One of them may have been committed all the same, if the connection
 broke at the wrong moment: a ``Release`` takes its place.
 
-The gateway's lease is renewed while it has reserved anything: it tells that these are not orphans.
+The gateway's lease is renewed from its first reservation on: its reservations are no orphans.
 
 Belongs to one thread, whose database connection it uses; ``depth`` and ``age_s`` may be read by
 any.
@@ -26,7 +26,7 @@ from django.db import DataError, Error, IntegrityError, connections
 from inference.supervised_threads import contained
 from metering.errors import LedgerUnavailableError
 from metering.ledger import store
-from metering.ledger.entries import Granted, Operation, Release, Reserve, Settle
+from metering.ledger.entries import Operation, Release, Reserve, Settle
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class PendingWrite:
     operation: Operation | None
     queued_s: float
     waiter: Waiter | None = None
-    is_written: bool = False
-    """The database has it, or will never accept it."""
+    on_written: Callable[[], object] | None = None
+    """Called when the database has it, or will never accept it."""
 
 
 class PendingWrites:
@@ -70,15 +70,13 @@ class PendingWrites:
         self._clock = clock
         self._writes: deque[PendingWrite] = deque()
         self._oldest_s: float | None = None
-        self._lease_due_s = 0.0
-        self._reserved: set[str] = set()
-        """The requests that have reserved something, or are about to."""
+        self._lease_due_s = float("inf")
         self._num_singly = 0
 
     def add(self, write: PendingWrite) -> None:
         self._writes.append(write)
-        if isinstance(write.operation, Reserve):
-            self._reserved.add(write.operation.request_id)
+        if isinstance(write.operation, Reserve) and self._lease_due_s == float("inf"):
+            self._lease_due_s = 0.0
 
     @property
     def depth(self) -> int:
@@ -93,7 +91,7 @@ class PendingWrites:
         """When something must be written even if nothing more comes, by the monotonic clock.
         ``delays_s``: how long operations of a type may wait for others."""
         now_s = time.monotonic()
-        due_s = self._lease_due_s if self._reserved else now_s + IDLE_WAIT_S
+        due_s = min(self._lease_due_s, now_s + IDLE_WAIT_S)
         for write in self._writes:
             due_s = min(due_s, write.queued_s + delays_s.get(type(write.operation), 0.0))
             if due_s <= now_s:
@@ -103,7 +101,7 @@ class PendingWrites:
     def write(self) -> None:
         """Renews the lease when it is due, then writes one batch. Raises the database's error when
         it is offline, with all writes still queued: ``recover`` comes next."""
-        if self._reserved and time.monotonic() >= self._lease_due_s:
+        if time.monotonic() >= self._lease_due_s:
             self._write_lease(LEASE_S)
             self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
         batch = list(islice(self._writes, 1 if self._num_singly else MAX_BATCH))
@@ -128,7 +126,8 @@ class PendingWrites:
                 return
             outcomes = iter([LedgerUnavailableError("The ledger cannot hold this request.")])
         for _ in batch:
-            self._writes.popleft().is_written = True
+            if (on_written := self._writes.popleft().on_written) is not None:
+                on_written()
         self._num_singly = max(0, self._num_singly - 1)
         self._oldest_s = self._writes[0].queued_s if self._writes else None
         self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])
@@ -156,12 +155,6 @@ class PendingWrites:
         connections[self._using].close()
 
     def _done(self, writes: Sequence[PendingWrite], outcomes: Sequence[Outcome]) -> None:
-        for write, outcome in zip(writes, outcomes, strict=True):
-            match write.operation:
-                case Reserve(request_id=id) if not isinstance(outcome, Granted):
-                    self._reserved.discard(id)
-                case Settle(request_id=id) | Release(request_id=id):
-                    self._reserved.discard(id)
         done = [
             (write.waiter, outcome)
             for write, outcome in zip(writes, outcomes, strict=True)

@@ -5,7 +5,8 @@
     narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.ledger.store)
     settle  ─┤                          notify all waiters by one call into the loop
     release ─┘                          away? keep it all, wait, try again
-    begin, settle ─▶ a file of the data directory, until it is written (metering.ledger.spool)
+    begin, settle ─▶ a file of the data directory, until it is written (metering.ledger.spool);
+                     files of dead gateways are adopted every ADOPT_EVERY_S
 
 A batch is everything queued while the last one was written. Only a ``Narrow`` and a ``Settle`` wait
 for others a while (``DELAYS_S``): nobody waits for them, and a reservation is written after them.
@@ -17,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -42,6 +44,9 @@ DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
 """The longest wait for operations to be written together: a transaction of several bills takes
 little more than that of one."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
+ADOPT_EVERY_S = 2.0
+SPOOLED_AFTER_S = 5.0
+"""Bills that have waited for the database for so long are reported as spooled."""
 
 
 class LedgerWriter:
@@ -65,13 +70,8 @@ class LedgerWriter:
         """Used by the thread alone."""
         self._spool = None
         if spool_directory is not None:
-            self._spool = Spool(
-                spool_directory,
-                gateway_id,
-                resubmit=self._queue.put,
-                oldest_unix_s=oldest_unix_s,
-                has_room=lambda: not self.is_full,
-            )
+            self._spool = Spool(spool_directory, gateway_id, oldest_unix_s=oldest_unix_s)
+        self._adopt_due_s = float("inf") if self._spool is None else 0.0
         self._is_stopping = False
         self._thread: SupervisedThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,10 +79,10 @@ class LedgerWriter:
     def start(self) -> None:
         """Call it in the waiters' event loop."""
         self._loop = asyncio.get_running_loop()
+        if self._spool is not None:
+            self._spool.create()
         self._thread = SupervisedThread(self._run, name="ledger")
         self._thread.start()
-        if self._spool is not None:
-            self._spool.start()
 
     @property
     def depth(self) -> int:
@@ -100,7 +100,9 @@ class LedgerWriter:
     @property
     def num_spooled(self) -> int:
         """Bills in the data directory that have waited for the database for a while."""
-        return 0 if self._spool is None else self._spool.depth
+        if self._spool is None or self.age_s <= SPOOLED_AFTER_S:
+            return 0
+        return self._spool.depth
 
     @property
     def spool_problem(self) -> str | None:
@@ -140,10 +142,8 @@ class LedgerWriter:
         return count_nothing if self._spool is None else self._spool.begin(settle)
 
     def settle(self, settle: Settle) -> None:
-        write = PendingWrite(settle, time.monotonic())
-        if self._spool is not None:
-            self._spool.settle(write, settle)
-        self._queue.put(write)
+        on_written = None if self._spool is None else self._spool.settle(settle)
+        self._queue.put(PendingWrite(settle, time.monotonic(), on_written=on_written))
 
     def release(self, release: Release) -> None:
         if release.budgets:
@@ -162,7 +162,7 @@ class LedgerWriter:
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Flushes, releases the lease and ends the threads; unwritten bills are left to the next
+        """Flushes, releases the lease and ends the thread; unwritten bills are left to the next
         process. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
@@ -171,8 +171,6 @@ class LedgerWriter:
         self._is_stopping = True
         self._queue.put(None)
         await asyncio.to_thread(thread.join, timeout_s)
-        if self._spool is not None:
-            await asyncio.to_thread(self._spool.stop, timeout_s)
 
     def _new_waiter(self) -> Waiter:
         assert self._loop is not None, "start() comes first"
@@ -187,30 +185,45 @@ class LedgerWriter:
         num_failures = 0
         while not self._is_stopping:
             self._await_work()
+            self._adopt()
             try:
                 self._pending.write()
             except Error as error:
                 self._pop_all()
                 self._pending.recover(error)
+                if self._spool is not None:
+                    self._spool.keep()
                 num_failures += 1
                 time.sleep(BACKOFF.wait_s(num_failures))
             else:
                 num_failures = 0
         self._pending.close()
+        if self._spool is not None:
+            self._spool.close()
 
     def _await_work(self) -> None:
-        """Returns the queue, when something is worth writing."""
+        """Returns the queue, when something is worth writing or adopting."""
         while not self._is_stopping:
             self._pop_all()
-            waits_s = self._pending.due_s(DELAYS_S) - time.monotonic()
+            due_s = min(self._pending.due_s(DELAYS_S), self._adopt_due_s)
+            waits_s = due_s - time.monotonic()
             if waits_s <= 0:
                 return
-            try:
+            with suppress(Empty):
                 write = self._queue.get(timeout=waits_s)
-            except Empty:
+                if write is not None:
+                    self._pending.add(write)
+
+    def _adopt(self) -> None:
+        if self._spool is None or time.monotonic() < self._adopt_due_s:
+            return
+        self._adopt_due_s = time.monotonic() + ADOPT_EVERY_S
+        self._spool.create()
+        for path in self._spool.files():
+            if self.is_full:
                 return
-            if write is not None:
-                self._pending.add(write)
+            for settle, on_written in self._spool.adopt(path):
+                self._pending.add(PendingWrite(settle, time.monotonic(), on_written=on_written))
 
     def _pop_all(self) -> None:
         try:

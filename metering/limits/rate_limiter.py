@@ -88,17 +88,15 @@ class RateLimiter:
         refuse_impossible(subjects, tokens)
         reply = self._ask(subjects, request_id, tokens, max(tokens, most or 0))
         try:
-            admitted, now_ms, charged, *numbers = await asyncio.shield(reply)
+            now_ms, charged, counts = await self._answer(reply, subjects, tokens)
         except asyncio.CancelledError:
             reply.add_done_callback(partial(self._undo, request_id, subjects))
             raise
-        except (redis.RedisError, OSError) as error:
+        except LimitsUnavailableError:
             self._free_leases(request_id, subjects)  # the script may have run all the same
-            raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
-        if not admitted:
-            raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
+            raise
         self._held[request_id] = _Held(subjects, now_ms // 1000, charged)
-        return limit_state(subjects, _counts(numbers), now_ms=now_ms, tokens_charged=charged)
+        return limit_state(subjects, counts, now_ms=now_ms, tokens_charged=charged)
 
     async def extend(self, request_id: str, tokens: int) -> None:
         """Charges more tokens to an admitted request. Raises ``RateLimitedError`` (then they are
@@ -112,15 +110,23 @@ class RateLimiter:
             if each.limits.tokens_per_minute is not None
         )
         refuse_impossible(subjects, held.tokens + held.extra + tokens)
+        reply = self._ask(subjects, request_id, tokens, tokens)
+        _, charged, _ = await self._answer(reply, subjects, tokens)
+        held.extra += charged
+
+    async def _answer(
+        self, reply: asyncio.Task[Any], subjects: Sequence[Subject], tokens: int
+    ) -> tuple[int, int, list[Counts]]:
+        """Redis' time in ms, the tokens charged, and each subject's counts. Raises
+        ``RateLimitedError`` and ``LimitsUnavailableError``."""
         try:
-            admitted, now_ms, charged, *numbers = await asyncio.shield(
-                self._ask(subjects, request_id, tokens, tokens)
-            )
+            admitted, now_ms, charged, *numbers = await asyncio.shield(reply)
         except (redis.RedisError, OSError) as error:
             raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
+        counts = [Counts(*numbers[index : index + 3]) for index in range(0, len(numbers), 3)]
         if not admitted:
-            raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
-        held.extra += charged
+            raise refusal(subjects, counts, tokens=tokens, now_ms=now_ms)
+        return now_ms, charged, counts
 
     def _ask(
         self, subjects: Sequence[Subject], request_id: str, tokens: int, most: int
@@ -132,7 +138,7 @@ class RateLimiter:
             tokens,
             most,
             _LEASE_MS,
-            *(limit for each in subjects for limit in _limits(each)),
+            *("" if limit is None else limit for each in subjects for limit in each.limits.values),
         )
 
     def correct(self, request_id: str, tokens: int) -> None:
@@ -222,10 +228,6 @@ class RateLimiter:
         return call
 
 
-def _counts(numbers: Sequence[int]) -> list[Counts]:
-    return [Counts(*numbers[index : index + 3]) for index in range(0, len(numbers), 3)]
-
-
 def _counts_key(subject: Subject) -> str:
     return keys.limit_counts_key(subject.kind, subject.name)
 
@@ -236,14 +238,6 @@ def _open_key(subject: Subject) -> str:
 
 def _lease_keys(subjects: Sequence[Subject]) -> list[str]:
     return [_open_key(each) for each in subjects if each.limits.max_concurrent is not None]
-
-
-def _limits(subject: Subject) -> tuple[str | int, ...]:
-    limits = subject.limits
-    return tuple(
-        "" if limit is None else limit
-        for limit in (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
-    )
 
 
 def _log_loss(reply: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ limit of N a minute drains N parts a millisecond, in whole numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -117,15 +117,9 @@ def refusal(
     )
 
 
-def _limits(subject: Subject) -> Iterator[tuple[LimitKind, int]]:
-    limits = subject.limits
-    for kind, limit in (
-        (LimitKind.REQUESTS, limits.requests_per_minute),
-        (LimitKind.TOKENS, limits.tokens_per_minute),
-        (LimitKind.CONCURRENCY, limits.max_concurrent),
-    ):
-        if limit is not None:
-            yield kind, limit
+def _limits(subject: Subject) -> list[tuple[LimitKind, int]]:
+    limits = zip(LimitKind, subject.limits.values, strict=True)
+    return [(kind, limit) for kind, limit in limits if limit is not None]
 
 
 def _wait_s(kind: LimitKind, limit: int, count: Counts, tokens: int) -> float:

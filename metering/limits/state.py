@@ -11,6 +11,8 @@ from enum import StrEnum
 
 
 class LimitKind(StrEnum):
+    """In the order of ``principal.LIMIT_FIELDS``."""
+
     REQUESTS = "rpm"
     TOKENS = "tpm"
     CONCURRENCY = "concurrency"
@@ -46,30 +48,34 @@ Headers = list[tuple[bytes, bytes]]
 def openai_headers(state: LimitState) -> Headers:
     """https://platform.openai.com/docs/guides/rate-limits (headers): resets are durations, until
     the limit is whole again."""
-    headers: Headers = []
-    for name, status in (("requests", state.requests), ("tokens", state.tokens)):
-        if status is not None:
-            headers += [
-                _header(f"x-ratelimit-limit-{name}", str(status.limit)),
-                _header(f"x-ratelimit-remaining-{name}", str(status.remaining)),
-                _header(f"x-ratelimit-reset-{name}", duration(status.reset_ms)),
-            ]
-    return headers
+    return [
+        (f"x-ratelimit-{field}-{name}".encode(), value.encode())
+        for name, status in _limited(state)
+        for field, value in (
+            ("limit", str(status.limit)),
+            ("remaining", str(status.remaining)),
+            ("reset", duration(status.reset_ms)),
+        )
+    ]
 
 
 def anthropic_headers(state: LimitState) -> Headers:
     """https://docs.anthropic.com/en/api/rate-limits (response headers): resets are moments in
     RFC 3339's form, when the limit is whole again."""
-    headers: Headers = []
-    for name, status in (("requests", state.requests), ("tokens", state.tokens)):
-        if status is not None:
-            prefix = f"anthropic-ratelimit-{name}"
-            headers += [
-                _header(f"{prefix}-limit", str(status.limit)),
-                _header(f"{prefix}-remaining", str(status.remaining)),
-                _header(f"{prefix}-reset", _reset_at(status, state.now_ms)),
-            ]
-    return headers
+    return [
+        (f"anthropic-ratelimit-{name}-{field}".encode(), value.encode())
+        for name, status in _limited(state)
+        for field, value in (
+            ("limit", str(status.limit)),
+            ("remaining", str(status.remaining)),
+            ("reset", _reset_at(status, state.now_ms)),
+        )
+    ]
+
+
+def _limited(state: LimitState) -> list[tuple[str, LimitStatus]]:
+    limits = (("requests", state.requests), ("tokens", state.tokens))
+    return [(name, status) for name, status in limits if status is not None]
 
 
 def duration(milliseconds: int) -> str:
@@ -87,7 +93,3 @@ def duration(milliseconds: int) -> str:
 def _reset_at(status: LimitStatus, now_ms: int) -> str:
     unix_s = -(-(now_ms + status.reset_ms) // 1000)
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _header(name: str, value: str) -> tuple[bytes, bytes]:
-    return name.encode(), value.encode()

@@ -9,6 +9,7 @@ from datetime import UTC
 from functools import wraps
 from typing import Any
 
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -16,7 +17,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
-from metering.errors import DirectoryUnavailableError, DisabledAccountError
+from metering.errors import DisabledAccountError
 from metering.keys.store import DatabaseKeyStore
 from metering.playground.conversations import (
     MAX_CONVERSATION_BYTES,
@@ -71,8 +72,9 @@ def _login(reader: Reader, account: str) -> Login:
             principal = DatabaseKeyStore().account(account).asking(frozenset({Scope.INFERENCE}))
         except DisabledAccountError as error:
             problem = str(error)
-        except DirectoryUnavailableError as error:
-            return Login(refusal=ServiceUnavailableError("database_unavailable", str(error)))
+        except DatabaseError:
+            detail = "API keys cannot be looked up: the database does not answer."
+            return Login(refusal=ServiceUnavailableError("database_unavailable", detail))
         else:
             return Login(principal=principal, username=reader.username)
     return Login(refusal=ForbiddenError("account_not_allowed", problem, param="account"))

@@ -27,7 +27,7 @@ from inference.supervised_threads import SupervisedThread, contained
 from metering.request_records import rows
 
 if TYPE_CHECKING:
-    from inference.gateway.request.outcome import Capture, RequestOutcome
+    from inference.gateway.request.outcome import RequestOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ class RequestRecordWriter:
         self._insert = insert
         self._interval_s = interval_s
         self._queue: deque[RequestOutcome] = deque()
-        self._captured_bytes_added = 0
-        self._captured_bytes_written = 0
         self._num_dropped = 0
         self._num_dropped_logged = 0
         self._stopping = threading.Event()
@@ -87,15 +85,14 @@ class RequestRecordWriter:
         if len(self._queue) >= self._max_queued:
             self._num_dropped += 1
             return
-        if ended.captured is not None:
-            self._make_room(ended.captured)
+        captured = ended.captured
+        if captured is not None and self._captured_bytes + captured.num_bytes > MAX_CAPTURED_BYTES:
+            captured.drop()
         self._queue.append(ended)
 
-    def _make_room(self, captured: Capture) -> None:
-        queued_bytes = self._captured_bytes_added - self._captured_bytes_written
-        if queued_bytes + captured.num_bytes > MAX_CAPTURED_BYTES:
-            captured.drop()
-        self._captured_bytes_added += captured.num_bytes
+    @property
+    def _captured_bytes(self) -> int:
+        return sum(one.captured.num_bytes for one in list(self._queue) if one.captured is not None)
 
     @property
     def depth(self) -> int:
@@ -127,10 +124,8 @@ class RequestRecordWriter:
                 self._log.log("away", f"requests cannot be recorded, {self.depth} wait: {error}")
                 connections[self._using].close()
                 return False
-            for one in batch:
+            for _ in batch:
                 self._queue.popleft()
-                if one.captured is not None:
-                    self._captured_bytes_written += one.captured.num_bytes
         return True
 
     def _write(self, batch: Sequence[RequestOutcome]) -> None:

@@ -3,21 +3,21 @@ day's errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils import timezone
 
 from fleet.dashboard.links import model_url, neuron_url
 from helexa_site.web.moments import moment_text
-from metering import selectors
 from metering.csv_files import csv_text
 from metering.ledger.entries import ERRORS, Outcome
 from metering.links import account_url, key_url, request_url, requests_url
 from metering.models import CapturedRequest, RequestRecord
 from metering.money import cost_text
+from metering.selectors import names_of_keys
 
 TONES = {
     Outcome.ANSWERED.value: "good",
@@ -27,88 +27,73 @@ TONES = {
 }
 NUM_SHOWN_ID_DIGITS = 12
 """An id's milliseconds: see ``inference.request_ids``."""
-
-
 PAGES = {"account": account_url, "key": key_url, "model": model_url, "neuron": neuron_url}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRow:
-    record: RequestRecord
-    url: str
-    id: str
-    shown_id: str
-    key: str
-    tone: str
-    total: str
-    tokens: str
-    cost: str
-    homes: dict[str, str]
-    """Addresses of the pages of its names; empty where they are not for the reader."""
 
 
 def shown_id(request_id: str) -> str:
     return request_id[:NUM_SHOWN_ID_DIGITS]
 
 
-def request_rows(
-    records: Iterable[RequestRecord], key_names: Mapping[str, str], *, is_operator: bool
-) -> list[RequestRow]:
-    """``is_operator``: names lead to pages of the admin."""
+def request_rows(records: Sequence[RequestRecord], *, is_operator: bool) -> list[dict[str, Any]]:
+    """``is_operator``: names lead to pages of the admin, whose addresses are ``homes``."""
+    names = names_of_keys(record.key for record in records)
     return [
-        RequestRow(
-            record=record,
-            homes=_homes(record) if is_operator else {},
-            url=request_url(record.request_id.hex),
-            id=record.request_id.hex,
-            shown_id=shown_id(record.request_id.hex),
-            key=_key(record, key_names.get(record.key, "")),
-            tone=TONES[record.outcome],
-            total=duration_text(record.duration_ms),
-            tokens=_tokens(record),
-            cost=cost_text(record.cost_micro_usd) if record.cost_micro_usd else "",
-        )
+        {
+            "record": record,
+            "homes": _homes(record) if is_operator else {},
+            "url": request_url(record.request_id.hex),
+            "id": record.request_id.hex,
+            "shown_id": shown_id(record.request_id.hex),
+            "key": _named(record.key, names),
+            "tone": TONES[record.outcome],
+            "total": duration_text(record.duration_ms),
+            "tokens": _number(record.prompt_tokens + record.completion_tokens),
+            "cost": cost_text(record.cost_micro_usd) if record.cost_micro_usd else "",
+        }
         for record in records
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detail:
+class Detail(NamedTuple):
     name: str
     value: str
     url: str = ""
 
 
-def details(record: RequestRecord, key_name: str, *, is_operator: bool) -> list[Detail]:
+def details(record: RequestRecord, *, is_operator: bool) -> list[Detail]:
     """Its recorded fields, without missing ones. Names link to their pages, where the reader may
     see those, else to the requests that have them."""
-    homes = _homes(record) if is_operator else _requests_of(record)
+    of = _homes(record) if is_operator else _requests_of(record)
+    of |= {
+        name: requests_url(**{name: getattr(record, name)})
+        for name in ("end_user", "status", "code")
+    }
+    key = _named(record.key, names_of_keys([record.key]))
     found = [
-        Detail(name="Ended", value=moment_text(record.at)),
-        Detail(name="Account", value=record.account, url=homes.get("account", "")),
-        Detail(name="Key", value=_key(record, key_name), url=homes.get("key", "")),
-        _linked("End user", "end_user", record.end_user or ""),
-        Detail(name="Model asked for", value=record.model_asked),
-        Detail(name="Model", value=record.model, url=homes.get("model", "")),
-        Detail(name="Neuron", value=record.neuron, url=homes.get("neuron", "")),
-        Detail(name="Targets tried before", value=record.targets_tried),
-        Detail(name="Endpoint", value=record.endpoint),
-        Detail(name="Client", value=record.client),
+        Detail("Ended", moment_text(record.at)),
+        Detail("Account", record.account, of.get("account", "")),
+        Detail("Key", key, of.get("key", "")),
+        Detail("End user", record.end_user or "", of["end_user"]),
+        Detail("Model asked for", record.model_asked),
+        Detail("Model", record.model, of.get("model", "")),
+        Detail("Neuron", record.neuron, of.get("neuron", "")),
+        Detail("Targets tried before", record.targets_tried),
+        Detail("Endpoint", record.endpoint),
+        Detail("Client", record.client),
+        Detail("Status", str(record.status or "no response was sent"), of["status"]),
+        Detail("Code", record.code or "", of["code"]),
+        Detail("Message", record.message),
+        Detail("Until its work began", duration_text(record.queue_ms)),
+        Detail("Until its first token", duration_text(record.time_to_first_token_ms)),
+        Detail("Until its end", duration_text(record.duration_ms)),
+        Detail("Prompt tokens", _part(record.prompt_tokens, record.cached_tokens, "cached")),
         Detail(
-            name="Status",
-            value=str(record.status) if record.status else "no response was sent",
-            url=requests_url(status=record.status),
+            "Answer tokens",
+            _part(record.completion_tokens, record.reasoning_tokens, "reasoning"),
         ),
-        _linked("Code", "code", record.code or ""),
-        Detail(name="Message", value=record.message),
-        Detail(name="Until its work began", value=duration_text(record.queue_ms)),
-        Detail(name="Until its first token", value=duration_text(record.time_to_first_token_ms)),
-        Detail(name="Until its end", value=duration_text(record.duration_ms)),
-        Detail(name="Prompt tokens", value=_prompt(record)),
-        Detail(name="Answer tokens", value=_answer(record)),
-        Detail(name="Metered", value=_metered(record)),
-        Detail(name="Usage", value="estimated" if record.is_usage_estimated else ""),
-        Detail(name="Cost", value=cost_text(record.cost_micro_usd)),
+        Detail("Metered", _metered(record)),
+        Detail("Usage", "estimated" if record.is_usage_estimated else ""),
+        Detail("Cost", cost_text(record.cost_micro_usd)),
     ]
     return [detail for detail in found if detail.value]
 
@@ -130,54 +115,33 @@ def duration_text(milliseconds: int | None) -> str:
     return f"{milliseconds:,} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
 
 
-def _names(record: RequestRecord) -> dict[str, str]:
-    return {
-        "account": record.account,
-        "key": record.key,
-        "model": record.model or record.model_asked,
-        "neuron": record.neuron,
-    }
-
-
 def _homes(record: RequestRecord) -> dict[str, str]:
     """Addresses of the pages of its names, without missing ones."""
-    return {name: PAGES[name](value) for name, value in _names(record).items() if value}
+    asked = {"model": record.model or record.model_asked}
+    names = {name: asked.get(name) or getattr(record, name) for name in PAGES}
+    return {name: PAGES[name](value) for name, value in names.items() if value}
 
 
 def _requests_of(record: RequestRecord) -> dict[str, str]:
-    names = _names(record) | {"model": record.model}
-    return {name: requests_url(**{name: value}) for name, value in names.items()}
+    return {name: requests_url(**{name: getattr(record, name)}) for name in PAGES}
 
 
-def _linked(name: str, parameter: str, value: str) -> Detail:
-    return Detail(name=name, value=value, url=requests_url(**{parameter: value}) if value else "")
+def _named(key: str, names: dict[str, str]) -> str:
+    return f"{key} ({names[key]})" if key in names else key
 
 
-def _key(record: RequestRecord, name: str) -> str:
-    return f"{record.key} ({name})" if name else record.key
+def _number(amount: int) -> str:
+    return f"{amount:,}" if amount else ""
 
 
-def _tokens(record: RequestRecord) -> str:
-    tokens = record.prompt_tokens + record.completion_tokens
-    return f"{tokens:,}" if tokens else ""
+def _part(tokens: int, part: int, name: str) -> str:
+    return f"{tokens:,}, {part:,} of them {name}" if part else f"{tokens:,}"
 
 
 def _metered(record: RequestRecord) -> str:
     if not record.unit:
         return ""
     return f"{record.num_units:,} {record.unit}{'' if record.num_units == 1 else 's'}"
-
-
-def _prompt(record: RequestRecord) -> str:
-    if not record.cached_tokens:
-        return f"{record.prompt_tokens:,}"
-    return f"{record.prompt_tokens:,}, {record.cached_tokens:,} of them cached"
-
-
-def _answer(record: RequestRecord) -> str:
-    if not record.reasoning_tokens:
-        return f"{record.completion_tokens:,}"
-    return f"{record.completion_tokens:,}, {record.reasoning_tokens:,} of them reasoning"
 
 
 COLUMNS = (
@@ -190,18 +154,18 @@ COLUMNS = (
 MAX_CSV_ROWS = 10_000
 
 
-def fields_of(record: RequestRecord, key_names: Mapping[str, str]) -> dict[str, Any]:
+def all_fields(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    names = names_of_keys(record.key for record in records)
+    return [_fields_of(record, names) for record in records]
+
+
+def _fields_of(record: RequestRecord, names: dict[str, str]) -> dict[str, Any]:
     own = {
         "id": record.request_id.hex,
         "at": record.at.isoformat(),
-        "key_name": key_names.get(record.key, ""),
+        "key_name": names.get(record.key, ""),
     }
     return {name: own[name] if name in own else getattr(record, name) for name in COLUMNS}
-
-
-def all_fields(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    names = selectors.key_names(records)
-    return [fields_of(record, names) for record in records]
 
 
 def requests_csv(records: Sequence[RequestRecord]) -> str:

@@ -13,11 +13,19 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods
 
 from helexa_site.web.pages import render_page
-from metering import selectors, services
+from metering import services
 from metering.csv_files import csv_response
 from metering.errors import MeteringValueError, UnknownNameError
-from metering.models import RequestRecord
-from metering.requests.filters import FILTERS, OUTCOMES, filter_of
+from metering.models import CapturedRequest, RequestRecord
+from metering.requests.filters import (
+    FILTERS,
+    OUTCOMES,
+    RequestFilter,
+    filter_of,
+    request_before,
+    request_find,
+    requests_list,
+)
 from metering.requests.shown import (
     MAX_CSV_ROWS,
     TONES,
@@ -27,7 +35,6 @@ from metering.requests.shown import (
     requests_csv,
     shown_id,
 )
-from metering.selectors import RequestFilter
 from metering.usage.reader import Reader, for_members
 
 ROWS = 50
@@ -52,11 +59,11 @@ def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     visible, problem = _visible(reader), ""
     try:
         where = filter_of(request.GET.dict(), visible=visible, now=timezone.now())
-        before = selectors.request_before(request.GET.get("before", ""), where=visible)
+        before = request_before(request.GET.get("before", ""), where=visible)
         if request.GET.get("format") == "csv":
-            newest = selectors.requests_list(where=where, limit=MAX_CSV_ROWS)
+            newest = requests_list(where=where, limit=MAX_CSV_ROWS)
             return csv_response("requests", requests_csv(newest))
-        found = selectors.requests_list(where=where, limit=ROWS + 1, before=before)
+        found = requests_list(where=where, limit=ROWS + 1, before=before)
     except MeteringValueError as error:
         problem, found = str(error), []
     context = _context(request, reader, found, problem)
@@ -71,11 +78,11 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
     """A POST shows the captured bodies as well, which is audited. Raises ``Http404``, also for a
     request of another account."""
     try:
-        record = selectors.request_find(request_id, where=_visible(reader))
+        record = request_find(request_id, where=_visible(reader))
     except (UnknownNameError, MeteringValueError) as error:
         raise Http404 from error
-    names = selectors.key_names([record])
-    may_read = selectors.request_is_captured(record) and reader.may_read_bodies(record)
+    is_captured = CapturedRequest.objects.filter(request_id=record.request_id).exists()
+    may_read = is_captured and reader.may_read_bodies(record)
     captured = None
     if request.method == "POST":
         if not may_read:
@@ -88,7 +95,7 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
         "record": record,
         "id": record.request_id.hex,
         "tone": TONES[record.outcome],
-        "details": details(record, names.get(record.key, ""), is_operator=reader.is_operator),
+        "details": details(record, is_operator=reader.is_operator),
     }
     title = f"Request {shown_id(record.request_id.hex)}"
     response = render_page(request, "metering/request.html", title=title, context=context)
@@ -106,7 +113,7 @@ def _context(
     is_newest = "before" not in request.GET
     return {
         "problem": problem,
-        "rows": request_rows(shown, selectors.key_names(shown), is_operator=reader.is_operator),
+        "rows": request_rows(shown, is_operator=reader.is_operator),
         "fields": _fields(request, TITLES),
         "more_fields": _fields(request, MORE_TITLES),
         "has_more": not chosen.keys().isdisjoint(MORE_TITLES),

@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
-from zlib import crc32
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -17,11 +17,10 @@ from django.shortcuts import render
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET
 
-from metering import selectors
 from metering.errors import MeteringValueError
-from metering.selectors.series import SeriesPoint
-from metering.series.figures import OUTCOMES, errors_of, point_fields
+from metering.series.figures import OUTCOMES, Figures, errors_of, point_fields
 from metering.series.steps import DAY_S, RANGES, Kind, Range, kind_of, moment, range_of
+from metering.series.store import series_devices, series_points
 from metering.usage.reader import Reader, for_members
 
 PALETTE = (
@@ -43,20 +42,18 @@ FIXED = {
 
 
 def colors_of(names: Sequence[str]) -> list[str]:
-    """A name's colour follows from the name alone, unless another line of the chart has it: then
-    the later one by the alphabet gets the next free one. No chart mixes fixed and other names."""
-    found: dict[str, str] = {}
-    for name in sorted(set(names) - FIXED.keys()):
-        first = crc32(name.encode()) % len(PALETTE)
-        order = [PALETTE[(first + step) % len(PALETTE)] for step in range(len(PALETTE))]
-        found[name] = next((one for one in order if one not in found.values()), order[0])
-    return [FIXED[name] if name in FIXED else found[name] for name in names]
+    """A name's colour is fixed, or follows from its place in the alphabet of the chart's names. No
+    chart mixes fixed and other names."""
+    others = sorted(set(names) - FIXED.keys())
+    free = dict(zip(others, cycle(PALETTE), strict=False))
+    return [FIXED.get(name) or free[name] for name in names]
 
 
 MAX_CODES = 6
 OTHERS = "others"
 Number = float | int | None
 Lines = dict[str, list[Number]]
+Points = Mapping[int, Figures]
 Chart = dict[str, Any]
 
 
@@ -91,16 +88,14 @@ DEVICES = (
 )
 
 
-def charts_of(
-    kind: Kind, subjects: Mapping[str, Sequence[SeriesPoint]], step_s: int
-) -> list[Chart]:
+def charts_of(kind: Kind, subjects: Mapping[str, Points], step_s: int) -> list[Chart]:
     """Charts of one subject's requests, or of a neuron's devices. Empty ones are left out, except
     the first one of requests."""
     shown = {
-        name.rpartition("/")[2]: [point_fields(kind, one.figures, step_s) for one in points]
+        name.rpartition("/")[2]: [point_fields(kind, one, step_s) for one in points.values()]
         for name, points in subjects.items()
     }
-    first: Sequence[SeriesPoint] = next(iter(subjects.values()), ())
+    first: Points = next(iter(subjects.values()), {})
     labels = labels_of(first)
     charts = []
     for layout in DEVICES if kind is Kind.DEVICE else TRAFFIC:
@@ -109,7 +104,7 @@ def charts_of(
             for name, points in shown.items()
             for label, field in layout.lines.items()
         }
-        if layout is REQUESTS or _has_numbers(lines):
+        if layout is REQUESTS or any(any(numbers) for numbers in lines.values()):
             charts.append(_chart(layout, lines, labels))
         if layout is REQUESTS:
             charts += _errors(first, labels)
@@ -137,14 +132,13 @@ def _chart(layout: Layout, lines: Lines, labels: list[str]) -> Chart:
     }
 
 
-def labels_of(points: Sequence[SeriesPoint]) -> list[str]:
-    moments = [moment(point.at_unix_s) for point in points]
-    is_long = len(points) > 1 and points[-1].at_unix_s - points[0].at_unix_s > DAY_S
-    return [f"{one:%m-%d %H:%M}" if is_long else f"{one:%H:%M}" for one in moments]
+def labels_of(points: Points) -> list[str]:
+    is_long = max(points, default=0) - min(points, default=0) > DAY_S
+    return [f"{moment(at):%m-%d %H:%M}" if is_long else f"{moment(at):%H:%M}" for at in points]
 
 
-def _errors(points: Sequence[SeriesPoint], labels: list[str]) -> list[Chart]:
-    by_point = [errors_of(point.figures) for point in points]
+def _errors(points: Points, labels: list[str]) -> list[Chart]:
+    by_point = [errors_of(figures) for figures in points.values()]
     totals = sum((Counter(errors) for errors in by_point), Counter[str]())
     if not totals:
         return []
@@ -155,10 +149,6 @@ def _errors(points: Sequence[SeriesPoint], labels: list[str]) -> list[Chart]:
     if rest := most[MAX_CODES:]:
         lines[OTHERS] = [sum(errors.get(code, 0) for code in rest) for errors in by_point]
     return [_chart(Layout("errors", "Errors by code", {}, is_count=True), lines, labels)]
-
-
-def _has_numbers(lines: Lines) -> bool:
-    return any(any(numbers) for numbers in lines.values())
 
 
 @for_members
@@ -191,8 +181,8 @@ def series_panel(request: HttpRequest, reader: Reader) -> HttpResponse:
 def panel_charts(kind: Kind, name: str, found: Range) -> list[Chart]:
     """A neuron's are of its requests and of its devices."""
 
-    def points(kind: Kind, name: str) -> list[SeriesPoint]:
-        return selectors.series_points(
+    def points(kind: Kind, name: str) -> Points:
+        return series_points(
             kind=kind,
             name=name,
             since_unix_s=found.since_unix_s,
@@ -202,7 +192,7 @@ def panel_charts(kind: Kind, name: str, found: Range) -> list[Chart]:
 
     devices = [name] if kind is Kind.DEVICE else []
     if kind is Kind.NEURON:
-        devices = selectors.series_devices(neuron=name, since_unix_s=found.since_unix_s)
+        devices = series_devices(neuron=name, since_unix_s=found.since_unix_s)
     by_device = {device: points(Kind.DEVICE, device) for device in devices}
     charts = charts_of(Kind.DEVICE, by_device, found.step_s) if devices else []
     if kind is Kind.DEVICE:

@@ -17,8 +17,6 @@ percentile is off by at most ``MAX_ERROR`` of itself.
 from __future__ import annotations
 
 import math
-import operator
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -158,50 +156,36 @@ SUMS = (*TOKENS, "cost_micro_usd")
 
 
 def changes_of(ended: Iterable[tuple[Settle, Outcome]]) -> dict[SeriesKey, Figures]:
-    counted: dict[tuple[int, Kind, str], tuple[list[str], list[int]]] = {}
+    changes: dict[SeriesKey, Figures] = {}
     for settle, kind in ended:
-        names, sums = _counts_of(settle, kind), _sums_of(settle)
+        figures = _figures_of(settle, kind)
         for subject in _subjects_of(settle):
-            known = counted.get(subject)
-            if known is None:
-                counted[subject] = ([*names], [*sums])
-            else:
-                known[0].extend(names)
-                known[1][:] = map(operator.add, known[1], sums)
-    return {
-        SeriesKey(MINUTE_S, at_unix_s, kind, name): {
-            **Counter(names),
-            **{column: number for column, number in zip(SUMS, sums, strict=True) if number},
-        }
-        for (at_unix_s, kind, name), (names, sums) in counted.items()
-    }
+            add(changes.setdefault(subject, {}), figures)
+    return changes
 
 
-def _counts_of(settle: Settle, kind: Outcome) -> list[str]:
+def _figures_of(settle: Settle, kind: Outcome) -> Figures:
     """Times are of answered requests alone: a refusal's would be those of no model."""
-    names = ["requests", kind.value]
+    figures = {"requests": 1, kind.value: 1}
     if settle.outcome != FINISHED:
-        names.append(ERROR + settle.outcome[:MAX_CODE_CHARS].replace("\0", ""))
-        return names
-    if settle.time_to_first_token_ms is not None:
-        names.append(in_bucket("first_token_ms", settle.time_to_first_token_ms))
-    names.append(in_bucket("total_ms", settle.duration_ms))
-    return names
+        figures[ERROR + settle.outcome[:MAX_CODE_CHARS].replace("\0", "")] = 1
+    else:
+        figures[in_bucket("total_ms", settle.duration_ms)] = 1
+        if settle.time_to_first_token_ms is not None:
+            figures[in_bucket("first_token_ms", settle.time_to_first_token_ms)] = 1
+    for name in SUMS:
+        if (number := getattr(settle, name)) > 0:
+            figures[name] = number
+    return figures
 
 
-def _sums_of(settle: Settle) -> list[int]:
-    return [max(0, getattr(settle, name)) for name in SUMS]
-
-
-def _subjects_of(settle: Settle) -> list[tuple[int, Kind, str]]:
+def _subjects_of(settle: Settle) -> list[SeriesKey]:
     """The request's minute with each of its subjects. An unknown model, neuron or account has no
     series."""
     at = floor_s(settle.ended_unix_s, MINUTE_S)
-    subjects = [(at, Kind.FLEET, FLEET_NAME)]
-    if settle.model and settle.model != UNKNOWN_MODEL:
-        subjects.append((at, Kind.MODEL, settle.model))
-    if settle.neuron:
-        subjects.append((at, Kind.NEURON, settle.neuron))
-    if settle.account:
-        subjects.append((at, Kind.ACCOUNT, settle.account))
-    return subjects
+    model = "" if settle.model == UNKNOWN_MODEL else settle.model
+    named = ((Kind.MODEL, model), (Kind.NEURON, settle.neuron), (Kind.ACCOUNT, settle.account))
+    return [
+        SeriesKey(MINUTE_S, at, Kind.FLEET, FLEET_NAME),
+        *(SeriesKey(MINUTE_S, at, kind, name) for kind, name in named if name),
+    ]

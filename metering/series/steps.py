@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -36,23 +36,10 @@ class SeriesKey(NamedTuple):
 
 
 MINUTE_S, QUARTER_S, HOUR_S, DAY_S = 60, 900, 3_600, 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """Rows of ``step_s`` are kept until they are ``kept_s`` old."""
-
-    step_s: int
-    kept_s: int
-
-
-TIERS = (
-    Tier(step_s=MINUTE_S, kept_s=6 * HOUR_S),
-    Tier(step_s=QUARTER_S, kept_s=3 * DAY_S),
-    Tier(step_s=HOUR_S, kept_s=30 * DAY_S),
-)
-"""The finest first. Rows that leave the last one are deleted."""
-KEPT_S = TIERS[-1].kept_s
+TIERS = ((MINUTE_S, 6 * HOUR_S), (QUARTER_S, 3 * DAY_S), (HOUR_S, 30 * DAY_S))
+"""The step of rows and how old they become, the finest first. Rows that leave the last tier are
+deleted."""
+KEPT_S = TIERS[-1][1]
 
 
 def floor_s(unix_s: float, step_s: int) -> int:
@@ -66,25 +53,20 @@ def moment(unix_s: int) -> datetime:
 def boundary_s(now_unix_s: float, tier: int) -> int:
     """Rows of the tier that begin earlier are rolled up. It is a multiple of the next tier's step,
     so that no coarse row has only a part of its time."""
-    coarse_s = TIERS[tier + 1].step_s if tier + 1 < len(TIERS) else HOUR_S
-    return floor_s(now_unix_s - TIERS[tier].kept_s, coarse_s)
+    coarse_s = TIERS[tier + 1][0] if tier + 1 < len(TIERS) else HOUR_S
+    return floor_s(now_unix_s - TIERS[tier][1], coarse_s)
 
 
 def finest_step_s(since_unix_s: float, now_unix_s: float) -> int:
     """The step of the coarsest rows between ``since`` and now."""
     age_s = now_unix_s - since_unix_s
-    return next((tier.step_s for tier in TIERS if age_s <= tier.kept_s), TIERS[-1].step_s)
-
-
-def points_of(since_unix_s: float, until_unix_s: float, step_s: int) -> list[int]:
-    first, last = floor_s(since_unix_s, step_s), floor_s(until_unix_s, step_s)
-    return list(range(first, last + 1, step_s))
+    return next((step_s for step_s, kept_s in TIERS if age_s <= kept_s), HOUR_S)
 
 
 def length_words(length_s: int) -> str:
     words = (("day", DAY_S), ("hour", HOUR_S), ("minute", MINUTE_S))
     unit, seconds = next((unit, one) for unit, one in words if length_s % one == 0)
-    number = timedelta(seconds=length_s) // timedelta(seconds=seconds)
+    number = length_s // seconds
     return f"{number} {unit}{'s' * (number != 1)}"
 
 

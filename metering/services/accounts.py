@@ -52,15 +52,13 @@ def account_create(
         capture_until=capture_until,
     )
     account_check(account=account)
-    taken = MeteringValueError("name", f"There is an account named {name!r} already")
     with transaction.atomic():
-        if Account.objects.filter(name=name).exists():
-            raise taken
         try:
             with transaction.atomic():
                 account.save(force_insert=True)
-        except IntegrityError:  # another one came first
-            raise taken from None
+        except IntegrityError:
+            message = f"There is an account named {name!r} already"
+            raise MeteringValueError("name", message) from None
         detail = values_of(account, ACCOUNT_FIELDS)
         audit_entry_create(actor=actor, action="account.create", object_id=name, detail=detail)
         revision_bump()

@@ -16,8 +16,14 @@ from helexa_site.web.moments import moment_text
 from metering.csv_files import csv_text
 from metering.links import account_url, requests_url
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text, usd_text
-from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
-from metering.selectors.usage import SUMS
+from metering.selectors import (
+    SUMS,
+    BudgetStatus,
+    UsageGroup,
+    UsagePeriod,
+    UsageRow,
+    UsageSums,
+)
 
 MAX_CHARTED = 12
 REFUSAL_HOURS = 24

@@ -12,14 +12,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
-from fleet.control.leadership import Leadership
-from fleet.live import reading as live
-from metering import tasks
 from metering.actor import COMMAND
 from metering.keys import directory as key_directory
 from metering.keys.directory import KeyDirectory
 from metering.ledger import writer
-from metering.ledger.orphans import SweepPause
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
@@ -28,12 +24,6 @@ from tests.metering.databases import clear, metering_database
 from tests.metering.keys.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.metering.writer_support import LONG_S
 from tests.servers.private_postgres import new_database
-
-
-@pytest.fixture(autouse=True)
-def _no_outage_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of one test has not seen the next one's database fail."""
-    monkeypatch.setattr(tasks, "sweep_pause", SweepPause(Leadership(live.redis_client)))
 
 
 @pytest.fixture(autouse=True)

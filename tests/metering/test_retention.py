@@ -70,33 +70,31 @@ def test_old_entries_go_and_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks.forget_ledger_entries()
     assert entries() == ["399", "0"]
     assert sum(hour.requests for hour in UsageHour.objects.all()) == 4
-
-
-def test_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    record(1, 29, 31, 400)
-    keep(monkeypatch, days=30)
-    tasks.forget_request_records()
-    assert ages() == [29, 1]
-
-
-def test_those_over_the_most_go_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    record(4, 3, 2, 1)
-    keep(monkeypatch, days=0, records=3)
-    tasks.forget_request_records()
-    assert ages() == [3, 2, 1]
-
-
-def test_zero_keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    record(10_000)
-    bill(10_000)
     keep(monkeypatch, days=0)
-    tasks.forget_request_records()
     tasks.forget_ledger_entries()
-    assert (ages(), entries()) == ([10_000], ["10000"])
+    assert entries() == ["399", "0"], "zero keeps all"
+
+
+@pytest.mark.parametrize(
+    ("made", "days", "max_rows", "kept"),
+    [
+        ([1, 29, 31, 400], 30, 0, [29, 1]),
+        ([4, 3, 2, 1], 0, 3, [3, 2, 1]),
+        ([40, 3, 2, 1], 30, 2, [2, 1]),
+        ([10_000], 0, 0, [10_000]),
+    ],
+)
+def test_old_records_go_and_those_over_the_most(
+    monkeypatch: pytest.MonkeyPatch, made: list[int], days: int, max_rows: int, kept: list[int]
+) -> None:
+    record(*made)
+    keep(monkeypatch, days=days, records=max_rows)
+    tasks.forget_request_records()
+    assert ages() == kept
 
 
 def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "ROWS_PER_BATCH", 2)
+    monkeypatch.setattr(retention, "ROWS_PER_BATCH", dict.fromkeys(retention.ROWS_PER_BATCH, 2))
     monkeypatch.setattr(retention, "MAX_BATCHES", 2)
     record(*[40] * 7)
     bill(*[40] * 7)
@@ -136,26 +134,25 @@ def written_meanwhile(model: type[Model], counts: list[int]) -> Callable[[float]
     return pause
 
 
-def test_a_tick_waits_for_one_batch_at_most() -> None:
+@pytest.mark.parametrize(
+    ("model", "number", "left"),
+    [(RequestRecord, 1_200, [700, 200]), (CapturedRequest, 25, [15, 5])],
+)
+def test_a_tick_waits_for_one_batch_at_most(
+    model: retention.Rows, number: int, left: list[int]
+) -> None:
     """The batches are short, and between two of them nothing is locked."""
-    record(*[40] * 1_200)
+    if model is RequestRecord:
+        record(*[40] * number)
+    else:
+        at = timezone.now() - timedelta(days=40)
+        CapturedRequest.objects.bulk_create(
+            CapturedRequest(request_id=uuid.uuid4(), at=at) for _ in range(number)
+        )
     counts: list[int] = []
-    num_forgotten = retention.request_records_forget(
+    num_forgotten = retention.rows_forget(
+        model,
         before=timezone.now() - timedelta(days=30),
-        max_rows=0,
-        pause=written_meanwhile(RequestRecord, counts),
+        pause=written_meanwhile(model, counts),
     )
-    assert (num_forgotten, counts) == (1_200, [700, 200])
-
-
-def test_a_tick_waits_for_a_few_captures_at_most() -> None:
-    """A row of theirs holds bodies of up to a megabyte."""
-    at = timezone.now() - timedelta(days=2)
-    CapturedRequest.objects.bulk_create(
-        CapturedRequest(request_id=uuid.uuid4(), at=at) for _ in range(25)
-    )
-    counts: list[int] = []
-    num_forgotten = retention.captured_requests_forget(
-        before=timezone.now() - timedelta(days=1), pause=written_meanwhile(CapturedRequest, counts)
-    )
-    assert (num_forgotten, counts) == (25, [15, 5])
+    assert (num_forgotten, counts) == (number, left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -26,9 +25,6 @@ class Database:
         self.is_away = False
         self.breaks_after_commit = False
         self.is_locked = False
-        self.answers = threading.Event()
-        """Cleared: it hangs."""
-        self.answers.set()
         self.panics: str | None = None
         """A request whose operation raises a ``BaseException``."""
         self.refuses: str | None = None
@@ -36,7 +32,6 @@ class Database:
         self.batches: list[list[Operation]] = []
 
     def apply(self, operations: Sequence[Operation], *, using: str) -> list[store.Result]:
-        self.answers.wait(LONG_S)
         if self.is_away:
             raise OperationalError("the server is gone")
         if self.is_locked:

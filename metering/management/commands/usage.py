@@ -11,8 +11,7 @@ from helexa_site.quick_command import QuickCommand
 from metering import selectors
 from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
-from metering.selectors import UsageFilter, UsageGroup, UsageRow, UsageSums
-from metering.selectors.usage import SUMS
+from metering.selectors import SUMS, UsageFilter, UsageGroup, UsageRow, UsageSums
 from metering.usage.rows import usage_csv, usage_fields
 
 

@@ -43,7 +43,7 @@ DATABASE_TESTS = [
         "metering/bench/test_results.py",
         "metering/api/test_api.py",
         "metering/commands/test_commands.py",
-        "metering/keys/test_directory_on_a_database.py",
+        "metering/keys/test_directory.py",
         "metering/keys/test_store.py",
         "metering/services/test_services.py",
     )

@@ -41,14 +41,6 @@ class TestAccounts:
         made = AuditEntry.objects.get(action="account.create", object_id="ops")
         assert made.actor == str(COMMAND)
 
-    def test_refused(self, account: Account) -> None:
-        assert "already" in refused("accounts", "create", "research")
-        assert "lower-case slug" in refused("accounts", "create", "No Slug")
-        assert "no account named 'nobody'" in refused("accounts", "show", "nobody", code=3)
-        assert "weight" in refused("accounts", "create", "ops", "--weight", "0")
-        with pytest.raises(CommandError):
-            output("accounts")
-
     def test_change_and_remove(self, account: Account) -> None:
         output("accounts", "change", "research", "--weight", "4", "--rpm", "9", "--enabled=false")
         output("accounts", "change", "research", "--rpm", "none")
@@ -59,9 +51,6 @@ class TestAccounts:
         )
         assert Account.objects.filter(name="research").exists()
         assert "Removed" in output("accounts", "remove", "research")
-        assert "built in" in refused("accounts", "remove", "shared")
-        assert "--weight" in refused("accounts", "change", "shared", code=ExitCode.USAGE)
-        assert "true nor false" in refused("accounts", "change", "shared", "--enabled=maybe")
 
 
 class TestMembers:
@@ -89,21 +78,34 @@ class TestBudgets:
         assert "would budget.remove" in output("budgets", "remove", name, "--dry-run")
         output("budgets", "remove", name)
         assert "no budget" in refused("budgets", "show", name, code=3)
-        assert "one of --cap-tokens" in refused("budgets", "add", "--account=research")
 
 
 @each_case(
-    ("words", "reason"),
+    ("words", "reason", "code"),
     [
-        ("budgets show tight", "There is no budget 'tight': give its id, a number"),
-        ("budgets remove tight", "There is no budget 'tight': give its id, a number"),
-        ("jobs cancel 7", "There is no job '7': give its id, as jobs list has it"),
-        ("downloads show x", "There is no download 'x': give its id, as downloads list has it"),
-        ("members show ada", "There is no member 'ada': give its id, ACCOUNT/USER"),
+        ("accounts create research", "already", ExitCode.REFUSED),
+        ("accounts create No", "lower-case slug", ExitCode.REFUSED),
+        ("accounts create ops --weight 0", "weight", ExitCode.REFUSED),
+        ("accounts show nobody", "no account named 'nobody'", ExitCode.NOT_FOUND),
+        ("accounts remove shared", "built in", ExitCode.REFUSED),
+        ("accounts change shared", "--weight", ExitCode.USAGE),
+        ("accounts change shared --enabled=maybe", "true nor false", ExitCode.REFUSED),
+        ("budgets add --account=research", "one of --cap-tokens", ExitCode.REFUSED),
+        ("budgets change 1", "give --cap or --window", ExitCode.USAGE),
+        ("keys create nobody", "manage.py accounts create", ExitCode.NOT_FOUND),
+        ("usage --from=yesterday", "not a date", ExitCode.REFUSED),
+        ("usage --from=2026-01-03 --to=2026-01-02", "comes after", ExitCode.REFUSED),
+        ("usage --account=nobody", "no account", ExitCode.NOT_FOUND),
+        ("usage --by=week", "invalid choice", ExitCode.REFUSED),
+        # An id that no row can have is not found.
+        ("budgets show tight", "no budget 'tight': give its id, a number", ExitCode.NOT_FOUND),
+        ("jobs cancel 7", "no job '7': give its id, as jobs list has it", ExitCode.NOT_FOUND),
+        ("downloads show x", "no download 'x': give its id", ExitCode.NOT_FOUND),
+        ("members show ada", "no member 'ada': give its id, ACCOUNT/USER", ExitCode.NOT_FOUND),
     ],
 )
-def test_an_id_that_no_row_can_have_is_not_found(words: str, reason: str) -> None:
-    assert refused(*words.split(), code=ExitCode.NOT_FOUND).startswith(reason)
+def test_refused(account: Account, words: str, reason: str, code: int) -> None:
+    assert reason in refused(*words.split(), code=code)
 
 
 PERIOD = ("--from=2026-01-01", "--to=2026-01-02")
@@ -159,12 +161,6 @@ class TestUsage:
             ("2026-01-01", "1", "5"),
             ("2026-01-02", "106", "1000007"),
         ]
-
-    def test_refused(self) -> None:
-        assert "not a date" in refused("usage", "--from=yesterday")
-        assert "comes after" in refused("usage", "--from=2026-01-03", "--to=2026-01-02")
-        assert "no account" in refused("usage", "--account=nobody", code=3)
-        assert "invalid choice" in refused("usage", "--by=week")
 
 
 class TestKeys:
@@ -293,8 +289,6 @@ class TestKeys:
     def test_where_none_can_be_made(
         self, account: Account, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert "manage.py accounts create" in refused("keys", "create", "nobody", code=3)
-
         def fail(*_args: object, **_options: object) -> None:
             raise OperationalError("no such table: metering_account\nand a trace")
 

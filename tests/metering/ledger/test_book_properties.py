@@ -54,45 +54,25 @@ def test_what_it_costs_is_never_more_than_was_reserved(
     assert exact <= cost < exact + 1
 
 
-@given(prices, amounts, tokens)
-def test_affordable_is_the_largest_number_that_fits(
-    prices: Prices, micro_usd: int, prompt_tokens: int
-) -> None:
-    def fits(output_tokens: int) -> bool:
-        return micro_usd >= prices.most_micro_usd(
-            prompt_tokens=prompt_tokens, completion_tokens=output_tokens
-        )
-
-    affordable = prices.affordable_output_tokens(micro_usd=micro_usd, prompt_tokens=prompt_tokens)
-    if affordable is None:
-        assert fits(0) and fits(10**12)
-    else:
-        assert affordable < 0 or fits(affordable)
-        assert not fits(affordable + 1)
-
-
 @given(st.lists(prices, min_size=1, max_size=4), amounts, tokens, tokens)
 def test_the_dearest_of_several_prices_is_reserved(
     each: list[Prices], micro_usd: int, prompt_tokens: int, output_tokens: int
 ) -> None:
     """Exactly: nothing is refused that each of them alone would allow."""
+
+    def cost(prices: Prices | DearestPrices, output_tokens: int) -> int:
+        return prices.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
+
     dearest = DearestPrices(tuple(each))
-    most = [
-        one.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
-        for one in each
-    ]
-    assert max(most) == dearest.most_micro_usd(
-        prompt_tokens=prompt_tokens, completion_tokens=output_tokens
-    )
-    top = highest(each)
-    assert max(most) <= top.most_micro_usd(
-        prompt_tokens=prompt_tokens, completion_tokens=output_tokens
-    )
-    affordable = dearest.affordable_output_tokens(micro_usd=micro_usd, prompt_tokens=prompt_tokens)
-    if affordable is not None and affordable >= 0:
-        for given, fits in ((affordable, True), (affordable + 1, False)):
-            cost = dearest.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=given)
-            assert (cost <= micro_usd) == fits
+    most = max(cost(one, output_tokens) for one in each)
+    assert most == cost(dearest, output_tokens) <= cost(highest(each), output_tokens)
+    for one in (dearest, *each):
+        affordable = one.affordable_output_tokens(micro_usd=micro_usd, prompt_tokens=prompt_tokens)
+        if affordable is None:
+            assert cost(one, 10**12) <= micro_usd
+        else:
+            assert affordable < 0 or cost(one, affordable) <= micro_usd
+            assert cost(one, affordable + 1) > micro_usd
 
 
 budget_states = st.builds(

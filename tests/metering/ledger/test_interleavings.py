@@ -1,173 +1,271 @@
 """Two gateways, their deaths, retries, duplicates, files that are adopted and sweeps, in any
-order, on SQLite and on PostgreSQL: no cap is passed, and everything is charged once."""
+order, on SQLite and on PostgreSQL: no cap is passed, and everything is charged once.
+
+The gateways' part is ``metering.ledger.pending_writes`` itself, without its thread; neurons are a
+few lines that know what each request used.
+"""
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
 import pytest
 from django.db import OperationalError
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from metering.models import Budget, LedgerEntry, Reservation, UsageHour
-from tests.metering.ledger.interleaved_gateways import (
-    PRICES,
-    InterleavedGateways,
-    Request,
-    is_in_window,
-    used_of,
-)
-from tests.metering.operations import narrow, release
+from inference.protocol.events import Usage
+from metering.ledger import orphans, store
+from metering.ledger.entries import Granted, Operation
+from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
+from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
+from metering.prices import Prices
+from tests.cases import each_case
+from tests.metering.databases import clear
+from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
+from tests.metering.writer_support import Database
 
-FAULTS = ("", "", "", "is_away", "breaks_after_commit", "is_locked")
+PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
+FAR_AHEAD_S = 100_000
 
 
-class Fleet(InterleavedGateways):
-    def __init__(self) -> None:
-        super().__init__()
+@dataclass
+class Request:
+    id: str
+    gateway: Gateway
+    budgets: tuple[int, ...]
+    prompt_tokens: int
+    """The bound that is reserved."""
+    output_tokens: int | None
+    waiter: Waiter
+    used: Usage | None = None
+    is_gone: bool = False
+    """Given up before it was submitted."""
+    ended_unix_s: float = 0.0
+
+    @property
+    def granted(self) -> Granted | None:
+        outcome = self.waiter.result() if self.waiter.done() else None
+        return outcome if isinstance(outcome, Granted) else None
+
+    @property
+    def runs(self) -> bool:
+        is_over = self.is_gone or self.used is not None or not self.gateway.is_alive
+        return self.granted is not None and not is_over
+
+
+@dataclass
+class Gateway:
+    name: str
+    pending: PendingWrites
+    database: Database = field(default_factory=Database)
+    is_alive: bool = True
+
+    def queue(self, operation: Operation, waiter: Waiter | None = None) -> None:
+        self.pending.add(PendingWrite(operation, time.monotonic(), waiter))
+
+    def write(self, *, once: bool = False) -> None:
+        while self.pending.depth:
+            try:
+                self.pending.write()
+            except OperationalError as error:
+                self.pending.recover(error)
+            self.database.is_away = False
+            if once:
+                break
+
+
+def notify_at_once(completed: Sequence[tuple[Waiter, Outcome]]) -> None:
+    for waiter, outcome in completed:
+        if not waiter.done():
+            waiter.set_result(outcome)
+
+
+class Fleet:
+    """Each step is one thing that happens to it, drawn by chance."""
+
+    def __init__(self, using: str, chance: random.Random, loop: asyncio.AbstractEventLoop) -> None:
+        clear(using)
+        self.using, self.chance, self.loop = using, chance, loop
+        self.now_unix_s = NOON_UNIX_S
+        self.files: list[list[Operation]] = []
+        self.requests: dict[str, Request] = {}
+        self.num_gateways = 0
         self.opened: dict[int, tuple[int | None, int]] = {}
-        """The window of each budget: the end of its seconds, and the first entry since it
-        opened."""
+        """The window of each budget: the end of its seconds, and the first entry since then."""
+        self.budgets = (
+            make_budget(using, cap=600),
+            make_budget(using, cap=900, window="day"),
+            make_budget(using, cap=500, window="seconds", window_s=3600),
+            make_budget(using, cap=300, unit="micro_usd"),
+        )
+        self.gateways = [self.new_gateway(), self.new_gateway()]
 
-    def teardown(self) -> None:
-        """Whatever has happened: once all is written and settled, the sums are right."""
-        try:
-            for gateway in self.gateways:
-                self.write(gateway)
-                self.die(gateway)
-            self.adopt_files()
-            self.sweep()
-            self.check_sums()
-            assert not Reservation.objects.using(self.using).exists()
-            ran = {request.id for request in self.requests.values() if request.used is not None}
-            entries = LedgerEntry.objects.using(self.using).values_list("request_id", flat=True)
-            assert set(entries) == ran
-        finally:
-            self.loop.close()
+    def new_gateway(self) -> Gateway:
+        self.num_gateways += 1
+        name, database = f"g{self.num_gateways}", Database()
+        pending = PendingWrites(
+            name,
+            using=self.using,
+            notify=notify_at_once,
+            apply=database.apply,
+            clock=lambda: self.now_unix_s,
+        )
+        return Gateway(name, pending, database)
 
-    @rule(
-        which=st.integers(0, 1),
-        bound=st.sampled_from([(0,), (0, 1, 2, 3), (1, 3), (2,), (0, 2), ()]),
-        prompt_tokens=st.integers(0, 120),
-        output_tokens=st.none() | st.integers(0, 120),
-        is_written=st.sampled_from([True, True, False]),
-    )
-    def ask(
-        self,
-        which: int,
-        bound: tuple[int, ...],
-        prompt_tokens: int,
-        output_tokens: int | None,
-        is_written: bool,
-    ) -> None:
-        gateway = self.gateways[which]
+    def step(self) -> None:
+        happens = [self.ask] * 4 + [self.write] * 3 + [self.finish] * 3
+        happens += [self.count_the_prompt, self.find_the_prompt_longer, self.give_up]
+        happens += [self.kill, self.settle_for_the_dead, self.sweep, self.time_passes]
+        self.chance.choice(happens)()
+        self.check()
+
+    def any_running(self) -> Request | None:
+        running = [request for request in self.requests.values() if request.runs]
+        return self.chance.choice(running) if running else None
+
+    def reserve_for(self, request: Request) -> None:
         self.now_unix_s += 1
+        operation = reserve(
+            request.id,
+            gateway_id=request.gateway.name,
+            budgets=request.budgets,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            default_output_tokens=150,
+            prices=PRICES,
+            now_unix_s=self.now_unix_s,
+        )
+        request.gateway.queue(operation, request.waiter)
+        if self.chance.random() < 0.7:
+            request.gateway.write()
+
+    def ask(self) -> None:
+        bound = self.chance.choice([(0,), (0, 1, 2, 3), (1, 3), (2,), (0, 2), ()])
         request = Request(
             id=f"r{len(self.requests)}",
-            gateway=gateway,
+            gateway=self.chance.choice(self.gateways),
             budgets=tuple(self.budgets[index] for index in bound),
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            prompt_tokens=self.chance.randrange(121),
+            output_tokens=self.chance.choice([None, self.chance.randrange(121)]),
             waiter=self.loop.create_future(),
         )
         self.requests[request.id] = request
-        self.reserve_for(request, is_written)
+        self.reserve_for(request)
 
-    @precondition(lambda self: any(gateway.pending.depth for gateway in self.gateways))
-    @rule(which=st.integers(0, 1), fault=st.sampled_from(FAULTS))
-    def write_one_batch(self, which: int, fault: str) -> None:
-        gateway = self.gateways[which]
-        if not gateway.pending.depth:
-            gateway = self.gateways[1 - which]
+    def write(self) -> None:
+        gateway = self.chance.choice(self.gateways)
+        fault = self.chance.choice(["", "", "", "is_away", "breaks_after_commit", "is_locked"])
         if fault:
             setattr(gateway.database, fault, True)
-        try:
-            gateway.pending.write()
-        except OperationalError as error:
-            gateway.pending.recover(error)
-        gateway.database.is_away = False
+        gateway.write(once=True)
 
-    @precondition(lambda self: self.running())
-    @rule(index=st.integers(0, 99), less=st.integers(1, 99))
-    def count_the_prompt(self, index: int, less: int) -> None:
-        request = self.pick(index, lambda request: True)
-        if request is not None:
-            request.prompt_tokens = max(0, request.prompt_tokens - less)
+    def count_the_prompt(self) -> None:
+        if (request := self.any_running()) and (granted := request.granted):
+            request.prompt_tokens = max(0, request.prompt_tokens - self.chance.randrange(1, 100))
             operation = narrow(
                 request.id,
                 budgets=request.budgets,
                 prompt_tokens=request.prompt_tokens,
-                output_tokens=request.num_output_tokens,
+                output_tokens=granted.output_tokens,
                 prices=PRICES,
             )
             request.gateway.queue(operation)
 
-    @precondition(lambda self: self.running())
-    @rule(index=st.integers(0, 99), more=st.integers(1, 200), is_written=st.booleans())
-    def find_the_prompt_longer_than_reserved(self, index: int, more: int, is_written: bool) -> None:
+    def find_the_prompt_longer(self) -> None:
         """Its neuron has refused it, and runs it once its length is reserved."""
-        request = self.pick(index, lambda request: True)
-        if request is not None:
-            self.now_unix_s += 1
-            request.prompt_tokens += more
+        if request := self.any_running():
+            request.prompt_tokens += self.chance.randrange(1, 200)
             request.waiter = self.loop.create_future()
-            self.reserve_for(request, is_written)
+            self.reserve_for(request)
 
-    @precondition(lambda self: self.running())
-    @rule(index=st.integers(0, 99), share=st.integers(0, 4), times=st.integers(1, 2))
-    def finish(self, index: int, share: int, times: int) -> None:
-        request = self.pick(index, lambda request: True)
-        if request is not None:
-            self.end(request, share)
-            for _ in range(times):
-                request.gateway.queue(self.settle_of(request))
-
-    @precondition(lambda self: self.running())
-    @rule(index=st.integers(0, 99))
-    def give_up_before_it_is_submitted(self, index: int) -> None:
-        request = self.pick(index, lambda request: True)
-        if request is not None:
+    def give_up(self) -> None:
+        if request := self.any_running():
             request.is_gone = True
             request.gateway.queue(release(request.id, request.budgets))
 
-    @precondition(lambda self: self.requests)
-    @rule(which=st.integers(0, 1))
-    def kill(self, which: int) -> None:
-        self.die(self.gateways[which])
-        self.gateways[which] = self.new_gateway()
+    def finish(self) -> None:
+        if request := self.any_running():
+            self.end(request, self.chance.randrange(5))
+            for _ in range(self.chance.choice([1, 2])):
+                request.gateway.queue(self.settle_of(request))
 
-    @precondition(lambda self: self.files)
-    @rule(dies=st.booleans())
-    def settle_for_the_dead(self, dies: bool) -> None:
+    def end(self, request: Request, share: int) -> None:
+        """No two things happen in one second: windows begin and end on whole ones."""
+        granted = request.granted
+        assert granted is not None
+        self.now_unix_s += 1
+        request.ended_unix_s = self.now_unix_s
+        request.used = Usage(
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=request.prompt_tokens // 3,
+            completion_tokens=granted.output_tokens * share // 4,
+        )
+
+    def settle_of(self, request: Request) -> Operation:
+        assert request.used is not None
+        return settle(
+            request.id,
+            budgets=request.budgets,
+            prompt_tokens=request.used.prompt_tokens,
+            cached_tokens=request.used.cached_tokens,
+            completion_tokens=request.used.completion_tokens,
+            prices=PRICES,
+            ended_unix_s=request.ended_unix_s,
+        )
+
+    def kill(self, index: int | None = None) -> None:
+        """Its unwritten operations are lost but for the bills in its file, which has one of each
+        request that has run. Another gateway has yet to find it."""
+        index = self.chance.randrange(2) if index is None else index
+        gateway, self.gateways[index] = self.gateways[index], self.new_gateway()
+        for request in self.requests.values():
+            if request.gateway is gateway and request.runs:
+                self.end(request, 1)
+        gateway.is_alive = False
+        ran = [
+            request
+            for request in self.requests.values()
+            if request.gateway is gateway and request.used is not None
+        ]
+        self.files.append([self.settle_of(request) for request in ran])
+
+    def settle_for_the_dead(self) -> None:
         """Who adopts a file may die before it has removed it."""
-        files = list(self.files)
-        self.adopt_files()
-        if dies:
-            self.files = files
+        for bills in self.files:
+            store.apply(bills, using=self.using)
+        if self.chance.random() < 0.5:
+            self.files.clear()
 
-    @precondition(lambda self: any(not each.gateway.is_alive for each in self.requests.values()))
-    @rule()
-    def sweep_up(self) -> None:
-        self.adopt_files()
-        self.sweep()
+    def sweep(self) -> None:
+        """By a clock so far ahead that only the leases of live gateways stand."""
+        for bills in self.files:
+            store.apply(bills, using=self.using)
+        ahead_s = int(self.now_unix_s + FAR_AHEAD_S)
+        leases = GatewayLease.objects.using(self.using)
+        leases.all().delete()
+        leases.bulk_create(
+            GatewayLease(gateway_id=gateway.name, lease_until_unix_s=ahead_s)
+            for gateway in self.gateways
+        )
+        suspects: frozenset[str] = frozenset()
+        for _ in range(2):
+            suspects = orphans.reservations_sweep(
+                now_unix_s=ahead_s, suspects=suspects, using=self.using
+            )
         names = [gateway.name for gateway in self.gateways]
         assert not Reservation.objects.using(self.using).exclude(gateway_id__in=names).exists()
 
-    @rule(seconds=st.sampled_from([1, 600, 3600, 40_000]))
-    def time_passes(self, seconds: int) -> None:
-        self.now_unix_s += seconds
+    def time_passes(self) -> None:
+        self.now_unix_s += self.chance.choice([1, 600, 3600, 40_000])
 
-    @invariant()
-    def only_what_runs_holds_anything(self) -> None:
-        """Once its gateway has written all of its operations."""
-        running = {request.id for request in self.running()}
+    def check(self) -> None:
         for row in Reservation.objects.using(self.using).all():
             gateway = self.requests[row.request_id].gateway
             if gateway.is_alive and not gateway.pending.depth:
-                assert row.request_id in running
-
-    @invariant()
-    def check_sums(self) -> None:
+                assert self.requests[row.request_id].runs, "it holds what nobody uses"
         entries = list(LedgerEntry.objects.using(self.using).all())
         for entry in entries:
             used = self.requests[entry.request_id].used
@@ -179,57 +277,67 @@ class Fleet(InterleavedGateways):
             )
         hours = UsageHour.objects.using(self.using).all()
         assert sum(hour.requests for hour in hours) == len(entries)
-        assert sum(hour.completion_tokens for hour in hours) == sum(
-            entry.completion_tokens for entry in entries
+        assert sum(hour.cost_micro_usd for hour in hours) == sum(
+            entry.cost_micro_usd for entry in entries
         )
         for budget in Budget.objects.using(self.using).all():
-            held = Reservation.objects.using(self.using).filter(budget=budget)
-            assert budget.reserved == sum(row.amount for row in held)
-            assert budget.spent + budget.reserved <= budget.cap
-            in_window = [
-                entry
-                for entry in entries
-                if budget.id in self.requests[entry.request_id].budgets
-                and is_in_window(budget, entry.at.timestamp())
-            ]
-            if budget.window == "seconds":
-                assert budget.spent <= used_of(budget, in_window)
-                first_id = self.first_id_since_it_opened(budget, entries)
-                in_window = [entry for entry in in_window if entry.id >= first_id]
-                assert budget.spent >= used_of(budget, in_window)
-            else:
-                assert budget.spent == used_of(budget, in_window)
+            self.check_budget(budget, entries)
 
-    def first_id_since_it_opened(self, budget: Budget, entries: list[LedgerEntry]) -> int:
-        """A reservation that was written late opens a window in the past, which may hold entries
-        that were written while none was open: those are charged to none."""
+    def check_budget(self, budget: Budget, entries: list[LedgerEntry]) -> None:
+        held = Reservation.objects.using(self.using).filter(budget=budget)
+        assert budget.reserved == sum(row.amount for row in held)
+        assert budget.spent + budget.reserved <= budget.cap
+        own = [one for one in entries if budget.id in self.requests[one.request_id].budgets]
+        in_window = [one for one in own if is_in_window(budget, one.at.timestamp())]
+        assert budget.spent <= used_of(budget, in_window)
+        # A reservation that was written late opens a window in the past, which may hold entries
+        # that were written while none was open: those are charged to none.
         ends_s, first_id = self.opened.get(budget.id, (None, 0))
-        if ends_s != budget.window_ends_unix_s:
+        if budget.window == "seconds" and ends_s != budget.window_ends_unix_s:
             first_id = max((entry.id for entry in entries), default=0) + 1
             self.opened[budget.id] = (budget.window_ends_unix_s, first_id)
-        return first_id
+        assert budget.spent >= used_of(budget, [one for one in in_window if one.id >= first_id])
+
+    def finish_all(self) -> None:
+        """Whatever has happened: once all is written and settled, the sums are right."""
+        for index, gateway in enumerate(self.gateways):
+            gateway.write()
+            self.kill(index)
+        self.sweep()
+        self.check()
+        assert not Reservation.objects.using(self.using).exists()
+        ran = {request.id for request in self.requests.values() if request.used is not None}
+        entries = LedgerEntry.objects.using(self.using).values_list("request_id", flat=True)
+        assert set(entries) == ran
 
 
-def drive(using: str, max_examples: int, steps: int) -> None:
-    machine = type("FleetOnThis", (Fleet,), {"using": using})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        machine,
-        settings=settings(
-            max_examples=max_examples,
-            stateful_step_count=steps,
-            deadline=None,
-            # Shrinking takes minutes, and is asked for by hand.
-            phases=(Phase.reuse, Phase.generate),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def used_of(budget: Budget, entries: list[LedgerEntry]) -> int:
+    if budget.unit == "micro_usd":
+        return sum(entry.cost_micro_usd for entry in entries)
+    return sum(entry.prompt_tokens + entry.completion_tokens for entry in entries)
 
 
-def test_any_interleaving(using: str) -> None:
-    drive(using, max_examples=8, steps=40)
+def is_in_window(budget: Budget, at_unix_s: float) -> bool:
+    if budget.window == "balance":
+        return True
+    ends_s = budget.window_ends_unix_s
+    if ends_s is None:
+        return False
+    length_s = 86_400 if budget.window == "day" else budget.window_s
+    assert length_s is not None
+    return ends_s - length_s <= at_unix_s < ends_s
 
 
-@pytest.mark.slow
-@pytest.mark.limit_s(900)
-def test_many_interleavings(using: str) -> None:
-    drive(using, max_examples=60, steps=60)
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+@each_case("seed", range(8))
+def test_any_interleaving(using: str, loop: asyncio.AbstractEventLoop, seed: int) -> None:
+    fleet = Fleet(using, random.Random(seed), loop)
+    for _ in range(50):
+        fleet.step()
+    fleet.finish_all()

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-import redis
 from django.db import OperationalError
 
-from fleet.control.leadership import Leadership
-from fleet.live import reading as live
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
-from inference.protocol.keys import gateway_alive_key
 from metering import tasks
 from metering.ledger import store
-from metering.ledger.orphans import PAUSE_S, SWEEP_GRACE_S, SweepPause, reservations_sweep
+from metering.ledger.orphans import reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
 from metering.models import Budget, GatewayLease, LedgerEntry
-from tests.cases import each_case
-from tests.metering.keys.directory_support import Clock
 from tests.metering.operations import make_budget, reserve, settle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-NOW_UNIX_S = 1_800_014_400.0
+@pytest.fixture(autouse=True)
+def _first_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_suspects", frozenset())
 
 
 def amounts(budget_id: int) -> tuple[int, int]:
@@ -41,75 +38,56 @@ def hold(request_id: str = "r1", **changes: Any) -> int:
     return id
 
 
-def lease(gateway_id: str, ago_s: float) -> None:
-    until_s = int(NOW_UNIX_S - ago_s)
+def lease(gateway_id: str, left_s: float) -> None:
+    until_s = int(time.time() + left_s)
     GatewayLease.objects.create(gateway_id=gateway_id, lease_until_unix_s=until_s)
 
 
-def sweep(client: redis.Redis) -> int:
-    return reservations_sweep(client=client, now_unix_s=NOW_UNIX_S)
-
-
-def test_a_lease_or_a_sign_of_life_protects_a_reservation(redis_db: redis.Redis) -> None:
-    leased, alive, dead = (hold(f"r{index}", gateway_id=f"g{index}") for index in (1, 2, 3))
-    without_a_lease = hold("r4", gateway_id="g4")
-    lease("g1", SWEEP_GRACE_S - 1)
-    lease("g2", SWEEP_GRACE_S + 1)
-    lease("g3", SWEEP_GRACE_S + 1)
-    lease("long gone", 90_000)
-    redis_db.set(gateway_alive_key("g2"), b"1")
-    assert sweep(redis_db) == 2
-    assert amounts(leased) == amounts(alive) == (0, 300)
+def test_the_second_sweep_without_a_lease_releases() -> None:
+    assert LEASE_S + 2 * EVERY_S[TASK_SWEEP_ORPHANS] <= 30, "as documented"
+    assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
+    leased, dead = hold("r1", gateway_id="g1"), hold("r2", gateway_id="g2")
+    without_a_lease = hold("r3", gateway_id="g3")
+    for gateway_id, left_s in (("g1", 60), ("g2", -2), ("long gone", -90_000)):
+        lease(gateway_id, left_s)
+    tasks.sweep_orphans()
+    assert amounts(dead) == amounts(without_a_lease) == (0, 300)
+    late = hold("r4", gateway_id="g4")
+    tasks.sweep_orphans()
+    assert amounts(leased) == amounts(late) == (0, 300)
     assert amounts(dead) == amounts(without_a_lease) == (0, 0)
     assert not LedgerEntry.objects.exists()
-    assert {row.gateway_id for row in GatewayLease.objects.all()} == {"g1", "g2", "g3"}
-    redis_db.delete(gateway_alive_key("g2"))
-    assert sweep(redis_db) == 1
-    assert (amounts(leased), amounts(alive)) == ((0, 300), (0, 0))
+    assert {row.gateway_id for row in GatewayLease.objects.all()} == {"g1", "g2"}
+    until_s = GatewayLease.objects.get(gateway_id="g1").lease_until_unix_s
+    for now_s, is_dead in ((until_s, False), (until_s + 1, True)):
+        dead_now = reservations_sweep(now_unix_s=now_s, suspects=frozenset())
+        assert ("g1" in dead_now) is is_dead
 
 
-def test_nothing_stays_reserved_for_more_than_half_a_minute() -> None:
-    sweep_every_s = EVERY_S[TASK_SWEEP_ORPHANS]
-    assert LEASE_S + SWEEP_GRACE_S + sweep_every_s <= 30
-    assert PAUSE_S + sweep_every_s <= 30
-    assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
-
-
-def test_a_bill_after_the_sweep_charges_what_is_left(redis_db: redis.Redis) -> None:
+def test_bills_that_come_late_find_their_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that was restarted while the database was away writes the bills of the one before
+    when it is back."""
     id = hold()
-    sweep(redis_db)
+    tasks.sweep_orphans()
+
+    def away(**_: object) -> None:
+        raise OperationalError("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "reservations_sweep", away)
+        tasks.sweep_orphans()
+    tasks.sweep_orphans()
+    assert amounts(id) == (0, 300), "the first one after the outage"
+    tasks.sweep_orphans()
+    assert amounts(id) == (0, 0)
+
+
+def test_a_bill_after_the_sweep_charges_what_is_left() -> None:
+    id = hold()
+    for _ in range(2):
+        tasks.sweep_orphans()
     store.apply([reserve("r2", budgets=(id,), prompt_tokens=900, output_tokens=60)])
     store.apply([settle("r1", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
     assert amounts(id) == (40, 960), "its cap of 1,000 holds"
     store.apply([settle("r1", budgets=(id,)), settle("r2", budgets=(id,))])
     assert amounts(id) == (110, 0)
-
-
-@each_case("reason", ["the database was away", "this control has just begun to lead"])
-def test_the_sweep_waits_for_bills_that_come_late(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, clock: Clock, reason: str
-) -> None:
-    """A gateway that was restarted while the database was away writes the bills of the one before
-    when it is back: what they are charged to must still be reserved."""
-    redis_db.flushall()
-    id = hold(reason)
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    control = Leadership(lambda: redis_db, clock=clock)
-    monkeypatch.setattr(tasks, "sweep_pause", SweepPause(control, clock=clock))
-    if reason == "the database was away":
-
-        def away(**_: object) -> int:
-            raise OperationalError("the server is gone")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(tasks, "reservations_sweep", away)
-            tasks.sweep_orphans()
-    else:
-        assert control.leads()
-    assert amounts(id) == (0, 300), "not in the very tick either"
-    clock.now_s += PAUSE_S - 1
-    tasks.sweep_orphans()
-    assert amounts(id) == (0, 300)
-    clock.now_s += 1
-    tasks.sweep_orphans()
-    assert amounts(id) == (0, 0)

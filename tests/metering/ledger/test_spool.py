@@ -11,50 +11,16 @@ from typing import Any
 
 import pytest
 
-from metering.ledger import spool
+from inference.backoff import Backoff
+from metering.ledger import writer
 from metering.ledger.entries import GATEWAY_LOST
-from metering.ledger.spool_files import SpoolFile
+from metering.ledger.spool import Spool
+from metering.ledger.spool_files import SLOT_BYTES, SpoolFile
 from metering.models import LedgerEntry, Reservation, UsageHour
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
 from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 
-
-@pytest.fixture(autouse=True)
-def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "SPOOL_AFTER_S", 0.05)
-    monkeypatch.setattr(spool, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(spool, "ADOPT_EVERY_S", 0.05)
-
-
-@pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "ledger-spool"
-
-
-@pytest.fixture
-def start(using: str, runner: asyncio.Runner, directory: Path) -> Iterator[Any]:
-    """Starts a gateway's writer; all are stopped in the end."""
-    started: list[Gateway] = []
-
-    def start(gateway_id: str = "g1", *, is_away: bool = False, **options: Any) -> Gateway:
-        gateway = Gateway(
-            using, runner, gateway_id=gateway_id, spool_directory=directory, **options
-        )
-        gateway.database.is_away = is_away
-        gateway.start()
-        started.append(gateway)
-        return gateway
-
-    yield start
-    for gateway in started:
-        gateway.database.answers.set()
-        gateway.run(gateway.writer.stop(LONG_S))
+OLD = settle("old", ended_unix_s=NOON_UNIX_S - 1)
 
 
 def files(directory: Path, but: str = "") -> list[str]:
@@ -62,133 +28,153 @@ def files(directory: Path, but: str = "") -> list[str]:
     return sorted(path.name for path in directory.glob("*") if path.stem != but)
 
 
-def stopped_without_database(start: Any, directory: Path, *bills: Any) -> None:
-    """A gateway that ended, with these bills in its file."""
-    gateway = start("gone", is_away=True)
-    for bill in bills:
-        gateway.writer.settle(bill)
+def spool_in(directory: Path, gateway_id: str) -> Spool:
+    spool = Spool(directory, gateway_id, oldest_unix_s=lambda: NOON_UNIX_S)
+    spool.create()
+    return spool
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(tmp_path: Path) -> None:
+    first = spool_in(tmp_path, "g1")
+    first.begin(settle("runs", outcome=GATEWAY_LOST))
+    written = first.settle(settle("runs"))
+    first.settle(settle("new"))
+    first.settle(OLD)
+    assert first.depth == 3
+    written()
+    assert first.depth == 2
+    (path,) = first.files()
+    assert path.stat().st_size < 3 * SLOT_BYTES, "the slot of the open request is used again"
+    second = spool_in(tmp_path, "g2")
+    assert second.adopt(path) == [], "its gateway lives"
+    first.close()
+    ((bill, written),) = second.adopt(path)
+    assert (bill.request_id, second.depth) == ("new", 1), "the ledger may have forgotten the other"
+    second.close()
+    third = spool_in(tmp_path, "g3")
+    for _, written in third.adopt(path):
+        written()
+    assert third.depth == 0
+    third.begin(settle("runs", outcome=GATEWAY_LOST))
+    third.close()
+    assert files(tmp_path) == ["g3.bills"], "that of the open request"
+
+
+def test_a_full_disk_speaks_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = spool_in(tmp_path, "g1")
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolFile, "write", full)
+        for number in range(2):
+            spool.settle(settle(f"r{number}"))
+        spool.keep()
+        assert spool.problem is not None and str(tmp_path) in spool.problem
+    lines = [one.getMessage() for one in caplog.records if "No space left" in one.getMessage()]
+    assert len(lines) == 1
+    spool.keep()
+    assert spool.problem is None
+    spool.close()
+    bills = spool_in(tmp_path, "g2").adopt(tmp_path / "g1.bills")
+    assert {bill.request_id for bill, _ in bills} == {"r0", "r1"}
+
+
+@pytest.mark.parametrize("call", ["read", "remove"])
+def test_a_file_that_cannot_be_read_or_deleted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    SpoolFile.create(tmp_path, "gone").close()
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolFile, call, full)
+        assert spool_in(tmp_path, "g1").adopt(tmp_path / "gone.bills") == []
+    assert "No space left" in caplog.text and (tmp_path / "gone.bills").exists()
+
+
+def test_without_a_file_requests_run_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolFile, "create", full)
+        spool = spool_in(tmp_path, "g1")
+        spool.begin(settle())(1, 2, 3, 4)
+        spool.settle(settle())
+        assert spool.problem is not None
+    spool.create()
+    spool.keep()
+    assert spool.problem is None and files(tmp_path) == ["g1.bills"]
+    count = spool.begin(settle("r2", outcome=GATEWAY_LOST))
+    monkeypatch.setattr(SpoolFile, "count", full)
+    count(1, 2, 3, 4)
+    assert spool.problem is not None
+
+
+@pytest.fixture
+def start(using: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Starts a gateway's writer; all are stopped in the end."""
+    monkeypatch.setattr(writer, "SPOOLED_AFTER_S", 0.01)
+    monkeypatch.setattr(writer, "ADOPT_EVERY_S", 0.02)
+    monkeypatch.setattr(writer, "BACKOFF", Backoff(first_s=0.01, max_s=0.02))
+    started: list[Gateway] = []
+    with asyncio.Runner() as runner:
+
+        def start(gateway_id: str, *, is_away: bool = False, **options: Any) -> Gateway:
+            options = {"gateway_id": gateway_id, "spool_directory": tmp_path / "spool", **options}
+            gateway = Gateway(using, runner, **options)
+            gateway.database.is_away = is_away
+            gateway.start()
+            started.append(gateway)
+            return gateway
+
+        yield start
+        for gateway in started:
+            gateway.run(gateway.writer.stop(LONG_S))
+
+
+def stop_without_database(gateway: Gateway, path: Path) -> None:
+    def is_closed() -> bool:
+        file = SpoolFile.adopt(path)
+        if file is not None:
+            file.close()
+        return file is not None
+
     gateway.run(gateway.writer.stop(0.05))
-    wait_until(lambda: is_closed(directory / "gone.bills"))  # its threads may take longer
-
-
-def is_closed(path: Path) -> bool:
-    """No gateway has this file open."""
-    file = SpoolFile.adopt(path)
-    if file is None:
-        return False
-    file.close()
-    return True
+    wait_until(is_closed)  # its thread may take longer
 
 
 def entries(using: str) -> list[str]:
     return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
 
 
-def test_a_gateway_that_stops_leaves_no_file(using: str, start: Any, directory: Path) -> None:
-    gateway = start()
-    gateway.writer.begin(settle(budgets=(), outcome=GATEWAY_LOST))
-    gateway.writer.settle(settle(budgets=()))
-    gateway.flush()
-    assert files(directory) == ["g1.bills"]
-    gateway.run(gateway.writer.stop(LONG_S))
-    assert entries(using) == ["r1"]
-    assert files(directory) == []
-
-
-@pytest.mark.parametrize("fault", ["away", "hangs"])
-def test_bills_are_in_the_file_while_the_database_takes_none(
-    using: str, start: Any, directory: Path, fault: str
-) -> None:
-    gateway = start()
-    id = make_budget(using)
-    gateway.reserve("r1", budgets=(id,))
-    gateway.database.is_away = fault == "away"
-    if fault == "hangs":
-        gateway.database.answers.clear()
-    gateway.writer.settle(settle("r1", budgets=(id,)))
-    wait_until(lambda: gateway.writer.num_spooled == 1)
-    gateway.writer.settle(settle("r2", budgets=()))
-    wait_until(lambda: gateway.writer.num_spooled == 2)
-    assert files(directory) == ["g1.bills"]
-    assert SpoolFile.adopt(directory / "g1.bills") is None, "its gateway lives"
-    gateway.database.is_away = False
-    gateway.database.answers.set()
-    wait_until(lambda: gateway.writer.num_spooled == 0)
-    assert entries(using) == ["r1", "r2"]
-    assert amounts(using, id) == (70, 0)
-
-
 def test_the_next_gateway_writes_them_once_the_database_is_back(
-    using: str, start: Any, directory: Path, tmp_path: Path
+    using: str, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    id = make_budget(using)
-    first = start("g0")
+    id, directory = make_budget(using), tmp_path / "spool"
+    first = start("gone")
     first.reserve("r1", budgets=(id,))
-    first.run(first.writer.stop(LONG_S))  # else it may write the bills itself
-    stopped_without_database(
-        start, directory, settle("r1", budgets=(id,)), settle("r2", budgets=())
-    )
+    first.database.is_away = True
+    with monkeypatch.context() as patch:
+        patch.setattr(SpoolFile, "write", full)
+        first.writer.settle(settle("r1", budgets=(id,)))
+        assert first.writer.spool_problem is not None
+    wait_until(lambda: first.writer.spool_problem is None)
+    first.writer.settle(settle("r2", budgets=()))
+    wait_until(lambda: first.writer.num_spooled == 2)
+    stop_without_database(first, directory / "gone.bills")
     assert files(directory) == ["gone.bills"] and entries(using) == []
-    copy = shutil.copy(directory / "gone.bills", tmp_path / "copy")
-    second = start("g1", is_away=True)
-    wait_until(lambda: second.writer.num_spooled == 2)
+    shutil.copy(directory / "gone.bills", directory / "more.bills")
+    second = start("g1", is_away=True, max_queued=2)
+    wait_until(lambda: second.writer.num_spooled > 0)
+    assert second.writer.depth == 2 and second.writer.is_full, "no more than it takes"
     second.run(second.writer.stop(0.05))
-    assert files(directory) != [] and entries(using) == []
-    start("g2")
+    assert {"gone.bills", "more.bills"} <= {*files(directory)} and entries(using) == []
+    third = start("g2")
     wait_until(lambda: files(directory, but="g2") == [])
     assert entries(using) == ["r1", "r2"]
     assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
-    shutil.copy(copy, directory / "restored.bills")
-    wait_until(lambda: files(directory, but="g2") == [])
-    assert amounts(using, id) == (70, 0)
-    hours = UsageHour.objects.using(using).all()
-    assert sum(hour.requests for hour in hours) == 2
-
-
-def test_what_the_ledger_may_have_forgotten_is_not_charged_again(
-    using: str, start: Any, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = settle("old", budgets=(), ended_unix_s=NOON_UNIX_S - 1)
-    stopped_without_database(start, directory, old, settle("new", budgets=()))
-    start("g2", oldest_unix_s=lambda: NOON_UNIX_S)
-    wait_until(lambda: files(directory, but="g2") == [])
-    assert entries(using) == ["new"]
-    assert "1 bills are older than the ledger's retention" in caplog.text
-
-
-def test_a_full_disk_speaks_and_is_tried_again(
-    using: str,
-    start: Any,
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    gateway = start(is_away=True)
-    with monkeypatch.context() as patch:
-
-        def full(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        patch.setattr(SpoolFile, "write", full)
-        gateway.writer.settle(settle("r1", budgets=()))
-        wait_until(lambda: gateway.writer.spool_problem is not None)
-        gateway.writer.settle(settle("r2", budgets=()))
-    wait_until(lambda: gateway.writer.num_spooled == 2)
-    wait_until(lambda: gateway.writer.spool_problem is None)
-    lines = [one.getMessage() for one in caplog.records if "No space left" in one.getMessage()]
-    assert len(lines) == 1 and str(directory) in lines[0]
-    gateway.database.is_away = False
-    wait_until(lambda: entries(using) == ["r1", "r2"])
-
-
-def test_no_more_is_adopted_than_the_writer_takes(using: str, start: Any, directory: Path) -> None:
-    stopped_without_database(start, directory, settle("r1", budgets=()), settle("r2", budgets=()))
-    (directory / "gone.bills").rename(directory / "a.bills")
-    stopped_without_database(start, directory, settle("r3", budgets=()))
-    second = start("g2", is_away=True, max_queued=2)
-    wait_until(lambda: second.writer.num_spooled == 2)
-    wait_until(lambda: second.writer.is_full)
-    assert files(directory, but="g2") == ["a.bills", "gone.bills"]
-    second.database.is_away = False
-    wait_until(lambda: files(directory, but="g2") == [])
-    assert entries(using) == ["r1", "r2", "r3"]
+    assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 2
+    third.run(third.writer.stop(LONG_S))
+    assert files(directory) == []

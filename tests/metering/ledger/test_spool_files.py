@@ -6,8 +6,6 @@ import dataclasses
 import errno
 import json
 import os
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -106,38 +104,6 @@ def test_nobody_adopts_the_file_of_a_gateway_that_lives(tmp_path: Path) -> None:
     assert SpoolFile.adopt(file.path) is None
     again.remove()
     assert SpoolFile.adopt(file.path) is None
-
-
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from metering.ledger.spool_files import SpoolFile
-from tests.metering.operations import settle
-file = SpoolFile.create(Path(sys.argv[1]), "g1")
-file.write(0, settle("r1"))
-file.write(1, settle("r2"))
-print("written", flush=True)
-sys.stdin.read(1)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "helexa_site.settings"}
-    command = [sys.executable, "-c", "import django; django.setup()\n" + CHILD, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    ) as child:
-        assert child.stdin is not None and child.stdout is not None
-        assert child.stdout.readline() == b"written\n"
-        (path,) = spool_paths(tmp_path)
-        assert SpoolFile.adopt(path) is None
-        child.stdin.write(b"x")
-        child.stdin.flush()
-        child.wait()
-    file = adopted(path)
-    assert [bill.request_id for bill in file.read()] == ["r1", "r2"]
-    file.close()
 
 
 @checks(suppress_health_check=[HealthCheck.function_scoped_fixture])

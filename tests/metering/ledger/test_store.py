@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
 from datetime import UTC, date, datetime
-from pathlib import Path
 
-import msgspec
 import pytest
 from django.core.management import call_command
 from django.db import OperationalError, connections
@@ -17,15 +14,21 @@ from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
-from metering.ledger.spool_files import SpoolFile
 from metering.ledger.store import MAX_INT64
 from metering.ledger.writer import LedgerWriter
 from metering.models import Budget, LedgerEntry, RequestRecord, Reservation, SeriesRow, UsageHour
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
 from metering.requests.shown import all_fields, details
-from metering.selectors import UsageFilter, UsageGroup, usage_list, usage_total
-from metering.selectors.usage import UsagePeriod, exact_sum, exact_sums
+from metering.selectors import (
+    UsageFilter,
+    UsageGroup,
+    UsagePeriod,
+    exact_sum,
+    exact_sums,
+    usage_list,
+    usage_total,
+)
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
 from tests.metering.writer_support import LONG_S
@@ -78,35 +81,19 @@ def billed(**changes: object) -> Settle:
     return settle(uuid.uuid4().hex, budgets=(), record=TOLD, **changes)
 
 
-def tokens_of(table: Callable[..., object], using: str) -> list[tuple[int, ...]]:
-    rows = table.objects.using(using).order_by("pk")  # type: ignore[attr-defined]
-    return list(rows.values_list("prompt_tokens", "completion_tokens", "cost_micro_usd"))
-
-
-def test_the_record_has_what_is_billed(using: str) -> None:
-    first, second = billed(completion_tokens=7), billed()
-    store.apply([first, settle("without", budgets=()), second], using=using)
-    assert RequestRecord.objects.using(using).count() == 2
-    record = RequestRecord.objects.using(using).get(request_id=uuid.UUID(first.request_id))
-    assert (record.completion_tokens, record.end_user, record.outcome) == (7, "ann", "answered")
-    assert SeriesRow.objects.using(using).exists()
-
-
-def test_who_settles_second_changes_neither(using: str) -> None:
-    first = billed()
-    store.apply([first], using=using)
+def test_a_bill_and_its_record_are_written_once_and_alike(using: str) -> None:
+    first, other, there = billed(completion_tokens=7), billed(), billed()
+    rows.insert([ended(there.request_id), ended(is_billed=True)], using=using)
+    store.apply([first, settle("without", budgets=()), there], using=using)
     again = settle(first.request_id, budgets=(), completion_tokens=1, record=TOLD)
-    store.apply([again, first], using=using)
-    assert tokens_of(LedgerEntry, using) == tokens_of(RequestRecord, using)
-    assert len(tokens_of(RequestRecord, using)) == 1
-
-
-def test_a_record_that_is_there_already_holds_up_no_bill(using: str) -> None:
-    first, other = billed(), billed()
-    rows.insert([ended(first.request_id)], using=using)
-    store.apply([first, other], using=using)
-    assert LedgerEntry.objects.using(using).count() == 2
-    assert RequestRecord.objects.using(using).count() == 2
+    store.apply([again, first, other], using=using)
+    assert LedgerEntry.objects.using(using).count() == 4
+    assert RequestRecord.objects.using(using).count() == 3, "the billed one's comes with its bill"
+    record = RequestRecord.objects.using(using).get(request_id=uuid.UUID(first.request_id))
+    entry = LedgerEntry.objects.using(using).get(request_id=first.request_id)
+    assert record.completion_tokens == entry.completion_tokens == 7
+    assert (record.end_user, record.outcome, entry.outcome) == ("ann", "answered", "finished")
+    assert SeriesRow.objects.using(using).exists()
 
 
 def test_without_its_record_nothing_is_billed(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +105,6 @@ def test_without_its_record_nothing_is_billed(using: str, monkeypatch: pytest.Mo
         store.apply([billed()], using=using)
     assert not LedgerEntry.objects.using(using).exists()
     assert not RequestRecord.objects.using(using).exists()
-
-
-def test_of_a_billed_request_the_other_writer_stores_no_record(using: str) -> None:
-    rows.insert([ended(is_billed=True), ended()], using=using)
-    assert RequestRecord.objects.using(using).count() == 1
 
 
 NONE = {"prompt_tokens": 0, "output_tokens": 0, "default_output_tokens": 0}
@@ -175,20 +157,10 @@ def test_a_record_shows_them() -> None:
     rows.insert([ended(metered=USED, **NOTHING), ended()])
     found = {record.unit: record for record in RequestRecord.objects.all()}
     assert found["second"].num_units == 5 and found[""].num_units == 0
-    shown = {one.name: one.value for one in details(found["second"], "", is_operator=False)}
+    shown = {one.name: one.value for one in details(found["second"], is_operator=False)}
     assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
     (fields,) = all_fields([found["second"]])
     assert (fields["unit"], fields["num_units"]) == ("second", 5)
-
-
-def test_a_bill_on_disk_keeps_them_and_older_ones_have_none(tmp_path: Path) -> None:
-    file = SpoolFile.create(tmp_path, "g1")
-    file.write(0, settle(metered=USED))
-    assert [one.metered for one in file.read()] == [USED]
-    file.remove()
-    older = msgspec.to_builtins(settle())
-    del older["metered"]
-    assert msgspec.convert(older, Settle) == settle()
 
 
 AT = datetime(2026, 1, 1, 5, tzinfo=UTC)

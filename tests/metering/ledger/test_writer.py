@@ -224,28 +224,23 @@ def test_a_full_queue_refuses_new_work_and_loses_none(using: str, gateway: Gatew
     assert LedgerEntry.objects.using(using).count() == 101
 
 
-def test_the_lease_stands_before_the_first_reservation(using: str, gateway: Gateway) -> None:
-    id = make_budget(using)
-    gateway.reserve(budgets=(id,))
-    lease = GatewayLease.objects.using(using).get()
-    assert lease.gateway_id == "g1"
-    assert lease.lease_until_unix_s > time.time()
-    gateway.run(gateway.writer.stop(LONG_S))
-    assert GatewayLease.objects.using(using).get().lease_until_unix_s <= time.time()
-
-
-def test_a_gateway_that_has_reserved_nothing_needs_no_lease(using: str, gateway: Gateway) -> None:
+def test_the_lease_stands_from_the_first_reservation_to_the_end(
+    using: str, gateway: Gateway
+) -> None:
+    leases = GatewayLease.objects.using(using)
     gateway.writer.settle(settle("free", budgets=()))
     gateway.flush()
-    leases = GatewayLease.objects.using(using)
-    assert not leases.exists()
-    id = make_budget(using)
-    gateway.reserve(budgets=(id,))
+    assert not leases.exists(), "nothing is reserved"
+    gateway.reserve(budgets=(make_budget(using),))
+    lease = leases.get()
+    assert lease.gateway_id == "g1" and lease.lease_until_unix_s > time.time()
     leases.all().delete()
     gateway.writer._pending._lease_due_s = 0.0
     gateway.writer.settle(settle("free too", budgets=()))
     gateway.flush()
-    assert leases.exists(), "what it has reserved still stands"
+    assert leases.exists(), "it is renewed"
+    gateway.run(gateway.writer.stop(LONG_S))
+    assert leases.get().lease_until_unix_s <= time.time()
 
 
 def test_words_and_numbers_that_no_column_holds(using: str, gateway: Gateway) -> None:

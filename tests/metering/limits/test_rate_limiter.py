@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -14,7 +16,8 @@ import redis.asyncio
 from inference.redis_link import RedisLink
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import LEASE_S, RateLimiter
-from metering.limits.state import NO_LIMITS, LimitKind, LimitState
+from metering.limits.rules import PARTS
+from metering.limits.state import NO_LIMITS, LimitKind
 from metering.principal import RateLimits
 from tests.cases import each_case
 from tests.metering.limits_support import (
@@ -67,7 +70,7 @@ def test_a_caller_without_limits_costs_neither_redis_nor_a_switch() -> None:
     finally:
         sys.setprofile(None)
     assert state is NO_LIMITS
-    assert calls == ["acquire", "is_limited", "is_limited"]
+    assert calls == ["acquire", "is_limited", "values", "is_limited", "values"]
     limiter.correct("r1", 10)
     limiter.release("r1")
 
@@ -236,47 +239,6 @@ async def test_nothing_is_left_behind(clocked: RateLimiter, client: redis.asynci
             assert 0 < await client.pttl(key) <= 700_000
 
 
-async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
-    client: redis.asyncio.Redis, link: RedisLink
-) -> None:
-    limiter = RateLimiter(link)
-    who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
-    await limiter.acquire(who, "first", 0)
-    limiter.release("first")
-    await limiter.flush()
-    await client.client_pause(60_000, all=False)
-    acquiring = asyncio.create_task(limiter.acquire(who, "gone", 1000))
-    await asyncio.sleep(0.1)
-    acquiring.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await acquiring
-    await client.client_unpause()
-    await limiter.flush()
-    state: LimitState = await limiter.acquire(who, "next", 990)
-    assert state.tokens is not None
-
-
-async def test_what_is_left_is_reported(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
-    who = principal(
-        key=RateLimits(requests_per_minute=60), account=RateLimits(tokens_per_minute=600)
-    )
-    await clocked.acquire(who, "r1", 100)
-    state = await clocked.acquire(who, "r2", 100)
-    assert state.now_ms == START_MS
-    assert state.requests is not None and state.tokens is not None
-    assert (state.requests.remaining, state.requests.reset_ms) == (58, 2000)
-    assert (state.tokens.remaining, state.tokens.reset_ms) == (400, 20_000)
-    with pytest.raises(RateLimitedError) as refused:
-        await clocked.acquire(who, "r3", 401)
-    assert (refused.value.kind, refused.value.retry_after_s) == (LimitKind.TOKENS, 0.1)
-    assert refused.value.state == state
-    await set_clock(client, START_MS + 99)
-    with pytest.raises(RateLimitedError):
-        await clocked.acquire(who, "r3", 401)
-    await set_clock(client, START_MS + 100)
-    await clocked.acquire(who, "r3", 401)
-
-
 async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
     who = principal(account=RateLimits(tokens_per_minute=1000))
 
@@ -301,3 +263,73 @@ async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) ->
     clocked.release("r1")
     await set_clock(client, START_MS + 60_000)
     assert await remaining("p4") == 880
+
+
+async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
+    acquiring = asyncio.create_task(clocked.acquire(who, "gone", 1000))
+    await asyncio.sleep(0)  # the script is sent
+    acquiring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+    await clocked.flush()
+    assert (await clocked.acquire(who, "next", 1000)).tokens_charged == 1000
+
+
+@dataclass
+class Charge:
+    at_ms: int
+    tokens: int
+
+
+def debt(charges: list[Charge], per_minute: int, now_ms: int) -> int:
+    """What a bucket owes that takes ``charges`` and drains ``per_minute`` parts a millisecond."""
+    owed, at_ms = 0, 0
+    for charge in charges:
+        owed = max(0, owed - per_minute * (charge.at_ms - at_ms)) + charge.tokens * PARTS
+        at_ms = charge.at_ms
+    return max(0, owed - per_minute * (now_ms - at_ms))
+
+
+@each_case("seed", range(6))
+async def test_what_is_owed_is_what_was_used_had_it_been_known_at_once(
+    link: RedisLink, client: redis.asyncio.Redis, seed: int
+) -> None:
+    """To a second's drain: the script keeps one sum a second. Two gateways share the count."""
+    await client.flushall()
+    chance, per_minute, now_ms = random.Random(seed), (70, 997)[seed % 2], START_MS
+    gateways = [RateLimiter(link, script=CLOCKED_SCRIPT) for _ in range(2)]
+    who = principal(account=RateLimits(tokens_per_minute=per_minute))
+    charges: list[Charge] = []
+    running: dict[str, tuple[RateLimiter, Charge]] = {}
+    for number in range(80):
+        now_ms += chance.choice([0, 0, chance.randrange(2500), 20_000, 62_500])
+        await set_clock(client, now_ms)
+        exact = debt(charges, per_minute, now_ms)
+        tokens, gateway = chance.randrange(1, per_minute), chance.choice(gateways)
+        try:
+            await gateway.acquire(who, f"r{number}", tokens)
+        except RateLimitedError:
+            assert exact + 1000 * per_minute + tokens * PARTS > per_minute * PARTS
+        else:
+            assert exact + tokens * PARTS <= per_minute * PARTS
+            charges.append(Charge(now_ms, tokens))
+            running[f"r{number}"] = gateway, charges[-1]
+        if running and chance.random() < 0.7:
+            name = chance.choice(sorted(running))
+            gateway, bound = running.pop(name)
+            used = int(bound.tokens * chance.choice([0, 0.1, 0.9, 1.2]))
+            gateway.correct(name, used)
+            gateway.release(name)
+            await gateway.flush()
+            if used > bound.tokens:
+                charges.append(Charge(now_ms, used - bound.tokens))
+            else:
+                bound.tokens = used
+        found = await client.hmget("helexa:limit:account:lab", ["tokens", "tokens_at_ms"])
+        stored, at_ms = (int(one or 0) for one in found)
+        owed = max(0, stored - per_minute * (now_ms - at_ms))
+        exact = debt(charges, per_minute, now_ms)
+        assert exact <= owed <= exact + 1000 * per_minute

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from metering.errors import RateLimitedError
 from metering.limits.rules import (
@@ -109,9 +106,6 @@ STATE = LimitState(
     requests=LimitStatus(limit=60, remaining=59, reset_ms=1000),
     tokens=LimitStatus(limit=150_000, remaining=149_984, reset_ms=360_000),
 )
-DURATION = re.compile(
-    r"(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?!s))?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"
-)
 
 
 def test_openai() -> None:
@@ -149,22 +143,15 @@ def test_no_header_names_limits_that_are_not_there() -> None:
     [
         (0, "0s"),
         (20, "20ms"),
+        (999, "999ms"),
         (1000, "1s"),
         (1500, "1.5s"),
         (59_999, "59.999s"),
         (60_000, "1m0s"),
         (360_000, "6m0s"),
+        (3_600_000, "1h0m0s"),
         (3_661_020, "1h1m1.02s"),
     ],
 )
 def test_durations(milliseconds: int, written: str) -> None:
     assert duration(milliseconds) == written
-
-
-@given(st.integers(0, 10**10))
-def test_durations_can_be_read_back(milliseconds: int) -> None:
-    parts = DURATION.fullmatch(duration(milliseconds))
-    assert parts is not None
-    read = {unit: float(text) for unit, text in parts.groupdict(default="0").items()}
-    total_ms = read["h"] * 3_600_000 + read["m"] * 60_000 + read["s"] * 1000 + read["ms"]
-    assert round(total_ms) == milliseconds

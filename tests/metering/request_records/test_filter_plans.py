@@ -10,8 +10,7 @@ from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
 from metering.request_records import rows
-from metering.selectors import RequestFilter
-from metering.selectors.requests import matching
+from metering.requests.filters import RequestFilter, matching
 from tests.cases import each_case
 from tests.metering.databases import clear, metering_database
 from tests.metering.request_records.records import ended

@@ -180,7 +180,7 @@ class TestCommand:
     def test_show_by_the_beginning_of_an_id(self) -> None:
         for number in ("01", "02"):
             record(request_id=f"abcdef00{number}" + 22 * "0")
-        record(request_id="abcdef99" + 24 * "0", outcome="insufficient_quota", status=429)
+        record(request_id="abcdef99" + 24 * "f", outcome="insufficient_quota", status=429)
         assert "insufficient_quota" in self.output("show", "abcdef99")[0]
         assert "abcdef0001" in self.output("show", "ABCDEF00-01")[0]
         with pytest.raises(CommandError, match="beginning of several ids"):
@@ -222,16 +222,13 @@ def test_filters_are_in_the_address(operator: Client) -> None:
     assert "<html" not in text, "the live part is the rows alone"
 
 
-def test_a_401_is_found_by_its_id(operator: Client) -> None:
-    refused_id = record(account="", key="", status=401, outcome="invalid_api_key")
+def test_what_has_no_model_or_key_is_found_by_its_id_and_shows_its_path(operator: Client) -> None:
+    gone = {"account": "", "key": "", "model_asked": "", "model": "", "endpoint": "/v1/models"}
+    refused_id = record(status=401, outcome="invalid_api_key", **gone)
     for path in (f"/requests/{refused_id}", f"/requests/?id={refused_id[:12]}"):
         text = text_of(operator, path)
         assert "401" in text and "invalid_api_key" in text and refused_id[:12] in text
-
-
-def test_what_has_no_model_shows_its_path(operator: Client) -> None:
-    record(model_asked="", model="", endpoint="/v1/models")
-    row = text_of(operator, "/requests/").partition("<tbody>")[2]
+    row = text.partition("<tbody>")[2]
     assert "<code>/v1/models</code>" in row and "dashboard/model?name=" not in row
 
 

@@ -15,7 +15,7 @@ from metering.actor import COMMAND
 from metering.models import Account
 from metering.request_records import rows
 from metering.series.figures import MAX_ERROR, SUM
-from metering.series.steps import DAY_S, HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
+from metering.series.steps import HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
 from metering.series.store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
@@ -204,13 +204,6 @@ class TestPanel:
         labels = [line["label"] for line in lines]
         assert labels == [*(f"code_{number}" for number in range(3, 9)), "others"]
         assert sum(lines[-1]["data"]) == 1 + 2 + 3
-
-    def test_a_subjects_size_does_not_grow_with_the_range(self, operator: Client) -> None:
-        record(*range(0, 25 * DAY_S, 8 * HOUR_S))
-        series_roll_up(now_unix_s=time.time())
-        for word in ("30m", "3h", "24h", "7d", "30d"):
-            answer = operator.get(f"/series/panel?kind=fleet&range={word}")
-            assert len(answer.content) < 25_000, word
 
     def test_a_neuron_has_its_devices(self, operator: Client) -> None:
         for device, percent in (("cpu", 10), ("cuda:0", 90)):

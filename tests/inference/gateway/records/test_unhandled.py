@@ -226,7 +226,7 @@ async def test_what_django_refuses(
         KEY[:13]: _key_record(KEY),
         OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True),
     }
-    monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefixes: known)
+    monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefix: known)
     method = "POST" if path == "/docs" else "GET"
     answer = await with_django.open(method, path, headers=headers).finish()
     status, code, account, endpoint = wanted

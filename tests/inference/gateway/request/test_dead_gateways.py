@@ -17,8 +17,7 @@ from inference.gateway.request.tokens import UsageCounter
 from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished, Usage
 from inference.wire.errors import ServiceUnavailableError
 from metering.ledger import store
-from metering.ledger.pending_writes import PendingWrite
-from metering.ledger.spool import ADOPT_EVERY_S, Spool
+from metering.ledger.spool import Spool
 from metering.models import LedgerEntry, RequestRecord, Reservation
 from metering.prices import Prices
 from metering.principal import Principal
@@ -30,36 +29,26 @@ PRICES = Prices(input_micro_usd=1_000_000, output_micro_usd=2_000_000)
 
 
 class Ledger:
-    """``LedgerWriter`` without its threads: ``write`` is a batch."""
+    """``LedgerWriter`` without its thread: ``write`` is a batch."""
 
     is_full = False
 
     def __init__(self, gateway_id: str, directory: Path) -> None:
-        self.now_s = 0.0
-        self.queue: list[PendingWrite] = []
-        self.spool = Spool(
-            directory,
-            gateway_id,
-            resubmit=self.queue.append,
-            oldest_unix_s=lambda: 0.0,
-            has_room=lambda: True,
-            clock=lambda: self.now_s,
-        )
+        self.queue: list[Any] = []
+        self.spool = Spool(directory, gateway_id, oldest_unix_s=lambda: 0.0)
+        self.spool.create()
         self.begin = self.spool.begin
-        self.spool.tick()
 
     def settle(self, settle: Any) -> None:
-        write = PendingWrite(settle, self.now_s)
-        self.spool.settle(write, settle)
-        self.queue.append(write)
+        self.queue.append((settle, self.spool.settle(settle)))
 
     def release(self, release: Any) -> None:
-        self.queue.append(PendingWrite(release, self.now_s))
+        self.queue.append((release, lambda: None))
 
     def write(self) -> None:
-        store.apply([one.operation for one in self.queue if one.operation is not None])
-        for one in self.queue:
-            one.is_written = True
+        store.apply([operation for operation, _ in self.queue])
+        for _, on_written in self.queue:
+            on_written()
         self.queue.clear()
 
 
@@ -95,11 +84,10 @@ class Gateway:
         self.look_round()
 
     def look_round(self) -> None:
-        """What its spool's thread and its writer do until the next adoption."""
-        self.ledger.now_s += ADOPT_EVERY_S
-        self.ledger.spool.tick()
+        """What its writer does until the next adoption."""
+        for path in self.ledger.spool.files():
+            self.ledger.queue += self.ledger.spool.adopt(path)
         self.ledger.write()
-        self.ledger.spool.tick()
 
 
 @pytest.fixture
