@@ -130,29 +130,28 @@ LATE_BY = [
 ]
 
 
-@each_case("streams", [True, False])
 @each_case(
     ("dialect", "fault"), LATE_BY, ids=[f"{dialect} {fault.__name__}" for dialect, fault in LATE_BY]
 )
 async def test_a_fault_after_the_first_token_ends_the_request_once(
-    rig: UpstreamRig, dialect: str, fault: Fault, streams: bool
+    rig: UpstreamRig, dialect: str, fault: Fault
 ) -> None:
-    rig.forget()
     spoken = SPOKEN_BY[dialect]
     spoken.serve(rig)
     rig.upstream.answer = lambda asked, wire: fault(spoken, wire)
-    answer = await rig.chat(stream=streams)
     is_overloaded = (dialect, fault) == ("anthropic", error_in_stream)
     code = "upstream_unavailable" if is_overloaded else "upstream_failed"
-    if streams:
-        *begun, last = answer.chunks
-        assert (answer.status, last["error"]["code"]) == (200, code)
-        assert any(one["choices"][0]["delta"].get("content") == "Hel" for one in begun)
-    else:
-        assert (answer.status, answer.error["code"]) == (503 if is_overloaded else 502, code)
-    assert len(rig.upstream.asked) == 1
-    assert rig.settled.outcome == code
-    assert rig.settled.completion_tokens >= 1
+    for streams in (True, False):
+        rig.forget()
+        answer = await rig.chat(stream=streams)
+        if streams:
+            *begun, last = answer.chunks
+            assert (answer.status, last["error"]["code"]) == (200, code)
+            assert any(one["choices"][0]["delta"].get("content") == "Hel" for one in begun)
+        else:
+            assert (answer.status, answer.error["code"]) == (503 if is_overloaded else 502, code)
+        assert len(rig.upstream.asked) == 1
+        assert (rig.settled.outcome, rig.settled.completion_tokens >= 1) == (code, True)
 
 
 @each_case(
@@ -161,22 +160,20 @@ async def test_a_fault_after_the_first_token_ends_the_request_once(
         (cut_early, 503),
         (lambda asked, wire: wire.whole(200, b"<html>", "text/html"), 502),
         (lambda asked, wire: wire.json(200, {"error": {"type": "overloaded_error"}}), 503),
+        (None, 503),
     ],
-    ids=["cut", "a page", "an error with 200"],
+    ids=["cut", "a page", "an error with 200", "offline"],
 )
 async def test_a_fault_before_the_first_token_is_an_error_and_free(
-    rig: UpstreamRig, fault: Callable[[Asked, Wire], None], status: int
+    rig: UpstreamRig, fault: Callable[[Asked, Wire], None] | None, status: int
 ) -> None:
     rig.forget()
-    rig.upstream.answer = fault
+    if fault is None:
+        rig.serve(url="http://127.0.0.1:9/v1")
+    else:
+        rig.upstream.answer = fault
     assert (await rig.chat(stream=True)).status == status
     assert rig.settled.prompt_tokens == 0
-
-
-async def test_an_upstream_that_is_offline_is_unavailable(rig: UpstreamRig) -> None:
-    rig.serve(url="http://127.0.0.1:9/v1")
-    answer = await rig.chat()
-    assert (answer.status, answer.error["code"]) == (503, "upstream_unavailable")
 
 
 @pytest.mark.slow

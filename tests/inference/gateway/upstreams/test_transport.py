@@ -59,16 +59,12 @@ async def connecting(handler: Handler) -> AsyncIterator[tuple[UpstreamTransport,
         yield transport, f"http://127.0.0.1:{port}/"
 
 
-def sending(*parts: bytes, closes: bool = False) -> Handler:
-    """Answers a request with these bytes, and waits for the other side to leave."""
+def sending(answer: bytes) -> Handler:
+    """Answers a request with these bytes, and closes the connection."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        for part in parts:
-            writer.write(part)
-            await asyncio.sleep(0)
-        if not closes:
-            await reader.read()
+        writer.write(answer)
         writer.close()
 
     return handler
@@ -98,7 +94,9 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None:
+async def test_a_connection_is_used_again_unless_it_was_closed_left_or_grew_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     num_connections = 0
     left = asyncio.Event()
 
@@ -117,33 +115,17 @@ async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None
         left.set()
 
     async with connecting(handler) as (transport, url):
-        url = url
         for number in range(3):
             assert (await read(transport, await ask(transport, url))) == b""
             if number == 1:  # the close that nothing announces has come
                 await until(lambda: not any(one.is_reusable for one in transport._idle))
         assert num_connections == 2
+        monkeypatch.setattr(transport_module, "KEEP_ALIVE_S", 0.0)
+        await read(transport, await ask(transport, url))
+        assert num_connections == 3
     async with connecting(leaves) as (transport, url):
         transport.free(await ask(transport, url))
         await asyncio.wait_for(left.wait(), PATIENCE_S)
-
-
-async def test_an_idle_connection_is_not_used_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transport_module, "KEEP_ALIVE_S", 0.0)
-    closed = asyncio.Event()
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(EMPTY)
-        assert await reader.read() == b""
-        closed.set()
-
-    async with connecting(handler) as (transport, url):
-        for _ in range(2):
-            await read(transport, await ask(transport, url))
-        await asyncio.wait_for(closed.wait(), PATIENCE_S)
 
 
 async def answers_empty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -151,57 +133,53 @@ async def answers_empty(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     writer.write(EMPTY)
 
 
-def tls_of_server(folder: Path, authority: Authority) -> ssl.SSLContext:
-    chain, key = authority.vouch("127.0.0.1", folder / "server")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(chain, key)
-    return context
+async def proxying(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """A proxy that connects to this host alone. The request's head."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    method, target, _ = head.split(b" ", 2)
+    host, _, port = target.partition(b":")
+    if method != b"CONNECT":
+        writer.write(EMPTY)
+    elif host != b"127.0.0.1":
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+    else:
+        far_reader, far_writer = await asyncio.open_connection(host.decode(), int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        asyncio.gather(copied(reader, far_writer), copied(far_reader, writer))
+    return head
 
 
-async def test_a_private_authority_is_trusted_where_it_is_named(tmp_path: Path) -> None:
+async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while part := await reader.read(65536):
+        writer.write(part)
+    writer.close()
+
+
+async def test_a_private_authority_is_trusted_where_it_is_named_and_a_proxy_sees_no_tls(
+    tmp_path: Path,
+) -> None:
     authority = Authority("private")
-    async with serving(answers_empty, tls_of_server(tmp_path, authority)) as port:
-        url = f"https://127.0.0.1:{port}/"
-        trusting = ssl.create_default_context(cadata=authority.pem)
+    chain, key = authority.vouch("127.0.0.1", tmp_path / "server")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(chain, key)
+    trusting = ssl.create_default_context(cadata=authority.pem)
+    seen: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await proxying(reader, writer))
+
+    async with serving(proxy) as proxy_port, serving(answers_empty, tls) as port:
+        url = f"https://127.0.0.1:{port}/v1/x"
         async with transport_of(context=trusting) as transport:
             assert (await ask(transport, url)).status == 200
         async with transport_of() as transport:
             with pytest.raises(httpx2.ConnectError):
                 await ask(transport, url)
-
-
-async def test_a_proxy_is_asked_for_the_address_and_sees_no_tls(tmp_path: Path) -> None:
-    authority = Authority("private")
-    seen: list[bytes] = []
-
-    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        seen.append(head)
-        method, target, _ = head.split(b" ", 2)
-        if method != b"CONNECT":
-            writer.write(EMPTY)
-            return
-        host, port = target.split(b":")
-        if host != b"127.0.0.1":
-            writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
-            return
-        far_reader, far_writer = await asyncio.open_connection(host.decode(), int(port))
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(copied(reader, far_writer), copied(far_reader, writer))
-
-    async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while part := await reader.read(65536):
-            writer.write(part)
-        writer.close()
-
-    tls = tls_of_server(tmp_path, authority)
-    trusting = ssl.create_default_context(cadata=authority.pem)
-    async with serving(proxy) as proxy_port, serving(answers_empty, tls) as port:
         address = f"http://127.0.0.1:{proxy_port}"
         async with transport_of(context=trusting, proxy=address) as transport:
             assert (await ask(transport, "http://nowhere.test/v1/x")).status == 200
             assert seen[-1].startswith(b"POST http://nowhere.test/v1/x HTTP/1.1\r\n")
-            assert (await ask(transport, f"https://127.0.0.1:{port}/v1/x")).status == 200
+            assert (await ask(transport, url)).status == 200
             assert seen[-1].startswith(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n" % port)
             assert b"v1/x" not in seen[-1]
             with pytest.raises(httpx2.ProxyError, match="403"):
@@ -240,70 +218,47 @@ async def test_a_hosts_addresses_are_tried_in_turn_and_asked_for_again(
     assert len(asked) == 5
 
 
-async def test_tokens_that_come_fast_are_given_together_and_the_end_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+@each_case(
+    ("gather_s", "parts", "given"),
+    [(PATIENCE_S, [b"b", b"c", b"d", b""], b"bcd"), (0.2, [b"b"], b"b")],
+    ids=["together and the end at once", "no longer than allowed"],
+)
+async def test_tokens_that_come_fast_are_gathered(
+    monkeypatch: pytest.MonkeyPatch, gather_s: float, parts: list[bytes], given: bytes
 ) -> None:
-    monkeypatch.setattr(connection_module, "GATHER_S", PATIENCE_S)
+    monkeypatch.setattr(connection_module, "GATHER_S", gather_s)
     goes_on = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
         writer.write(CHUNKED + b"1\r\na\r\n")
         await goes_on.wait()
-        for part in (b"1\r\nb\r\n", b"1\r\nc\r\n", b"1\r\nd\r\n", b"0\r\n\r\n"):
-            writer.write(part)
+        for part in parts:
+            writer.write(b"%d\r\n%s\r\n" % (len(part), part))
             await asyncio.sleep(0.01)
-
-    async with connecting(handler) as (transport, url):
-        response = await ask(transport, url)
-        parts = response.parts()
-        assert await anext(parts) == b"a"
-        response.gathers = True
-        goes_on.set()
-        async with asyncio.timeout(PATIENCE_S / 2):
-            assert [part async for part in parts] == [b"bcd"]
-        monkeypatch.setattr(connection_module, "GATHER_S", 0.01)
-        transport.free(response)
-
-
-async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "GATHER_S", 0.2)
-    goes_on = asyncio.Event()
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(CHUNKED + b"1\r\na\r\n")
-        await goes_on.wait()
-        writer.write(b"1\r\nb\r\n")
         await reader.read()
 
     async with connecting(handler) as (transport, url):
         response = await ask(transport, url)
-        parts = response.parts()
-        assert await anext(parts) == b"a"
+        received = response.parts()
+        assert await anext(received) == b"a"
         response.gathers = True
         goes_on.set()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await anext(parts) == b"b"
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await anext(received) == given
         transport.free(response)
 
 
-async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
+async def test_a_large_body_is_sent_whole_or_refused_before_it_is() -> None:
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
-        await asyncio.sleep(PATIENCE_S)
+        await asyncio.Event().wait()
 
-    async with connecting(refuses) as (transport, url):
-        async with asyncio.timeout(PATIENCE_S / 2):
+    for handler, found in ((answers_empty, (200, b"")), (refuses, (413, b"big"))):
+        async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S / 2):
             response = await ask(transport, url, b"x" * 64 * 1024 * 1024)
-            assert (response.status, await read(transport, response)) == (413, b"big")
-
-
-async def test_a_body_that_the_socket_does_not_take_at_once_is_sent_whole() -> None:
-    async with connecting(sending(EMPTY)) as (transport, url):
-        response = await ask(transport, url, b"x" * 32 * 1024 * 1024)
-        assert (response.status, await read(transport, response)) == (200, b"")
+            assert (response.status, await read(transport, response)) == found
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
@@ -343,7 +298,7 @@ async def test_no_more_is_read_than_is_taken() -> None:
     ],
 )
 async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
-    async with connecting(sending(answer, closes=True)) as (transport, url):
+    async with connecting(sending(answer)) as (transport, url):
         with pytest.raises(httpx2.RemoteProtocolError):
             await read(transport, await ask(transport, url))
 
@@ -364,8 +319,8 @@ async def test_an_answer_that_nobody_read_does_not_stop_the_next_one() -> None:
         assert await read(transport, await ask(transport, url)) == body
 
 
-async def test_what_came_before_a_break_is_given() -> None:
-    async with connecting(sending(CHUNKED + b"5\r\nhello\r\n", closes=True)) as (transport, url):
+async def test_what_comes_before_a_break_is_given_and_what_comes_behind_an_answer_is_not() -> None:
+    async with connecting(sending(CHUNKED + b"5\r\nhello\r\n")) as (transport, url):
         response = await ask(transport, url)
         await asyncio.sleep(0.05)  # the end has come too when the body is read
         parts = response.parts()
@@ -373,16 +328,14 @@ async def test_what_came_before_a_break_is_given() -> None:
         with pytest.raises(httpx2.RemoteProtocolError):
             await anext(parts)
         transport.free(response)
-
-
-async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
+    forged = EMPTY + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
     num_connections = 0
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_connections
         num_connections += 1
         await head_of(reader)
-        writer.write(EMPTY + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged")
+        writer.write(forged)
         await reader.read()
         writer.close()
 
@@ -429,58 +382,48 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
 
 
 async def test_a_success_is_given_with_some_of_its_body_and_everything_else_at_once() -> None:
-    answers = [CHUNKED, b"HTTP/1.1 500 No\r\ncontent-length: 9\r\n\r\n", EMPTY]
+    answers = {200: CHUNKED, 500: b"HTTP/1.1 500 No\r\ncontent-length: 9\r\n\r\n", 204: EMPTY}
     statuses: list[int] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        writer.write(answers[len(statuses)])
-        if not statuses:
+        status = [*answers][len(statuses)]
+        writer.write(answers[status])
+        if status == 200:
             await asyncio.sleep(0.05)
             writer.write(b"1\r\na\r\n")
         await reader.read()
         writer.close()
 
-    async with connecting(handler) as (transport, url):
-        async with asyncio.timeout(PATIENCE_S):
-            for _ in answers:
-                answer = await post(transport, url)
-                if not statuses:
-                    assert answer._answer.num_unread_bytes
-                statuses.append(answer.status)
-                transport._open.discard(answer)
-                answer.abort()
+    async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S):
+        for status in answers:
+            answer = await post(transport, url)
+            assert status != 200 or answer._answer.num_unread_bytes
+            statuses.append(answer.status)
+            transport._open.discard(answer)
+            answer.abort()
     assert statuses == [200, 500, 200]
 
 
 async def test_the_end_of_an_answer_that_is_left_is_waited_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    num_connections = 0
+    connections: list[bool] = []
+    ends = True
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_connections
-        num_connections += 1
+        connections.append(ends)
         while await head_of(reader):
             writer.write(CHUNKED + b"1\r\na\r\n")
             await asyncio.sleep(0.05)
-            if num_connections == 1:
+            if ends:
                 writer.write(b"0\r\n\r\n")
 
-    async def left(transport: UpstreamTransport, url: str) -> None:
-        answer = await post(transport, url)
-        assert await answer.next_part(None) == b"a"
-        transport.free_drained(answer)
-        async with asyncio.timeout(PATIENCE_S):
-            while transport._open:
-                await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", PATIENCE_S)
     async with connecting(handler) as (transport, url):
-        await left(transport, url)
-        await left(transport, url)
-        assert num_connections == 1
-        num_connections = 2  # no end comes any more
-        monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", 0.01)
-        await left(transport, url)
-        assert not transport._idle
+        for ends, timeout_s in ((True, PATIENCE_S), (True, PATIENCE_S), (False, 0.01)):
+            monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", timeout_s)
+            answer = await post(transport, url)
+            assert await answer.next_part(None) == b"a"
+            transport.free_drained(answer)
+            await until(lambda: not transport._open)
+            assert (len(connections), bool(transport._idle)) == (1, ends)
