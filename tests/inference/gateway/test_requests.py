@@ -85,13 +85,10 @@ async def test_paths_that_mean_the_same(client: AsgiClient, neuron: FakeNeuron) 
     ("body", "code", "param"),
     [
         (b"{", "invalid_json", None),
-        (b"", "invalid_json", None),
-        (b"\xff\xfe", "invalid_json", None),
         (b"[" * 5000, "invalid_json", None),
         (b"[]", "invalid_type", None),
         (b"{}", "missing_required_parameter", "model"),
         (b'{"model":"tiny","messages":[]}', "invalid_value", "messages"),
-        (b'{"model":"tiny","messages":[{"role":"x","content":""}]}', "invalid_value", None),
     ],
 )
 async def test_bad_bodies(client: AsgiClient, body: bytes, code: str, param: str | None) -> None:

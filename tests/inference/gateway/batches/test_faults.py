@@ -36,13 +36,13 @@ from tests.inference.gateway.batches.running import (
     counts,
     line,
     message,
+    polled,
     results,
     until_ended,
 )
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
-from tests.inference.gateway.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -172,10 +172,11 @@ async def wake(client: AsgiClient) -> None:
 
 async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]) -> Any:
     """Polls the batch until ``holds`` of it. Returns it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds(batch := (await client.open("GET", path, headers=KEYED).finish()).json):
-            await asyncio.sleep(0.05)
-    return batch
+
+    async def ask() -> Any:
+        return (await client.get(path, headers=KEYED)).json
+
+    return await polled(ask, holds)
 
 
 async def test_a_batch_continues_where_another_gateway_left_it(
@@ -205,12 +206,12 @@ async def test_a_batch_continues_where_another_gateway_left_it(
     assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
     ran = [frame.request for frame in neuron.frames if isinstance(frame, Submit)]
     assert len(ran) == 2, "the one that was answered is left alone"
-    content = await client.open("GET", f"/v1/files/{names[1]}/content", headers=KEYED).finish()
+    content = await client.get(f"/v1/files/{names[1]}/content", headers=KEYED)
     assert sorted(json.loads(one)["custom_id"] for one in content.body.splitlines()) == [*"xyz"]
     assert not left.exists(), "what was taken over is deleted"
     strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
     for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
-        assert (await client.open("GET", stranger, headers=strangers).finish()).status == 404
+        assert (await client.get(stranger, headers=strangers)).status == 404
 
 
 async def test_a_batch_whose_input_was_deleted_has_failed(
@@ -245,10 +246,10 @@ async def test_gateways_that_share_a_directory_serve_each_others_files(
     made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
     path = f"/v1/messages/batches/{made['id']}"
     await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")
-    answer = await other.open("GET", f"{path}/results", headers=KEYED).finish()
+    answer = await other.get(f"{path}/results", headers=KEYED)
     assert json.loads(answer.body)["result"]["type"] == "succeeded"
     # Without a shared directory the answer is an error, not an empty list.
-    refused = await alone.open("GET", f"{path}/results", headers=KEYED).finish()
+    refused = await alone.get(f"{path}/results", headers=KEYED)
     assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)
     assert (await other.open("DELETE", path, headers=KEYED).finish()).status == 200
     assert not [*(tmp_path / "shared").iterdir()]

@@ -16,7 +16,7 @@ from inference.gateway.consumers.api_consumer import ignored_headers
 from inference.gateway.consumers.context_advice import ADVICE, HEADER, advice_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.requests import client_family
-from inference.protocol.events import Accepted, Cancelled, Delta, Event, Failure
+from inference.protocol.events import Accepted, Cancelled, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import (
     ModelNotFoundError,
@@ -28,12 +28,16 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body, embeddings_body
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
     FakeNeuron,
     Script,
     accepts,
+    deltas,
+    ended,
     endless,
     failing,
     paris,
+    saying,
     says,
     silent,
 )
@@ -154,13 +158,8 @@ async def test_a_quiet_stream_is_kept_alive(
     await exchange.finish()
 
 
-async def cancelled_by_neuron(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
-    yield [Cancelled(request_id=submit.request_id)]
-
-
-async def without_acceptance(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [Delta(request_id=submit.request_id, text="tail")]
+cancelled_by_neuron = saying([ACCEPTED], [Cancelled(request_id="")])
+without_acceptance = saying(*deltas("tail"))
 
 
 @each_case(
@@ -193,9 +192,10 @@ async def test_batches_that_are_lost_repeated_or_late(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     async def gap(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
-        neuron.sequence_numbers[submit.gateway_id] += 1
-        yield [Delta(request_id=submit.request_id, text="after the hole")]
+        async for events in saying([ACCEPTED], *deltas("after the hole"))(submit):
+            yield events
+            if isinstance(events[0], Accepted):
+                neuron.sequence_numbers[submit.gateway_id] += 1
 
     async def repeating(submit: Submit) -> AsyncIterator[list[Event]]:
         async for events in paris(submit):
@@ -203,16 +203,13 @@ async def test_batches_that_are_lost_repeated_or_late(
             neuron.sequence_numbers[submit.gateway_id] -= 1
             yield events
 
-    async def fast(submit: Submit) -> AsyncIterator[list[Event]]:
-        """Half a minute of a fast model comes at once; that is no slow client."""
-        events = [events async for events in says(*10_000 * "x")(submit)]
-        for start in range(0, len(events), 100):
-            yield [event for batch in events[start : start + 100] for event in batch]
-
     neuron.script = gap
     answer = await client.post(CHAT, chat_body())
     assert (answer.status, answer.error["code"]) == (503, "events_lost")
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == answer.headers["x-request-id"]
+    hundred = [event for step in deltas(*100 * "x") for event in step]
+    # Half a minute of a fast model comes at once; that is no slow client.
+    fast = saying([ACCEPTED], *100 * [hundred], ended(completion_tokens=10_000))
     for script, text in ((repeating, "The capital is Paris."), (fast, 10_000 * "x")):
         neuron.script = script
         answer = await client.post(CHAT, chat_body())
@@ -257,9 +254,6 @@ async def test_unknown_fields_are_refused_by_default_or_ignored_and_named(
     refused = await make_client().post(CHAT, UNKNOWN)
     assert (refused.status, refused.error["param"]) == (400, "messages[0].mood")
     assert IGNORED not in refused.headers
-
-
-def test_the_header_of_ignored_fields_holds_any_names() -> None:
     assert ignored_headers([]) == []
     ((_, value),) = ignored_headers(["a b", "é\r\nx: 1", "n" * 500])
     assert value.isascii() and b"\r" not in value and b"\n" not in value
@@ -281,13 +275,8 @@ def test_the_header_of_ignored_fields_holds_any_names() -> None:
 async def test_what_a_grammar_leaves_out_of_schemas_is_named(
     client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
 ) -> None:
-    async def leaving_out(submit: Submit) -> AsyncIterator[list[Event]]:
-        async for events in paris(submit):
-            if isinstance(events[0], Accepted):
-                events = [msgspec.structs.replace(events[0], not_enforced=["tools[0].a.pattern"])]
-            yield events
-
-    neuron.script = leaving_out
+    accepted = msgspec.structs.replace(ACCEPTED, not_enforced=["tools[0].a.pattern"])
+    neuron.script = saying([accepted], *deltas("Paris."), ended(completion_tokens=1))
     answer = await client.post(path, body)
     assert (answer.status, answer.headers[IGNORED]) == (200, "tools[0].a.pattern")
 

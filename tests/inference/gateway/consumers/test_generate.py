@@ -39,6 +39,18 @@ async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> No
     (submit,) = neuron.frames
     assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
     assert submit.request.sampling.temperature == 0
+    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
+    assert answer.json["model"] == "gpt-4o"
+    assert submit.model == neuron.frames[-1].model == "tiny"  # type: ignore[union-attr]
+    answer = await client.post(CHAT, chat_body(model="huge"))
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert answer.error["param"] == "model"
+    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
+    answer = await client.post("/v1/completions", body)
+    texts = [chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]]
+    assert "".join(texts) == "The capital is Paris."
+    submit = neuron.frames[-1]
+    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
 
 
 async def test_streams(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
@@ -67,28 +79,6 @@ async def test_the_sdk_raises_on_an_error_within_a_stream(
     stream = await sdk.chat.completions.create(**chat_body(stream=True))
     with pytest.raises(openai.APIError, match="The engine crashed"):
         _ = [chunk async for chunk in stream]
-
-
-async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron) -> None:
-    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
-    answer = await client.post("/v1/completions", body)
-    assert "".join(chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]) == (
-        "The capital is Paris."
-    )
-    (submit,) = neuron.frames
-    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
-
-
-async def test_an_alias_is_resolved_and_echoed_and_an_unknown_model_refused(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
-    assert answer.json["model"] == "gpt-4o"
-    (submit,) = neuron.frames
-    assert isinstance(submit, Submit) and submit.model == "tiny"
-    answer = await client.post(CHAT, chat_body(model="huge"))
-    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-    assert answer.error["param"] == "model"
 
 
 async def test_many_at_once_are_all_answered_and_none_cancelled(
@@ -204,16 +194,14 @@ async def test_a_load_or_a_first_token_past_the_deadline(
 async def test_the_deadline_is_for_the_first_token_only(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
-    has_begun, goes_on = asyncio.Event(), asyncio.Event()
+    gates = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
 
     async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
-        accepted, said, ended = [one async for one in says("slow", reason="length")(submit)]
-        yield accepted
-        await has_begun.wait()
-        yield said
-        await goes_on.wait()
-        yield ended
+        async for events in says("slow", reason="length")(submit):
+            yield events
+            await gates.pop(0).wait()
 
+    has_begun, goes_on, _ = gates
     neuron.script = slow
     exchange = client.open("POST", CHAT, chat_body(stream=True))
     await asyncio.wait_for(neuron.submitted.get(), 60)

@@ -24,7 +24,7 @@ from inference.gateway.metrics.endpoint import (
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from tests.inference.gateway.conftest import Rig
+from tests.inference.gateway.conftest import MakeGateway
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.metrics.ended import ended
 
@@ -99,16 +99,10 @@ async def test_a_scrape_shows_requests_fleet_and_load_jobs(
 
 
 async def test_a_port_in_use_is_a_warning(
-    rig: Rig, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
+    make_gateway: MakeGateway, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert endpoint.port is not None
-    another = Gateway(
-        rig.gateway.config,
-        rig.catalogue,
-        directory=rig.directory,
-        make_ledger=lambda _id: rig.ledger,
-    )
-    second = MetricsEndpoint(another)
+    second = MetricsEndpoint(make_gateway())
     with caplog.at_level(logging.WARNING):
         second.start(MetricsListen(HOST, endpoint.port))
     assert second.port is None

@@ -250,14 +250,10 @@ async def readers(
 
 
 async def accept(client: redis.asyncio.Redis, neuron: str, request_id: str) -> None:
-    batch = EventBatch(
-        epoch="e", sequence_number=0, events=[Accepted(request_id=request_id, prompt_tokens=1)]
-    )
-    await client.xadd(
-        keys.events_key(neuron, GATEWAY),
-        {EVENT_BATCH_FIELD: encode_event_batch(batch)},
-        nomkstream=True,
-    )
+    accepted = [Accepted(request_id=request_id, prompt_tokens=1)]
+    batch = encode_event_batch(EventBatch(epoch="e", sequence_number=0, events=[*accepted]))
+    key = keys.events_key(neuron, GATEWAY)
+    await client.xadd(key, {EVENT_BATCH_FIELD: batch}, nomkstream=True)
 
 
 async def is_read(

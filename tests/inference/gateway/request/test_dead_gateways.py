@@ -124,7 +124,7 @@ def billed(call: Call) -> tuple[Any, ...]:
     return entry.outcome, entry.neuron, entry.prompt_tokens, entry.completion_tokens
 
 
-def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway) -> None:
+def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway, tmp_path: Path) -> None:
     call = first.call()
     refused = first.submit(call, "one", prompt=9)
     failure = Failure(code="recovering", message="")
@@ -134,6 +134,7 @@ def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway) -> Non
     first.kill()
     second.look_round()
     assert billed(call) == ("gateway_lost", "two", 12, 7)
+    assert [path.stem for path in tmp_path.glob("*")] == ["g2"]
 
 
 @pytest.mark.parametrize(
@@ -185,15 +186,3 @@ def test_a_gateway_that_stands_still_settles_its_own(first: Gateway, second: Gat
     first.kill()
     second.look_round()
     assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 1
-
-
-def test_who_restarts_in_its_place_settles_it_too(first: Gateway, tmp_path: Path) -> None:
-    calls = [first.call() for _ in range(3)]
-    for number, call in enumerate(calls):
-        first.submit(call, completion=number + 1)
-    first.kill()
-    again = Gateway("g1 restarted", tmp_path)
-    again.ledger.write()
-    again.look_round()
-    assert [billed(call)[3] for call in calls] == [1, 2, 3]
-    assert [path.stem for path in tmp_path.glob("*")] == ["g1 restarted"]

@@ -67,14 +67,8 @@ def test_a_refusal_has_its_cause(
     retry_after_s: float | None, is_reserved: bool, owner: str, code: str, cause: str
 ) -> None:
     numbers: dict[str, Any] = {"budget": 1, "unit": "micro_usd", "needed": 2, "left": 0}
-    error = QuotaExceededError(
-        "It is spent.",
-        retry_after_s=retry_after_s,
-        is_reserved=is_reserved,
-        owner=owner,
-        **numbers,
-    )
-    refusal = _refusal(error)
+    why = {"retry_after_s": retry_after_s, "is_reserved": is_reserved, "owner": owner}
+    refusal = _refusal(QuotaExceededError("It is spent.", **numbers | why))
     assert (refusal.code, refusal.cause) == (code, cause)
 
 
@@ -105,41 +99,38 @@ async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
     assert rig.ledger.held == {}
 
 
-@pytest.mark.parametrize("reports_count", [True, False])
-async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length(
-    rig: Rig, neuron: FakeNeuron, reports_count: bool
+@pytest.mark.parametrize(
+    ("num_tokens", "reports_count", "cap", "num_reserved"),
+    [(250, True, None, 2), (250, False, None, 2), (250, True, 255, 2), (1_000_000, True, None, 1)],
+    ids=["fits", "a neuron of an earlier version", "the cap has no room", "an impossible length"],
+)
+async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length_or_refused(
+    rig: Rig,
+    neuron: FakeNeuron,
+    num_tokens: int,
+    reports_count: bool,
+    cap: int | None,
+    num_reserved: int,
 ) -> None:
     """Before anything is computed: the reservation is never less than the prompt's tokens. A neuron
     of an earlier version does not report the length: then the sure bound is reserved."""
-    rig.cap()
-    neuron.script = counting(250, reports_count=reports_count)
-    assert (await rig.ask(max_tokens=9)).status == 200
-    near, sure = (reserve.prompt_tokens for reserve in rig.ledger.reserved)
+    ledger = rig.ledger
+    rig.cap(cap)
+    neuron.script = counting(num_tokens, reports_count=reports_count)
+    answer = await rig.ask(max_tokens=9)
+    assert len(ledger.reserved) == num_reserved
+    assert ledger.held == {}
+    submits = [neuron.submitted.get_nowait() for _ in range(neuron.submitted.qsize())]
+    if cap or num_reserved == 1:
+        assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
+        assert not any(one.prompt_tokens + one.completion_tokens for one in ledger.settled)
+        return
+    near, sure = (reserve.prompt_tokens for reserve in ledger.reserved)
     assert near < 250 <= sure
     assert (sure == 250) is reports_count
-    submits = [await neuron.submitted.get() for _ in range(2)]
     assert [submit.max_prompt_tokens for submit in submits] == [near, sure]
+    assert answer.status == 200
     assert (rig.settled.prompt_tokens, rig.settled.completion_tokens) == (250, 5)
-    assert rig.ledger.held == {}
-
-
-@pytest.mark.parametrize(
-    ("cap", "num_prompt_tokens", "num_reserved"),
-    [
-        pytest.param(255, 250, 2, id="the cap has no room"),
-        pytest.param(None, 1_000_000, 1, id="an impossible length"),
-    ],
-)
-async def test_a_prompt_longer_than_reserved_is_refused_where_it_cannot_be(
-    rig: Rig, neuron: FakeNeuron, cap: int | None, num_prompt_tokens: int, num_reserved: int
-) -> None:
-    rig.cap(cap)
-    neuron.script = counting(num_prompt_tokens)
-    answer = await rig.ask(max_tokens=9)
-    assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
-    assert len(rig.ledger.reserved) == num_reserved
-    assert sum(entry.prompt_tokens + entry.completion_tokens for entry in rig.ledger.settled) == 0
-    assert rig.ledger.held == {}
 
 
 @pytest.mark.parametrize("leaves", [False, True])

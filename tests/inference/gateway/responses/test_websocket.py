@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses.websocket import MAX_WAITING
-from inference.protocol.events import Delta, Event, TextLogprob
-from inference.protocol.generation import GenerationRequest, Submit
+from inference.protocol.events import Delta, TextLogprob
+from inference.protocol.generation import GenerationRequest
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.bodies import QUESTION
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris, prepared
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    FakeNeuron,
+    ended,
+    endless,
+    failing,
+    paris,
+    prepared,
+    saying,
+)
 from tests.inference.gateway.responses_support import (
     RESPONSES,
     TOOLS,
@@ -90,25 +98,17 @@ async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeur
 async def test_a_turn_with_log_probabilities_is_continued(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
-    async def with_logprobs(submit: Submit) -> AsyncIterator[list[Event]]:
-        entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
-        async for events in paris(submit):
-            yield [
-                msgspec.structs.replace(event, logprobs=[entry])
-                if isinstance(event, Delta)
-                else event
-                for event in events
-            ]
-
-    neuron.script = with_logprobs
+    entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
+    said = Delta(request_id="", text="Paris", logprobs=[entry])
+    neuron.script = saying([ACCEPTED], [said], ended(completion_tokens=1))
     shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
     async with connect(client) as socket:
         first = (await socket.turn(create(**shown)))[-1]["response"]
         (part,) = first["output"][0]["content"]
-        assert [one["token"] for one in part["logprobs"]] == 4 * ["Paris"]
+        assert [one["token"] for one in part["logprobs"]] == ["Paris"]
         await socket.turn(create(previous_response_id=first["id"], input="And now?"))
     texts = [message.content for message in chat(neuron.frames[-1]).messages]
-    assert texts == [QUESTION, "The capital is Paris.", "And now?"]
+    assert texts == [QUESTION, "Paris", "And now?"]
 
 
 async def test_another_socket_knows_only_what_is_stored(
@@ -184,23 +184,28 @@ async def test_who_does_not_wait_at_all_is_closed(client: AsgiClient, neuron: Fa
         assert message == {"type": "websocket.close", "code": 1008}
 
 
-async def test_what_is_refused(client: AsgiClient, neuron: FakeNeuron) -> None:
+@each_case(
+    ("body", "expected", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[]", "invalid_type", None),
+        ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
+        ({"type": "response.steer", "input": "Hi"}, None, "type"),
+        (create(stream=False), "unsupported_parameter", "stream"),
+        (create(background=True), "unsupported_parameter", "background"),
+        (create(colour="red"), None, "colour"),
+        (create(), "context_length_exceeded", "input"),  # by the neuron
+    ],
+)
+async def test_what_is_refused(
+    client: AsgiClient, neuron: FakeNeuron, body: Any, expected: str | None, param: str | None
+) -> None:
     neuron.script = failing
     async with connect(client) as socket:
-        for body, texts, param in (
-            ("{", "invalid_json", None),
-            ("[]", "invalid_type", None),
-            ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
-            ({"type": "response.steer", "input": "Hi"}, None, "type"),
-            (create(stream=False), "unsupported_parameter", "stream"),
-            (create(background=True), "unsupported_parameter", "background"),
-            (create(colour="red"), None, "colour"),
-            (create(), "context_length_exceeded", "input"),  # by the neuron
-        ):
-            events = await socket.turn(body)
-            assert code(events) == texts or texts is None
-            assert (events[0]["param"], events[0]["status"]) == (param, 400), body
-            EVENT_TYPES.validate_python(events[0])
+        events = await socket.turn(body)
+    assert code(events) == expected or expected is None
+    assert (events[0]["param"], events[0]["status"]) == (param, 400)
+    EVENT_TYPES.validate_python(events[0])
 
 
 async def test_a_handshake_needs_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.ports import free_port
 from fleet import services
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.events import Event
@@ -25,6 +26,7 @@ from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts, paris
 from tests.inference.gateway.servers.conftest import (
     ASKED,
+    MODEL,
     RunningServer,
     accepts_connections,
     command,
@@ -61,8 +63,9 @@ async def draining(
 async def test_daphne_drains(
     environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
 ) -> None:
-    """SIGTERM: open requests finish, new ones are refused, and the process ends with 0."""
-    may_end = asyncio.Event()
+    """SIGTERM: open requests finish, new ones are refused, and the process ends with 0. Until then
+    its metrics are scraped at their own port."""
+    may_end, port = asyncio.Event(), free_port()
 
     async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
         async for events in paris(submit):
@@ -70,9 +73,19 @@ async def test_daphne_drains(
             await may_end.wait()
 
     ready.script = waits
-    async with draining(environment, ready, tmp_path / "log") as (_, response):
+    scraped = environment | {"HELEXA_METRICS_LISTEN": f"127.0.0.1:{port}"}
+    async with draining(scraped, ready, tmp_path / "log") as (_, response):
+        metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/metrics")
         may_end.set()
         answer = await response.aread()
+    lines = metrics.text.splitlines()
+    for line in (
+        f'cortex_completion_tokens_total{{model="{MODEL}",node="beast"}} 5.0',
+        'helexa_load_jobs{state="pending"} 0.0',
+        "helexa_reservations_open 0.0",
+        "helexa_requests_open 1.0",
+    ):
+        assert line in lines, metrics.text
     assert answer.endswith(b"data: [DONE]\n\n") and b" Pari" in answer
 
 

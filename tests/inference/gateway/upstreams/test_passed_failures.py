@@ -84,24 +84,22 @@ async def test_an_error_keeps_its_meaning_and_is_free(
     assert (settled.outcome, settled.cost_micro_usd, settled.metered.unit) == (code, 0, "")
 
 
+DELTA = b'data: {"type": "speech.audio.delta"}\n\n'
+
+
 async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None:
     passed = threading.Event()
 
     def breaks(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
-        wire.event({"type": "speech.audio.delta", "audio": "A"})
+        wire.part(DELTA)
         wire.cut()
 
     def leaks(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
-        wire.part(b'data: {"type": "speech.audio.delta"}\n\n' + SECRET[:9].encode())
+        wire.part(DELTA + SECRET[:9].encode())
         assert passed.wait(60)
         wire.part(SECRET[9:].encode())
-        wire.end_stream(b"")
-
-    def fails(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        wire.event({"type": "error", "error": {"message": "no"}})
         wire.end_stream(b"")
 
     rig.offer("speech")
@@ -115,7 +113,8 @@ async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None
         assert broken.chunks[0]["type"] == "speech.audio.delta"
         assert broken.chunks[-1]["error"]["code"] == "upstream_failed"
         assert SECRET[:9].encode() not in broken.body
-    rig.upstream.answer = fails
+    failed = {"type": "error", "error": {"message": "no"}}
+    rig.upstream.answer = lambda asked, wire: wire.events([failed])
     assert [one["type"] for one in (await rig.speak()).chunks] == ["error"]
     assert [one.outcome for one in rig.ledger.settled] == ["upstream_failed"] * 3
 

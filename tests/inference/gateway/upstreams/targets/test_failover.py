@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from helexa_site.config import Config
-from helexa_site.routing import build_application
-from inference.gateway.gateway import Gateway
 from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import MakeClient, not_django
+from tests.inference.gateway.asgi_client import Exchange
+from tests.inference.gateway.conftest import MakeClient, MakeGateway, client_of
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, silent
 from tests.inference.gateway.records.recorded import Records
 from tests.inference.gateway.upstreams.forwarding import PATH, text_of
@@ -65,19 +62,14 @@ async def test_a_model_that_no_host_holds_fails_over_to_the_next_target(
         assert "tried=own:no_neuron" in caplog.text
 
 
-async def test_the_record_has_the_targets_that_were_tried(rig: TargetsRig, config: Config) -> None:
+async def test_the_record_has_the_targets_that_were_tried(
+    rig: TargetsRig, make_gateway: MakeGateway
+) -> None:
     rig.box.answer = refuses(429)
     records = Records()
-    gateway = Gateway(
-        config,
-        rig.catalogue,
-        directory=rig.directory,
-        make_ledger=lambda _id: rig.ledger,
-        records=records,
-    )
+    gateway = make_gateway(records=records)
     rig.offer("own", "box/org/m", "cloud/m")
-    client = AsgiClient(build_application(gateway, django_app=not_django))
-    assert (await client.post(PATH, CHAT)).status == 200
+    assert (await client_of(gateway).post(PATH, CHAT)).status == 200
     await gateway.drain(0)
     record = records.only()
     assert record.targets_tried == ("own: no_neuron", "box/org/m: rate_limit_exceeded")
