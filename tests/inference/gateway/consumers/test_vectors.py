@@ -94,16 +94,6 @@ async def test_refusals_of_ours(
     assert not neuron.frames
 
 
-async def test_wrong_methods_and_paths_name_the_right_ones(client: AsgiClient) -> None:
-    wrong_method = await client.get(EMBEDDINGS)
-    assert (wrong_method.status, wrong_method.headers["allow"]) == (405, "POST")
-    nowhere = await client.post("/v1/videos", {"model": "tiny"})
-    assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
-    assert "/v1/rerank" in nowhere.error["message"]
-    document = await client.get("/openapi.json")
-    assert "/v1/rerank" in document.json["paths"]
-
-
 async def test_an_input_may_take_the_whole_context(client: AsgiClient, neuron: FakeNeuron) -> None:
     """There is no answer that would need room in it."""
     neuron.capabilities = ["embeddings"]
