@@ -25,6 +25,7 @@ from tests.inference.gateway.conftest import (
     directory,
     gateway,
     ledger,
+    make_gateway,
     neuron,
     redis_client,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "directory",
     "gateway",
     "ledger",
+    "make_gateway",
     "neuron",
     "redis_client",
     "shared_redis",

@@ -1,6 +1,5 @@
-"""What a host attacks with that was invited: all that its Redis user lets it write, and more.
-
-Each attack is a function of the host; what it may not do must be refused.
+"""What a host attacks with that was invited: what its Redis user lets it write. What it may not do
+is in ``test_commands``, answers that it does not read are in ``test_redis_memory``.
 """
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -46,8 +45,6 @@ VALUE = b"x" * VALUE_BYTES
 """About the largest that Redis takes."""
 NUM_VALUES = 200
 """The number of those values that a flood writes unless it is cut off: 800 MiB."""
-NUM_UNREAD = 8
-"""Connections whose answers it does not read, and answers of 12 MB that each asks for."""
 
 
 @dataclass(slots=True)
@@ -57,8 +54,6 @@ class Evil:
     client: redis.Redis
     gateway_id: str = ""
     request_id: str = ""
-    unread: list[Any] = field(default_factory=list)
-    """Connections on which answers wait. ``client.close`` ends them too."""
 
     def xadd(self, key: str, data: bytes, field: bytes = EVENT_BATCH_FIELD) -> None:
         self.client.xadd(key, {field: data})
@@ -121,17 +116,6 @@ def many_ids(number: int) -> bytes:
     return b"\x83\xa5epoch\xa1e\xa4beat\x01\xabrequest_ids" + ids
 
 
-def refused(*command: str) -> Attack:
-    def attack(evil: Evil) -> None:
-        try:
-            evil.client.execute_command(*command)  # type: ignore[no-untyped-call]
-        except redis.exceptions.NoPermissionError:
-            return
-        raise AssertionError(f"Redis lets an invited host do {command[0]}")
-
-    return attack
-
-
 def repeated(times: int, step: Callable[[Evil, int], object]) -> Attack:
     return lambda evil: [step(evil, number) for number in range(times)]
 
@@ -170,29 +154,12 @@ def held_ids_of_others(evil: Evil) -> None:
         time.sleep(1.0)  # gateways read the list once a second
 
 
-def unread_answers(evil: Evil) -> None:
-    for name in ("a", "b", "c"):
-        evil.client.hset(keys.specs_key(EVIL), name, VALUE)
-    while len(evil.unread) < NUM_UNREAD:
-        evil.unread.append(evil.client.connection_pool.get_connection())
-        for _ in range(NUM_UNREAD):
-            evil.unread[-1].send_command("HGETALL", keys.specs_key(EVIL))
-
-
 ATTACKS: dict[str, Attack] = {
-    "an endless script": refused("EVAL", "while true do end", "0"),
-    "another database": refused("SELECT", "1"),
     "the largest id": largest_id,
     "its stream trimmed": lambda evil: evil.client.xadd(evil.events, {"b": b"x"}, maxlen=0),
     "large deltas": repeated(NUM_VALUES, lambda evil, _: evil.xadd(evil.events, VALUE)),
     "valid batches": lambda evil: valid_batches(evil, evil.events),
     "batches of no gateway": lambda evil: valid_batches(evil, keys.events_key(EVIL, "none")),
-    "a large log": repeated(
-        NUM_VALUES, lambda evil, _: evil.client.rpush(keys.engine_log_key(EVIL, "a"), VALUE)
-    ),
-    "a large queue": repeated(
-        NUM_VALUES, lambda evil, _: evil.client.lpush(keys.neuron_queue(EVIL), VALUE)
-    ),
     "large fields": repeated(
         NUM_VALUES, lambda evil, number: evil.client.hset(keys.specs_key(EVIL), f"{number}", VALUE)
     ),
@@ -205,5 +172,4 @@ ATTACKS: dict[str, Attack] = {
         for name in ("", evil.gateway_id)
     ],
     "held ids of others": held_ids_of_others,
-    "unread answers": unread_answers,
 }

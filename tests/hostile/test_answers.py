@@ -58,48 +58,28 @@ from tests.hostile.wrong import wrong
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
+from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, Script, paris, saying
 
 pytestmark = pytest.mark.slow
 
 GENEROUS_S = 60.0
+PLAIN = {"messages": [{"role": "user", "content": "Hi"}]}
+SHORT = {**PLAIN, "max_tokens": 50}
+SCORED = {"prompt": "Hi", "max_tokens": 50, "logprobs": 1, "echo": True, "prompt_logprobs": 1}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "n": 2},
-    ),
+    "chat": ("/v1/chat/completions", {**SHORT, "n": 2}),
     "stream": (
         "/v1/chat/completions",
-        {
-            "messages": [{"role": "user", "content": "Hi"}],
-            "max_tokens": 50,
-            "logprobs": True,
-            "top_logprobs": 1,
-            "stream": True,
-        },
+        {**SHORT, "logprobs": True, "top_logprobs": 1, "stream": True},
     ),
-    "completion": (
-        "/v1/completions",
-        {
-            "prompt": "Hi",
-            "max_tokens": 50,
-            "logprobs": 1,
-            "echo": True,
-            "prompt_logprobs": 1,
-            "return_token_ids": True,
-        },
-    ),
-    "message": (
-        "/v1/messages",
-        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50},
-    ),
+    "completion": ("/v1/completions", {**SCORED, "return_token_ids": True}),
+    "message": ("/v1/messages", SHORT),
     "response": ("/v1/responses", {"input": "Hi", "max_output_tokens": 50, "store": False}),
     "embedding": ("/v1/embeddings", {"input": ["a", "b"]}),
     "score": ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
     "tokenize": ("/tokenize", {"prompt": "Hi"}),
-    "count": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
+    "count": ("/v1/messages/count_tokens", PLAIN),
 }
-PLAIN = {"messages": [{"role": "user", "content": "Hi"}]}
 MAX_TOKENS = 200
 """The bound on each answer, more than any of them may use in all its choices."""
 
@@ -143,11 +123,7 @@ def cases() -> dict[str, Event]:
 
 
 CASES = cases()
-BEFORE: tuple[list[Event], ...] = (
-    [],
-    [Accepted(request_id="", prompt_tokens=7)],
-    [Accepted(request_id="", prompt_tokens=7), Delta(request_id="", text="a")],
-)
+BEFORE: tuple[list[Event], ...] = ([], [ACCEPTED], [ACCEPTED, Delta(request_id="", text="a")])
 """What comes before it."""
 
 
@@ -174,13 +150,7 @@ async def answer_to(client: AsgiClient, kind: str) -> tuple[int, bytes]:
 
 def sending(sent: list[Event]) -> Script:
     """Sends these for the request, and then reports it as cancelled."""
-
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        id = submit.request_id
-        yield [msgspec.structs.replace(each, request_id=id) for each in sent]
-        yield [Cancelled(request_id=id)]
-
-    return script
+    return saying(sent, [Cancelled(request_id="")])
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
@@ -216,29 +186,23 @@ async def test_a_wrong_message_ends_its_request(
 
 
 HUGE = Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
+STOPPED = ChoiceFinished(request_id="", reason="stop")
+LATE = Failure(code="queue_full", message="m", retry_after_s=math.nan)
+IMPROBABLE = msgspec.structs.replace(LOGPROB, logprob=1e300)
+RANKED = RankedToken(token_id=1, text="a", logprob=-0.5, rank=-1)
+PIECE = Fragment(request_id="", data=b"x" * 200_000)
 FAULTS: dict[str, list[Event]] = {
     "a choice that was not asked for": [Delta(request_id="", text="a", index=10**6)],
     "no choice has finished": [Finished(request_id="", usage=USAGE)],
-    "more tokens than any": [
-        ChoiceFinished(request_id="", reason="stop"),
-        Finished(request_id="", usage=HUGE),
-    ],
+    "more tokens than any": [STOPPED, Finished(request_id="", usage=HUGE)],
     "fewer than none": [Accepted(request_id="", prompt_tokens=-(10**9))],
     "a prompt longer than its text": [Accepted(request_id="", prompt_tokens=10**6)],
-    "no time": [
-        Failed(
-            request_id="", failure=Failure(code="queue_full", message="m", retry_after_s=math.nan)
-        )
-    ],
-    "no probability": [
-        Delta(request_id="", text="a", logprobs=[msgspec.structs.replace(LOGPROB, logprob=1e300)])
-    ],
-    "no rank": [
-        PromptScored(
-            request_id="", tokens=[[RankedToken(token_id=1, text="a", logprob=-0.5, rank=-1)]]
-        )
-    ],
+    "no time": [Failed(request_id="", failure=LATE)],
+    "no probability": [Delta(request_id="", text="a", logprobs=[IMPROBABLE])],
+    "no rank": [PromptScored(request_id="", tokens=[[RANKED]])],
     "another kind": [Embedded(request_id="", vectors=[VECTOR], usage=USAGE)],
+    # 64 MiB were kept of a request for one token until the last fragment came.
+    "fragments of an event that is not whole": [PIECE] * 20,
 }
 
 
@@ -246,24 +210,13 @@ async def test_what_breaks_a_bound_is_the_neurons_fault(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
 ) -> None:
     for fault, sent in FAULTS.items():
-        begun = [] if isinstance(sent[0], Accepted) else [Accepted(request_id="", prompt_tokens=7)]
+        begun = [] if isinstance(sent[0], Accepted) else [ACCEPTED]
         await neuron.beat()
         neuron.script = sending([*begun, *sent])
-        body = {"model": "tiny", **PLAIN}
+        body = {"model": "tiny", **PLAIN} | ({"max_tokens": 1} if PIECE in sent else {})
         answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
         assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault"), fault
     assert all(settle.completion_tokens == 0 for settle in ledger.settled)
-
-
-async def test_fragments_count_before_their_event_is_whole(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    """Before, 64 MiB were kept of a request for one token until the last fragment came."""
-    piece = Fragment(request_id="", data=b"x" * 200_000)
-    neuron.script = sending([Accepted(request_id="", prompt_tokens=7), *[piece] * 20])
-    body = {"model": "tiny", **PLAIN, "max_tokens": 1}
-    answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
-    assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault")
 
 
 async def test_a_neighbours_epoch_and_requests_are_of_no_use(
@@ -299,32 +252,26 @@ async def test_a_neighbours_epoch_and_requests_are_of_no_use(
     assert {settle.completion_tokens for settle in ledger.settled} == {5}
 
 
-CONTEXTS: dict[str, tuple[int | None, int]] = {
-    "bounded by the catalogue": (1000, 1000),
-    "bounded by nothing": (None, DEFAULT_OUTPUT_TOKENS),
-}
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(
+    ("max_context_tokens", "most"),
+    [(1000, 1000), (None, DEFAULT_OUTPUT_TOKENS)],
+    ids=["bounded by the catalogue", "bounded by nothing"],
+)
 async def test_a_claimed_context_makes_no_answer_longer(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue, context: str
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    catalogue: FakeCatalogue,
+    max_context_tokens: int | None,
+    most: int,
 ) -> None:
     """Where the client names no length and no cap applies, 2^24 tokens were its bound."""
-    max_context_tokens, most = CONTEXTS[context]
     catalogue.listed = [replace(ENTRY, max_context_tokens=max_context_tokens)]
     neuron.report = report(context_tokens=MAX_CONTEXT_TOKENS)
     await neuron.beat()
-    accepted = Accepted(request_id="", prompt_tokens=7)
+    last = ChoiceFinished(request_id="", reason="length", num_tokens=1)
     for num_tokens, status in ((most, 200), (most + 1, 503)):
         text = Delta(request_id="", text="a", num_tokens=num_tokens)
-        neuron.script = sending(
-            [
-                accepted,
-                text,
-                ChoiceFinished(request_id="", reason="length", num_tokens=1),
-                Finished(request_id="", usage=USAGE),
-            ]
-        )
+        neuron.script = sending([ACCEPTED, text, last, Finished(request_id="", usage=USAGE)])
         answer = await client.post("/v1/chat/completions", {"model": "tiny", **PLAIN})
         assert answer.status == status, answer.body
         assert (await neuron.submitted.get()).cap_output_tokens == most

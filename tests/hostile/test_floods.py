@@ -102,18 +102,13 @@ def num_unfreed(client: redis.Redis) -> int:
     return memory["lazyfree_pending_objects"]
 
 
-def test_without_invited_hosts_nothing_is_watched(redis_url: str, redis_db: redis.Redis) -> None:
-    watch = FloodWatch(redis_db, lambda: None)
-    assert not watch.is_needed()
-    invite("beast")
-    assert watch.is_needed()
-
-
-def test_a_watch_that_redis_refuses_is_in_the_log(
+def test_a_watch_is_for_invited_hosts_and_in_the_log_where_redis_refuses_it(
     redis_url: str, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The user of an invited host may not ask for what the watch reads."""
+    assert not FloodWatch(redis_db, lambda: None).is_needed()
     watch = FloodWatch(guest(redis_url, invite("beast")), lambda: None)
+    assert FloodWatch(redis_db, lambda: None).is_needed()
     watch.start()
     wait_until(lambda: "not watched for floods" in caplog.text, "a warning")
     watch.stop()
@@ -179,48 +174,23 @@ def test_a_burst_that_it_takes_is_no_fault(
     assert is_in(honest)
 
 
-def test_it_takes_what_it_is_sent_and_writes_nothing_there(
-    redis_url: str, redis_db: redis.Redis
-) -> None:
-    evil = guest(redis_url, invite("beast"))
-    redis_db.xadd(keys.inbox_key("beast"), {b"f": b"x" * 3 * MB})
-    redis_db.hset(keys.images_key("beast", "r1"), "digest", b"x" * 3 * MB)
-    assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 0
-    assert evil.hmget(keys.images_key("beast", "r1"), "digest")[0] and evil.xrange(
-        keys.inbox_key("beast")
-    )
-    for command in (
-        ("XADD", keys.inbox_key("beast"), "*", "f", "x"),
-        ("HSET", keys.images_key("beast", "r1"), "a", "b"),
-        ("SET", "helexa:neuron:beast:anything", "x"),
-    ):
-        with pytest.raises(redis.ResponseError, match="permission"):
-            evil.execute_command(*command)
-
-
-def test_the_dashboard_names_it_and_why(
+def test_the_dashboard_names_it_and_why_and_invited_again_it_is_back(
     admin_client: Client, redis_url: str, redis_db: redis.Redis
 ) -> None:
+    assert not services.neuron_cut_off(actor=GATEWAY, neuron_name="own", reason="it lied")
+    assert not Neuron.objects.exists(), "nobody invited it"
     evil = guest(redis_url, invite("evil"))
     FLOODS["usage"](evil, "evil")
     services.oversized_neurons_cut_off(client=redis_db, now_s=0.0)
     board = admin_client.get("/admin/").content.decode()
     assert "evil" in board and Invitation.objects.get().cut_off_reason in html.unescape(board)
-
-
-def test_invited_again_it_is_back(redis_url: str, redis_db: redis.Redis) -> None:
-    first = guest(redis_url, invite("evil"))
+    evil = guest(redis_url, invite("evil"))
     assert services.neuron_cut_off(actor=GATEWAY, neuron_name="evil", reason="it lied")
     assert not services.neuron_cut_off(actor=GATEWAY, neuron_name="evil", reason="again")
     services.redis_users_apply()  # as each of the control's ticks does
-    assert not is_in(first)
+    assert not is_in(evil)
     assert is_in(guest(redis_url, invite("evil")))
     assert Invitation.objects.get().cut_off_at is None
-
-
-def test_a_neuron_that_nobody_invited_cannot_be_cut_off() -> None:
-    assert not services.neuron_cut_off(actor=GATEWAY, neuron_name="own", reason="it lied")
-    assert not Neuron.objects.exists()
 
 
 def test_too_many_connections_are_cut_off(

@@ -32,34 +32,30 @@ from tests.hostile.wrong import sample, wrong
 
 def hostile(build: Any) -> dict[str, NeuronHeartbeat]:
     """Each decodes; none can be recorded."""
-    host = build.heartbeat().host
-    failed = build.replica(failure=LoadFailure(code="broken", message="a\0b"))
-    busy = build.replica(stats=build.stats(in_flight=2**40))
+    host, beat, replica = build.heartbeat().host, build.heartbeat, build.replica
     vision = VisionInput(pad_token_id=1, patch_px=0, merge=2, min_pixels=1, max_pixels=1)
+    replicas = {
+        "context": replica(report=build.report(context_tokens=2**62)),
+        "negative context": replica(report=build.report(context_tokens=-5)),
+        "output": replica(max_output_tokens=2**62),
+        "patches": replica(report=build.report(vision=vision)),
+        "NUL": replica(failure=LoadFailure(code="broken", message="a\0b")),
+        "in_flight": replica(stats=build.stats(in_flight=2**40)),
+        "since": replica(since_unix_s=-5.0),
+    }
+    many = [replica(model=f"model-{i}") for i in range(MAX_REPLICAS + 1)]
     return {
-        "context": build.heartbeat(
-            replicas=[build.replica(report=build.report(context_tokens=2**62))]
-        ),
-        "negative context": build.heartbeat(
-            replicas=[build.replica(report=build.report(context_tokens=-5))]
-        ),
-        "output": build.heartbeat(replicas=[build.replica(max_output_tokens=2**62)]),
-        "patches": build.heartbeat(replicas=[build.replica(report=build.report(vision=vision))]),
-        "NUL": build.heartbeat(replicas=[failed]),
-        "letters": build.heartbeat(epoch="e" * 65),
-        "hostname": build.heartbeat(host=changed(host, hostname="h" * 256)),
-        "bytes": build.heartbeat(host=changed(host, total_memory_bytes=2**63)),
-        "negative": build.heartbeat(devices=[build.device(free_memory_bytes=-1)]),
-        "cores": build.heartbeat(host=changed(host, num_cores=2**31)),
-        "in_flight": build.heartbeat(replicas=[busy]),
-        "time": build.heartbeat(started_unix_s=1e300),
-        "since": build.heartbeat(replicas=[build.replica(since_unix_s=-5.0)]),
-        "replicas": build.heartbeat(
-            replicas=[build.replica(model=f"model-{i}") for i in range(MAX_REPLICAS + 1)]
-        ),
-        "twice": build.heartbeat(replicas=[build.replica(), build.replica()]),
-        "devices": build.heartbeat(devices=[build.device(index=i) for i in range(65)]),
-        "problems": build.heartbeat(host=changed(host, problems=["p" * 5000])),
+        **{what: beat(replicas=[one]) for what, one in replicas.items()},
+        "letters": beat(epoch="e" * 65),
+        "hostname": beat(host=changed(host, hostname="h" * 256)),
+        "bytes": beat(host=changed(host, total_memory_bytes=2**63)),
+        "negative": beat(devices=[build.device(free_memory_bytes=-1)]),
+        "cores": beat(host=changed(host, num_cores=2**31)),
+        "time": beat(started_unix_s=1e300),
+        "replicas": beat(replicas=many),
+        "twice": beat(replicas=[replica(), replica()]),
+        "devices": beat(devices=[build.device(index=i) for i in range(65)]),
+        "problems": beat(host=changed(host, problems=["p" * 5000])),
     }
 
 
@@ -86,11 +82,8 @@ def test_refused_by_name_and_reported_once(build, caplog) -> None:
 @each_case(
     "payload", [b"", b"{}", b"\xff\xfe", b'{"name": "beast"}', b"[" * 100_000, b" " * 2**20 + b"{}"]
 )
-def test_what_is_no_report(payload: bytes) -> None:
+def test_what_is_no_report_and_one_that_passes(build, payload: bytes) -> None:
     assert read_report("beast", payload).heartbeat is None
-
-
-def test_an_ordinary_report_passes(build) -> None:
     stats: EngineStats = build.stats(in_flight=3, last_forward_unix_s=1_700_000_000.0)
     beat = build.heartbeat(replicas=[build.replica(report=build.report(), stats=stats)])
     report = read_report("beast", encode_heartbeat(beat))
@@ -115,23 +108,13 @@ def test_the_problem_is_on_the_neurons_row_until_it_is_over(build) -> None:
     assert Neuron.objects.get().problems == ["its report is refused: a NUL is in it"]
     services.report_record(report=Report("beast", build.heartbeat(version=VERSION)))
     assert Neuron.objects.get().problems == []
-
-
-@pytest.mark.django_db
-def test_one_that_was_never_understood_has_a_row_as_well(build) -> None:
-    services.report_record(report=Report("newer", None, "its report is refused: who knows"))
-    neuron = Neuron.objects.get()
-    assert (neuron.name, neuron.status) == ("newer", NeuronStatus.AWAY)
-    services.report_record(report=Report("../no/name", None, "its report is refused"))
-    assert Neuron.objects.count() == 1
-
-
-@pytest.mark.django_db
-def test_another_version_is_a_problem(build) -> None:
     services.report_record(report=Report("beast", build.heartbeat(version="9.9.9")))
     (problem,) = Neuron.objects.get().problems
-    assert "9.9.9" in problem
-    assert VERSION in problem
+    assert "9.9.9" in problem and VERSION in problem
+    services.report_record(report=Report("newer", None, "its report is refused: who knows"))
+    assert Neuron.objects.get(name="newer").status == NeuronStatus.AWAY, "it was never understood"
+    services.report_record(report=Report("../no/name", None, "its report is refused"))
+    assert Neuron.objects.count() == 2
 
 
 ORDERS = LoadOrders("of a test")

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -134,14 +133,16 @@ def spent(serve: Serve) -> list[int]:
 
 
 class MemoryGrowth:
-    """``resident`` gives the resident bytes of each process. Growth counts from now on."""
+    """What gateway, control and Redis have grown by since."""
 
-    def __init__(self, resident: Mapping[str, Callable[[], int]]) -> None:
-        self._resident = resident
-        self._before = self._now()
+    def __init__(self, serve: Serve) -> None:
+        children = psutil.Process(serve.process.pid).children(recursive=True)
+        self._processes = {name: serve.find(name) for name in ("gateway", "control")}
+        self._processes["redis"] = next(one for one in children if "redis" in one.name())
+        self._before = self._resident()
 
     def now(self) -> dict[str, int]:
-        return {name: held - self._before[name] for name, held in self._now().items()}
+        return {name: held - self._before[name] for name, held in self._resident().items()}
 
     @contextmanager
     def peaks(self) -> Iterator[dict[str, int]]:
@@ -161,20 +162,8 @@ class MemoryGrowth:
             ended.set()
             sampler.join()
 
-    def _now(self) -> dict[str, int]:
-        return {name: read() for name, read in self._resident.items()}
-
-
-def memory_of(serve: Serve) -> MemoryGrowth:
-    children = psutil.Process(serve.process.pid).children(recursive=True)
-    processes = {name: serve.find(name) for name in ("gateway", "control")}
-    processes["redis"] = next(one for one in children if "redis" in one.name())
-    return MemoryGrowth({name: partial(resident_bytes, one) for name, one in processes.items()})
-
-
-def resident_bytes(process: psutil.Process) -> int:
-    held: int = process.memory_info().rss
-    return held
+    def _resident(self) -> dict[str, int]:
+        return {name: one.memory_info().rss for name, one in self._processes.items()}
 
 
 def redis_of(serve: Serve) -> redis.Redis:
@@ -194,7 +183,7 @@ def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
     honest, before = Honest(), spent(serve)
     for _ in range(NUM_ASKED):
         honest.ask(serve.url)
-    memory, server = memory_of(serve), redis_of(serve)
+    memory, server = MemoryGrowth(serve), redis_of(serve)
     grown: dict[str, dict[str, int]] = {}
     with ThreadPoolExecutor(4) as pool:
         for name in ATTACKS:

@@ -184,11 +184,11 @@ class UpstreamAnswer:
                 break
             self._count(len(part))
             events = self._events_of(part)
-            if self._answer.has_begun:
-                pause_s = self._link.entry.token_timeout_s
-                self._left_s = TAIL_TIMEOUT_S if self._answer.has_finished else pause_s
-                response.gathers = True
+            response.gathers = self._answer.has_begun
             if events:
+                if self._answer.has_begun:
+                    pause_s = self._link.entry.token_timeout_s
+                    self._left_s = TAIL_TIMEOUT_S if self._answer.has_finished else pause_s
                 return events
             if self._fault is not None:
                 raise self._fault

@@ -131,13 +131,6 @@ def directory() -> FakeDirectory:
 
 
 @pytest.fixture
-def capped(directory: FakeDirectory) -> FakeDirectory:
-    """The key's requests are charged to one budget."""
-    directory.restrict(KEY, budgets=(1,))
-    return directory
-
-
-@pytest.fixture
 def ledger() -> FakeLedger:
     return FakeLedger()
 
@@ -160,34 +153,40 @@ async def neuron(redis_client: redis.asyncio.Redis) -> AsyncIterator[FakeNeuron]
     await serving
 
 
-@pytest_asyncio.fixture
-async def gateway(
-    config: Config, catalogue: FakeCatalogue, directory: FakeDirectory, ledger: FakeLedger
-) -> AsyncIterator[Gateway]:
-    made = Gateway(config, catalogue, directory=directory, make_ledger=lambda _id: ledger)
-    yield made
-    await made.drain(0)
-
-
+MakeGateway = Callable[..., Gateway]
 MakeClient = Callable[..., AsgiClient]
 
 
 @pytest_asyncio.fixture
-async def make_client(
+async def make_gateway(
     config: Config, catalogue: FakeCatalogue, directory: FakeDirectory, ledger: FakeLedger
-) -> AsyncIterator[MakeClient]:
-    """A client of a gateway with other settings: the changes of ``Config`` by name."""
+) -> AsyncIterator[MakeGateway]:
+    """A gateway with other settings: the changes of ``Config`` by name."""
     gateways: list[Gateway] = []
 
-    def make(**changes: object) -> AsgiClient:
+    def make(*, records: Any = None, **changes: object) -> Gateway:
         changed = replace(config, **changes)  # type: ignore[arg-type]
-        gateway = Gateway(changed, catalogue, directory=directory, make_ledger=lambda _id: ledger)
-        gateways.append(gateway)
-        return AsgiClient(build_application(gateway, django_app=not_django))
+        fakes = {"directory": directory, "make_ledger": lambda _id: ledger}
+        gateways.append(Gateway(changed, catalogue, **fakes, records=records))
+        return gateways[-1]
 
     yield make
     for gateway in gateways:
         await gateway.drain(0)
+
+
+@pytest_asyncio.fixture
+async def gateway(make_gateway: MakeGateway) -> Gateway:
+    return make_gateway()
+
+
+@pytest_asyncio.fixture
+async def make_client(make_gateway: MakeGateway) -> MakeClient:
+    return lambda **changes: client_of(make_gateway(**changes))
+
+
+def client_of(gateway: Gateway) -> AsgiClient:
+    return AsgiClient(build_application(gateway, django_app=not_django))
 
 
 async def not_django(_scope: Any, _receive: Any, send: Any) -> None:
@@ -197,7 +196,7 @@ async def not_django(_scope: Any, _receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def client(gateway: Gateway) -> AsgiClient:
-    return AsgiClient(build_application(gateway, django_app=not_django))
+    return client_of(gateway)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -112,33 +112,19 @@ class FakeLedger:
             raise LedgerUnavailableError("The database does not answer.")
         self.reserved.append(reserve)
         self.held.pop(reserve.request_id, None)
-        spent = sum(entry.metered.micro_usd for entry in self.settled)
-        if reserve.metered.micro_usd > self.cap_micro_usd - spent:
-            raise QuotaExceededError(
-                f"This needs {reserve.metered.micro_usd} micro-USD.",
-                budget=1,
-                unit="micro_usd",
-                needed=reserve.metered.micro_usd,
-                left=self.cap_micro_usd - spent,
-                retry_after_s=None,
-                is_reserved=False,
-            )
+        money = reserve.metered.micro_usd
+        money_left = self.cap_micro_usd - sum(one.metered.micro_usd for one in self.settled)
+        if money > money_left:
+            raise _refusal("micro_usd", needed=money, left=money_left, is_reserved=False)
         left = self.left - reserve.prompt_tokens
         output = reserve.output_tokens
         if output is None:
             output = min(reserve.default_output_tokens, left)
         if output > left or left < reserve.num_choices:
-            needed = reserve.prompt_tokens + max(output, reserve.num_choices)
-            is_reserved = needed <= self.left + sum(self.held.values())
-            raise QuotaExceededError(
-                f"This needs {reserve.prompt_tokens + output} tokens; {self.left} are left.",
-                budget=1,
-                unit="tokens",
-                needed=reserve.prompt_tokens + output,
-                left=self.left,
-                retry_after_s=1.0 if is_reserved else None,
-                is_reserved=is_reserved,
-            )
+            least = reserve.prompt_tokens + max(output, reserve.num_choices)
+            is_reserved = least <= self.left + sum(self.held.values())
+            needed = reserve.prompt_tokens + output
+            raise _refusal("tokens", needed=needed, left=self.left, is_reserved=is_reserved)
         self.held[reserve.request_id] = reserve.prompt_tokens + output
         return Granted(output_tokens=output)
 
@@ -162,3 +148,15 @@ class FakeLedger:
     def release(self, release: Release) -> None:
         self.released.append(release)
         self.held.pop(release.request_id, None)
+
+
+def _refusal(unit: str, *, needed: int, left: int, is_reserved: bool) -> QuotaExceededError:
+    return QuotaExceededError(
+        f"This needs {needed} {unit}; {left} are left.",
+        budget=1,
+        unit=unit,
+        needed=needed,
+        left=left,
+        retry_after_s=1.0 if is_reserved else None,
+        is_reserved=is_reserved,
+    )

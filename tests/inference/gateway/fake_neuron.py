@@ -38,99 +38,19 @@ from inference.protocol.generation import (
     decode_inbox_frame,
 )
 from inference.protocol.heartbeat import (
-    PROTOCOL,
     Capability,
-    DeviceInfo,
-    HostInfo,
     NeuronHeartbeat,
-    ReplicaState,
     ReplicaStatus,
     encode_heartbeat,
 )
 from inference.protocol.held import NO_GATEWAY, HeldRequests, encode_held_requests
 from inference.protocol.inbox_parts import FrameAssembler
 from inference.protocol.load_report import LoadReport
+from tests.fleet.conftest import device, heartbeat, replica
 from tests.fleet.ordered import ordered
 from tests.inference.reports import engine_stats
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
-
-
-async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
-    request_id = submit.request_id
-    yield [Accepted(request_id=request_id, prompt_tokens=7)]
-    for text in ("The capital", " is", " Pari", "s."):
-        yield [Delta(request_id=request_id, text=text)]
-    usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=2)
-    num_choices = submit.request.n if isinstance(submit.request, GenerationRequest) else 1
-    yield [
-        *(
-            ChoiceFinished(request_id=request_id, reason="stop", index=index)
-            for index in range(num_choices)
-        ),
-        Finished(request_id=request_id, usage=usage),
-    ]
-
-
-def says(*texts: str, reason: FinishReason = "stop") -> Script:
-    """Answers with ``texts``, an event each."""
-
-    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
-        request_id = submit.request_id
-        yield [Accepted(request_id=request_id, prompt_tokens=7)]
-        for text in texts:
-            yield [Delta(request_id=request_id, text=text)]
-        usage = Usage(prompt_tokens=7, completion_tokens=len(texts))
-        yield [
-            ChoiceFinished(request_id=request_id, reason=reason),
-            Finished(request_id=request_id, usage=usage),
-        ]
-
-    return answer
-
-
-def embeds(*vectors: bytes, prompt_tokens: int = 6) -> Script:
-    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
-        request_id = submit.request_id
-        yield [Accepted(request_id=request_id, prompt_tokens=prompt_tokens)]
-        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=0)
-        yield [Embedded(request_id=request_id, vectors=list(vectors), usage=usage)]
-
-    return answer
-
-
-async def accepts(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Accepts the request, and reports no more."""
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-    await asyncio.Event().wait()
-
-
-async def prepared(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Answers a request for no tokens: its prompt is computed, and nothing else."""
-    request_id = submit.request_id
-    yield [Accepted(request_id=request_id, prompt_tokens=7)]
-    usage = Usage(prompt_tokens=7, completion_tokens=0)
-    yield [
-        ChoiceFinished(request_id=request_id, reason="length"),
-        Finished(request_id=request_id, usage=usage),
-    ]
-
-
-async def endless(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-    while True:
-        yield [Delta(request_id=submit.request_id, text="on and ")]
-        await asyncio.sleep(0.01)
-
-
-async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
-    failure = Failure(
-        code="context_length_exceeded",
-        message="9000 tokens; 8192 fit.",
-        param="messages",
-        too_long=TooLong(prompt_tokens=9000, context_tokens=8192),
-    )
-    yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
 def saying(*steps: list[Event]) -> Script:
@@ -146,7 +66,77 @@ def saying(*steps: list[Event]) -> Script:
     return answer
 
 
+def then(steps: Script, more: Script) -> Script:
+    """Answers with those events, and then with these."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        for script in (steps, more):
+            async for events in script(submit):
+                yield events
+
+    return answer
+
+
 ACCEPTED = Accepted(request_id="", prompt_tokens=7)
+FINISHED = ChoiceFinished(request_id="", reason="stop")
+
+
+def ended(reason: FinishReason = "stop", **usage: int) -> list[Event]:
+    """The last events of an answer."""
+    finished = ChoiceFinished(request_id="", reason=reason)
+    return [finished, Finished(request_id="", usage=Usage(**{"prompt_tokens": 7} | usage))]
+
+
+def deltas(*texts: str) -> list[list[Event]]:
+    return [[Delta(request_id="", text=text)] for text in texts]
+
+
+async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
+    num_choices = submit.request.n if isinstance(submit.request, GenerationRequest) else 1
+    choices = [msgspec.structs.replace(FINISHED, index=index) for index in range(num_choices)]
+    _, finished = ended(completion_tokens=5, cached_tokens=2)
+    words = deltas("The capital", " is", " Pari", "s.")
+    async for events in saying([ACCEPTED], *words, [*choices, finished])(submit):
+        yield events
+
+
+def says(*texts: str, reason: FinishReason = "stop") -> Script:
+    """Answers with ``texts``, an event each."""
+    return saying([ACCEPTED], *deltas(*texts), ended(reason, completion_tokens=len(texts)))
+
+
+def embeds(*vectors: bytes, prompt_tokens: int = 6) -> Script:
+    usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=0)
+    accepted = Accepted(request_id="", prompt_tokens=prompt_tokens)
+    return saying([accepted], [Embedded(request_id="", vectors=list(vectors), usage=usage)])
+
+
+async def silent(submit: Submit) -> AsyncIterator[list[Event]]:
+    if submit.request_id:
+        await asyncio.Event().wait()
+    yield []
+
+
+accepts = then(saying([ACCEPTED]), silent)
+"""Accepts the request, and reports no more."""
+prepared = saying([ACCEPTED], ended("length", completion_tokens=0))
+"""Answers a request for no tokens: its prompt is computed, and nothing else."""
+
+
+async def endless(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+    while True:
+        yield [Delta(request_id=submit.request_id, text="on and ")]
+        await asyncio.sleep(0.01)
+
+
+FULL = Failure(
+    code="context_length_exceeded",
+    message="9000 tokens; 8192 fit.",
+    param="messages",
+    too_long=TooLong(prompt_tokens=9000, context_tokens=8192),
+)
+failing = saying([Failed(request_id="", failure=FULL)])
 
 
 def breaking(
@@ -160,30 +150,22 @@ def breaking(
 def counting(num_prompt_tokens: int, *, reports_count: bool = True) -> Script:
     """Answers like ``paris`` to a prompt of so many tokens: one that is longer than the reservation
     is refused, with its length where ``reports_count``."""
+    accepted = Accepted(request_id="", prompt_tokens=num_prompt_tokens)
+    words = deltas("The capital", " is", " Pari", "s.")
+    usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": 5}
+    fits = saying([accepted], *words, ended(**usage))
 
     async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
-        most = submit.max_prompt_tokens
+        most, script = submit.max_prompt_tokens, fits
         if most is not None and num_prompt_tokens > most:
             failure = over_budget(num_prompt_tokens, most)
             if not reports_count:
                 failure = msgspec.structs.replace(failure, num_prompt_tokens=None)
-            yield [Failed(request_id=submit.request_id, failure=failure)]
-            return
-        async for events in paris(submit):
-            if isinstance(events[0], Accepted):
-                events = [Accepted(request_id=submit.request_id, prompt_tokens=num_prompt_tokens)]
-            elif isinstance(events[-1], Finished):
-                usage = Usage(prompt_tokens=num_prompt_tokens, completion_tokens=5)
-                events[-1] = Finished(request_id=submit.request_id, usage=usage)
+            script = saying([Failed(request_id="", failure=failure)])
+        async for events in script(submit):
             yield events
 
     return answer
-
-
-async def silent(submit: Submit) -> AsyncIterator[list[Event]]:
-    if submit.request_id:
-        await asyncio.Event().wait()
-    yield []
 
 
 class FakeNeuron:
@@ -218,8 +200,8 @@ class FakeNeuron:
         """The queue that its heartbeat reports of its engine."""
 
     async def beat(self) -> None:
-        heartbeat = encode_heartbeat(ordered(self._heartbeat()))
-        await self.client.set(keys.heartbeat_key(self.name), heartbeat, ex=60)
+        beat = encode_heartbeat(ordered(self._heartbeat()))
+        await self.client.set(keys.heartbeat_key(self.name), beat, ex=60)
         await self.client.zadd(keys.NEURONS, {self.name: time.time()})
 
     async def hold(self, held: dict[str, list[str]], *, is_behind: bool = False) -> None:
@@ -309,39 +291,24 @@ class FakeNeuron:
             prefill_tokens_per_s=500.0,
             last_forward_unix_s=now_s - self.last_forward_age_s,
         )
-        device = DeviceInfo(
-            index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30
+        state = replica(
+            model=self.model,
+            job_id="job",
+            status=self.status or ReplicaStatus.READY,
+            since_unix_s=now_s,
+            report=self.report,
+            capabilities=self.capabilities,
+            stats=stats if self.status is ReplicaStatus.READY else None,
         )
-        host = HostInfo(
-            hostname=self.name,
-            os="linux",
-            num_cores=2,
-            total_memory_bytes=8 << 30,
-            free_memory_bytes=4 << 30,
-        )
-        replicas = []
-        if self.status is not None:
-            replicas = [
-                ReplicaState(
-                    model=self.model,
-                    job_id="job",
-                    status=self.status,
-                    since_unix_s=now_s,
-                    report=self.report,
-                    capabilities=self.capabilities,
-                    stats=stats if self.status is ReplicaStatus.READY else None,
-                )
-            ]
-        return NeuronHeartbeat(
-            name=self.name,
+        cpu = device(name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30)
+        return heartbeat(
+            self.name,
             epoch=self.epoch,
             version="0",
-            protocol=PROTOCOL,
             started_unix_s=now_s,
             time_unix_s=now_s,
-            host=host,
-            devices=[device],
-            replicas=replicas,
+            devices=[cpu],
+            replicas=[state] if self.status is not None else [],
             thread_problems=self.thread_problems,
             is_ready=self.is_ready,
         )

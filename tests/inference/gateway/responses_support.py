@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from inference.conversations import selectors
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import (
     Accepted,
-    ChoiceFinished,
-    Delta,
     Event,
-    Failed,
-    Failure,
-    Finished,
     ReasoningDelta,
     Tokenized,
     TokensCounted,
     ToolCallDelta,
     ToolCallStarted,
-    Usage,
 )
 from inference.protocol.generation import ChatInput, Submit
 from tests.inference.gateway.asgi_client import Exchange
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    Script,
+    breaking,
+    deltas,
+    ended,
+    saying,
+    says,
+    then,
+)
 
 RESPONSES = "/v1/responses"
 TOOLS: Any = [
@@ -38,68 +42,41 @@ TOOLS: Any = [
 ]
 
 
-async def counts(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [TokensCounted(request_id=submit.request_id, prompt_tokens=42)]
+counts = saying([TokensCounted(request_id="", prompt_tokens=42)])
+tokenizes = saying(
+    [Tokenized(request_id="", token_ids=[5, 6], context_tokens=100, text="Hi!", texts=["Hi", "!"])]
+)
+calls_a_tool = saying(
+    [Accepted(request_id="", prompt_tokens=20)],
+    [ReasoningDelta(request_id="", text="It is", opens="<think>")],
+    [ReasoningDelta(request_id="", text=" Paris.", closes="</think>")],
+    [ToolCallStarted(request_id="", call_id="call_a", name="get_weather")],
+    [ToolCallDelta(request_id="", arguments='{"city": "Paris"}')],
+    ended(
+        "tool_calls",
+        prompt_tokens=20,
+        completion_tokens=9,
+        cached_tokens=16,
+        reasoning_tokens=3,
+    ),
+)
+breaks = then(
+    saying([ACCEPTED], *deltas("The")), breaking("engine_crashed", message="The engine crashed.")
+)
+cut_short = says("The", " capital", " of", reason="length")
+"""An answer that reached its token limit."""
 
 
-async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [
-        Tokenized(
-            request_id=submit.request_id,
-            token_ids=[5, 6],
-            context_tokens=100,
-            text="Hi!",
-            texts=["Hi", "!"],
-        )
-    ]
+def gated(gate: asyncio.Event) -> Script:
+    """Says "Pa", and "ris" once the gate is open."""
 
-
-async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:
-    rid = submit.request_id
-    yield [Accepted(request_id=rid, prompt_tokens=20)]
-    yield [ReasoningDelta(request_id=rid, text="It is", opens="<think>")]
-    yield [ReasoningDelta(request_id=rid, text=" Paris.", closes="</think>")]
-    yield [ToolCallStarted(request_id=rid, call_id="call_a", name="get_weather")]
-    yield [ToolCallDelta(request_id=rid, arguments='{"city": "Paris"}')]
-    usage = Usage(prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3)
-    yield [
-        ChoiceFinished(request_id=rid, reason="tool_calls"),
-        Finished(request_id=rid, usage=usage),
-    ]
-
-
-async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-    yield [Delta(request_id=submit.request_id, text="The")]
-    failure = Failure(code="engine_crashed", message="The engine crashed.")
-    yield [Failed(request_id=submit.request_id, failure=failure)]
-
-
-async def cut_short(submit: Submit) -> AsyncIterator[list[Event]]:
-    """An answer that reached its token limit."""
-    rid = submit.request_id
-    yield [Accepted(request_id=rid, prompt_tokens=7)]
-    for word in ("The", " capital", " of"):
-        yield [Delta(request_id=rid, text=word)]
-    yield [
-        ChoiceFinished(request_id=rid, reason="length"),
-        Finished(request_id=rid, usage=Usage(prompt_tokens=7, completion_tokens=3)),
-    ]
-
-
-def gated(gate: asyncio.Event) -> Callable[[Submit], AsyncIterator[list[Event]]]:
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        rid = submit.request_id
-        yield [Accepted(request_id=rid, prompt_tokens=7), Delta(request_id=rid, text="Pa")]
+    async def opens(submit: Submit) -> AsyncIterator[list[Event]]:
         await gate.wait()
-        usage = Usage(prompt_tokens=7, completion_tokens=2)
-        yield [
-            Delta(request_id=rid, text="ris"),
-            ChoiceFinished(request_id=rid, reason="stop"),
-            Finished(request_id=rid, usage=usage),
-        ]
+        yield []
 
-    return script
+    begun = saying([ACCEPTED, *deltas("Pa")[0]])
+    rest = saying([*deltas("ris")[0], *ended(completion_tokens=2)])
+    return then(then(begun, opens), rest)
 
 
 def events(answer: Exchange) -> list[dict[str, Any]]:

@@ -81,19 +81,13 @@ ANTHROPIC = {
     "max_tokens": 9,
     "messages": [turn_of({"type": "image", "source": CAT_SOURCE})],
 }
+OLLAMA = {"role": "user", "content": "What?", "images": [base64_of(CAT)]}
+OPENAI = turn_of({"type": "input_image", "image_url": data_uri(CAT)})
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: chat_body(data_uri(CAT)),
     "/v1/messages": ANTHROPIC,
-    "/api/chat": {
-        "model": "tiny",
-        "stream": False,
-        "messages": [{"role": "user", "content": "What?", "images": [base64_of(CAT)]}],
-    },
-    "/v1/responses": {
-        "model": "tiny",
-        "store": False,
-        "input": [turn_of({"type": "input_image", "image_url": data_uri(CAT)})],
-    },
+    "/api/chat": {"model": "tiny", "stream": False, "messages": [OLLAMA]},
+    "/v1/responses": {"model": "tiny", "store": False, "input": [OPENAI]},
 }
 
 
@@ -128,37 +122,32 @@ async def test_a_model_that_reads_text_is_not_sent_images(
     assert neuron.frames == []
 
 
-async def test_low_detail(client: AsgiClient, found: Found) -> None:
-    body = chat_body(data_uri(CAT), data_uri(CAT))
+async def test_several_images_one_twice_and_low_detail(client: AsgiClient, found: Found) -> None:
+    body = chat_body(data_uri(CAT), data_uri(DOG), data_uri(CAT))
     body["messages"][0]["content"][-1]["image_url"]["detail"] = "low"
     assert (await client.post(CHAT, body)).status == 200
-    assert [one.is_low_detail for one in found.images] == [False, True]
+    assert found.files == [{CAT, DOG}]
+    assert [one.is_low_detail for one in found.images] == [False, False, True]
     body["messages"][0]["content"][-1]["image_url"]["detail"] = "lowest"
     refused = await client.post(CHAT, body)
     assert refused.status == 400 and refused.error["param"].endswith(".image_url.detail")
 
 
-async def test_two_images_and_one_twice(client: AsgiClient, found: Found) -> None:
-    await client.post(CHAT, chat_body(data_uri(CAT), data_uri(DOG), data_uri(CAT)))
-    assert found.files == [{CAT, DOG}]
-    assert len(found.images) == 3
-
-
-async def test_counting_sends_no_bytes(client: AsgiClient, found: Found) -> None:
-    there = []
+async def test_counting_sends_no_bytes(client: AsgiClient, neuron: FakeNeuron) -> None:
+    there: list[int] = []
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        there.append(await found.neuron.client.exists(images_key("beast", submit.request_id)))
-        found.submits.append(submit)
+        there.append(await neuron.client.exists(images_key("beast", submit.request_id)))
+        assert isinstance(submit.request.input, ChatInput)
+        assert [one.width_px for one in submit.request.input.messages[0].images] == [30]
         async for events in counts(submit):
             yield events
 
-    found.neuron.script = script
+    neuron.capabilities, neuron.script = ["chat", "vision"], script
+    await neuron.beat()
     asked = {name: ANTHROPIC[name] for name in ("model", "messages")}
     answer = await client.post("/v1/messages/count_tokens", asked)
-    assert answer.json == {"input_tokens": 42}
-    assert [image.width_px for image in found.images] == [30]
-    assert there == [0]
+    assert (answer.json, there) == ({"input_tokens": 42}, [0])
 
 
 async def test_the_operators_bounds_are_shown(make_client: MakeClient, found: Found) -> None:
@@ -172,18 +161,17 @@ async def test_the_operators_bounds_are_shown(make_client: MakeClient, found: Fo
     assert found.submits == []
 
 
-def test_together_they_are_bounded_in_bytes() -> None:
-    rules = ImageRules(max_total_bytes=len(CAT) + len(DOG) - 1)
-    with pytest.raises(InvalidImageError, match="together") as refused:
-        without_files(request_with(data_uri(CAT), data_uri(DOG)), rules)
-    assert refused.value.param == "messages[0].content[2].image_url.url"
-
-
-def test_what_travels_holds_no_bytes() -> None:
+def test_what_travels_holds_no_bytes_and_images_together_are_bounded(config: Any) -> None:
+    operators = image_rules(config)
+    assert (operators.max_images, operators.fetches) == (config.max_images, False)
     request, files = without_files(request_with(data_uri(CAT)), ImageRules())
     assert [file.data for file in files] == [CAT]
     assert base64_of(CAT).encode() not in msgspec.json.encode(request)
     assert not any(isinstance(one, ImageFile) for one in request.input.messages[0].images)  # type: ignore[union-attr]
+    rules = ImageRules(max_total_bytes=len(CAT) + len(DOG) - 1)
+    with pytest.raises(InvalidImageError, match="together") as refused:
+        without_files(request_with(data_uri(CAT), data_uri(DOG)), rules)
+    assert refused.value.param == "messages[0].content[2].image_url.url"
 
 
 def test_what_an_image_may_cost_is_known_from_its_size() -> None:
@@ -229,11 +217,6 @@ def test_the_text_between_the_parts_of_an_image_is_bounded_by_its_bytes() -> Non
 
 def bounds_of(request: GenerationRequest, vision: VisionInput | None) -> TokenBounds:
     return token_bounds(request, context_tokens=None, max_output_tokens=None, vision=vision)
-
-
-def test_bounds_are_the_operators(config: Any) -> None:
-    rules = image_rules(config)
-    assert (rules.max_images, rules.fetches) == (config.max_images, False)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -26,62 +26,14 @@ from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_a_body_over_the_limit_is_refused(client: AsgiClient) -> None:
+async def test_a_body_over_the_limit_or_compressed_is_refused(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
     declared = client.open("POST", CHAT, parts=[b"{", b"}"], headers={"content-length": "100001"})
     sent = client.open("POST", CHAT, parts=[b"x" * 60_000, b"x" * 60_000, b"x"])
     for exchange in (declared, sent):
         await exchange.finish()
         assert (exchange.status, exchange.error["code"]) == (413, "request_too_large")
-
-
-async def test_methods_and_paths_that_are_not_there(client: AsgiClient) -> None:
-    for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
-        answer = await client.open(method, CHAT).finish()
-        assert (answer.status, answer.headers["allow"]) == (405, "POST")
-        if method == "HEAD":
-            assert answer.body == b""
-        else:
-            assert answer.error["code"] == "method_not_allowed"
-    for path in ("", "/", "/assistants", "/chat", "/modelsx", "/two\nlines"):
-        answer = await client.post(f"/v1{path}", {})
-        assert (answer.status, answer.error["code"]) == (404, "unknown_url"), path
-    assert (await client.get("/admin/")).status == 418, "other paths are Django's"
-
-
-async def test_whoever_watches_a_server_may_ask_for_the_head_alone(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    """Balancers and monitors do, and Ollama's own client before anything else."""
-    for path in ("/health", "/v1/models", "/v1/models/tiny", "/api/tags"):
-        whole = await client.get(path)
-        head = await client.open("HEAD", path).finish()
-        assert (head.status, head.body) == (whole.status, b"")
-        assert head.headers["content-type"] == whole.headers["content-type"]
-        assert int(head.headers["content-length"]) > 0
-
-
-async def test_a_models_address_may_end_in_a_slash_and_has_one_line(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    assert (await client.get("/v1/models/tiny/")).json["id"] == "tiny"
-    answer = await client.get("/v1/models/ti\nny")
-    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-
-
-async def test_the_api_answers_without_its_version_too(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    answer = await client.post("/chat/completions", BODY)
-    assert answer.status == 200
-    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
-    assert (await client.get("/models/tiny")).json["id"] == "tiny"
-    refused = await client.post("/messages", {})
-    assert refused.json["type"] == "error", "in the dialect of that path"
-
-
-async def test_a_compressed_body_is_refused_for_what_it_is(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
     packed = gzip.compress(json.dumps(BODY).encode())
     answer = await client.post(CHAT, parts=[packed], headers={"content-encoding": "gzip"})
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
@@ -90,17 +42,54 @@ async def test_a_compressed_body_is_refused_for_what_it_is(
     assert as_it_is.status == 200
 
 
+async def test_methods_and_paths_that_are_not_there(client: AsgiClient) -> None:
+    for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        answer = await client.open(method, CHAT).finish()
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        assert (answer.body == b"") == (method == "HEAD")
+        assert method == "HEAD" or answer.error["code"] == "method_not_allowed"
+    for path in ("", "/", "/assistants", "/chat", "/modelsx", "/two\nlines"):
+        answer = await client.post(f"/v1{path}", {})
+        assert (answer.status, answer.error["code"]) == (404, "unknown_url"), path
+    assert (await client.get("/admin/")).status == 418, "other paths are Django's"
+
+
+async def test_whoever_watches_a_server_may_ask_for_the_head_alone(
+    client: AsgiClient, neuron: FakeNeuron, config: Config
+) -> None:
+    """Balancers and monitors do, and Ollama's own client before anything else."""
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/api/tags"):
+        whole = await client.get(path)
+        head = await client.open("HEAD", path).finish()
+        assert (head.status, head.body) == (whole.status, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+        if path == "/health":
+            instance = instance_id(config.data_dir)
+            assert whole.headers["x-helexa-instance"] == instance
+            assert head.headers["x-helexa-instance"] == instance
+
+
+async def test_paths_that_mean_the_same(client: AsgiClient, neuron: FakeNeuron) -> None:
+    """A model's may end in a slash and has one line; a base URL may lack the version."""
+    for path in ("/v1/models/tiny/", "/models/tiny"):
+        assert (await client.get(path)).json["id"] == "tiny"
+    answer = await client.get("/v1/models/ti\nny")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    answer = await client.post("/chat/completions", BODY)
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    refused = await client.post("/messages", {})
+    assert refused.json["type"] == "error", "in the dialect of that path"
+
+
 @each_case(
     ("body", "code", "param"),
     [
         (b"{", "invalid_json", None),
-        (b"", "invalid_json", None),
-        (b"\xff\xfe", "invalid_json", None),
         (b"[" * 5000, "invalid_json", None),
         (b"[]", "invalid_type", None),
         (b"{}", "missing_required_parameter", "model"),
         (b'{"model":"tiny","messages":[]}', "invalid_value", "messages"),
-        (b'{"model":"tiny","messages":[{"role":"x","content":""}]}', "invalid_value", None),
     ],
 )
 async def test_bad_bodies(client: AsgiClient, body: bytes, code: str, param: str | None) -> None:
@@ -123,7 +112,11 @@ async def until_unhealthy(client: AsgiClient) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_healthy(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_healthy(
+    client: AsgiClient, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Probes do not bury the log."""
+    caplog.set_level("INFO", logger="helexa.requests")
     answer = await client.get("/health", headers=OPERATOR)
     assert (answer.status, answer.json["status"]) == (200, "ok")
     (replica,) = answer.json["neurons"][0]["replicas"]
@@ -132,6 +125,9 @@ async def test_healthy(client: AsgiClient, neuron: FakeNeuron) -> None:
     for headers in ({}, {"authorization": f"Bearer {NARROW_KEY}"}):
         seen = await client.get("/health", headers=headers)
         assert (seen.status, seen.json) == (200, {"status": "ok"}), "strangers see no more"
+    await client.get("/v1/models")
+    (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
+    assert " /v1/models " in line
 
 
 async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
@@ -183,18 +179,15 @@ async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuro
     assert message == f"This gateway: {rig.ledger.spool_problem}."
 
 
-async def test_unhealthy_without_a_neuron(client: AsgiClient) -> None:
-    assert await health(client) == (503, "unhealthy", ["neuron_away"])
-    answer = await client.get("/health")
-    assert (answer.status, answer.json) == (503, {"status": "unhealthy"})
-
-
-async def test_an_unhealthy_answer_has_not_finished_well(rig: Rig, neuron: FakeNeuron) -> None:
+async def test_unhealthy_without_a_neuron(rig: Rig, neuron: FakeNeuron) -> None:
+    """Its answer has not finished well."""
     assert (await rig.client.get("/health")).status == 200
     await neuron.die()
     await until_unhealthy(rig.client)
+    assert await health(rig.client) == (503, "unhealthy", ["neuron_away"])
+    assert (await rig.client.get("/health")).json == {"status": "unhealthy"}
     text = generate_latest(rig.gateway.metrics.registry).decode()
-    assert 'helexa_requests_ended_total{code="unhealthy",status="503"} 1.0' in text
+    assert 'helexa_requests_ended_total{code="unhealthy",status="503"}' in text
     assert 'code="finished",status="503"' not in text
 
 
@@ -246,22 +239,3 @@ async def test_draining_lets_finish_then_cuts_and_refuses(
     assert not await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
     async with asyncio.timeout(60):
         assert {await neuron.cancelled.get(), await neuron.cancelled.get()}
-
-
-async def test_probes_do_not_bury_the_log(
-    client: AsgiClient, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="helexa.requests")
-    await client.get("/health")
-    await client.get("/v1/models")
-    (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
-    assert " /v1/models " in line
-
-
-async def test_health_names_the_instance_of_the_data_directory(
-    client: AsgiClient, config: Config
-) -> None:
-    answer = await client.get("/health")
-    sent = dict(answer.headers)["x-helexa-instance"]
-    assert sent == instance_id(config.data_dir)
-    assert dict((await client.get("/health")).headers)["x-helexa-instance"] == sent

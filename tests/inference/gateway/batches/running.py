@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import anthropic
 import openai
@@ -15,9 +15,10 @@ from openai.types import Batch as OpenAIBatch
 from inference.protocol.events import Event, Failed, Failure
 from inference.protocol.generation import Submit
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import paris
+from tests.inference.gateway.fake_neuron import paris, saying
 from tests.inference.gateway.waiting import PATIENCE_S
 
+T = TypeVar("T")
 CHAT = "/v1/chat/completions"
 KEYED = {"authorization": f"Bearer {KEY}"}
 
@@ -38,13 +39,17 @@ async def begin(sdk: openai.AsyncOpenAI, *lines: str) -> OpenAIBatch:
     )
 
 
-async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
+async def polled(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+    """Asks until ``holds`` of the answer. Returns it."""
     async with asyncio.timeout(PATIENCE_S):
-        while True:
-            batch = await sdk.batches.retrieve(batch_id)
-            if batch.status in ("completed", "failed", "expired", "cancelled"):
-                return batch
+        while not holds(answer := await ask()):
             await asyncio.sleep(0.05)
+    return answer
+
+
+async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
+    over = ("completed", "failed", "expired", "cancelled")
+    return await polled(lambda: sdk.batches.retrieve(batch_id), lambda one: one.status in over)
 
 
 def message(text: str) -> Any:
@@ -56,12 +61,10 @@ def message(text: str) -> Any:
 
 
 async def until_messages_ended(sdk: anthropic.AsyncAnthropic, batch_id: str) -> MessageBatch:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            batch = await sdk.messages.batches.retrieve(batch_id)
-            if batch.processing_status == "ended":
-                return batch
-            await asyncio.sleep(0.05)
+    batches = sdk.messages.batches
+    return await polled(
+        lambda: batches.retrieve(batch_id), lambda one: one.processing_status == "ended"
+    )
 
 
 async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
@@ -77,11 +80,12 @@ def counts(batch: OpenAIBatch) -> tuple[int, int, int]:
     return found.total, found.completed, found.failed
 
 
+NO = Failure(code="invalid_schema", message="No.", param="messages")
+
+
 async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
     """Refuses requests that contain "refuse me"."""
-    if "refuse me" in str(submit.request):
-        failure = Failure(code="invalid_schema", message="No.", param="messages")
-        yield [Failed(request_id=submit.request_id, failure=failure)]
-        return
-    async for events in paris(submit):
+    is_refused = "refuse me" in str(submit.request)
+    script = saying([Failed(request_id="", failure=NO)]) if is_refused else paris
+    async for events in script(submit):
         yield events

@@ -62,18 +62,9 @@ async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
     assert [batch.id for batch in (await sdk.batches.list()).data] == [made.id]
 
 
-async def test_a_batch_is_cancelled(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    neuron.script = endless
-    made = await begin(sdk, *(line(str(number)) for number in range(9)))
-    await asyncio.wait_for(neuron.submitted.get(), PATIENCE_S)
-    cancelling = await sdk.batches.cancel(made.id)
-    assert cancelling.status in ("cancelling", "cancelled")
-    assert await asyncio.wait_for(neuron.cancelled.get(), PATIENCE_S)
-    ended = await until_ended(sdk, made.id)
-    assert (ended.status, ended.output_file_id) == ("cancelled", None)
-
-
-async def test_a_request_waits_while_others_do(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+async def test_a_request_waits_while_others_do_and_a_batch_is_cancelled(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
+) -> None:
     neuron.queue_depth = 2
     await neuron.beat()
     made = await begin(sdk, line("a"))
@@ -85,6 +76,15 @@ async def test_a_request_waits_while_others_do(sdk: openai.AsyncOpenAI, neuron: 
     neuron.queue_depth = 0
     await neuron.beat()
     assert (await until_ended(sdk, made.id)).status == "completed"
+    neuron.submitted.get_nowait()
+    neuron.script = endless
+    made = await begin(sdk, *(line(str(number)) for number in range(9)))
+    await asyncio.wait_for(neuron.submitted.get(), PATIENCE_S)
+    cancelling = await sdk.batches.cancel(made.id)
+    assert cancelling.status in ("cancelling", "cancelled")
+    assert await asyncio.wait_for(neuron.cancelled.get(), PATIENCE_S)
+    ended = await until_ended(sdk, made.id)
+    assert (ended.status, ended.output_file_id) == ("cancelled", None)
 
 
 async def test_what_it_costs_is_the_operators_word(

@@ -1,4 +1,5 @@
-"""Batches whose rows end engines or neurons, and a disk that is full."""
+"""Batches whose rows end engines or neurons, a disk that is full, batches that another gateway
+began and files that several gateways share."""
 
 from __future__ import annotations
 
@@ -8,20 +9,39 @@ import itertools
 import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from django.utils import timezone
 from msgspec import to_builtins
 
 from inference.batches import services
-from inference.batches.files import ResultFiles
+from inference.batches.files import FileStore, ResultFiles
+from inference.batches.models import Batch
 from inference.gateway.batches import run as batch_run
 from inference.gateway.batches import worker as batch_worker
+from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
-from tests.inference.gateway.batches.running import begin, counts, line, results, until_ended
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.batches.running import (
+    CHAT,
+    KEYED,
+    begin,
+    counts,
+    line,
+    message,
+    polled,
+    results,
+    until_ended,
+)
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
 pytestmark = [
@@ -124,3 +144,112 @@ async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
     neuron.script = script
     await only_the_poison_failed(sdk, "poison", "other")
     assert num_runs["poison"] == 3
+
+
+def fields_of(batch_id: str, names: list[str]) -> dict[str, Any]:
+    """Returns the fields of a batch of OpenAI's, whose input, output and errors are the files of
+    these names."""
+    input_file, output_file, error_file = names
+    return {
+        "id": batch_id,
+        "account": "lab",
+        "key": KEY[:13],
+        "dialect": "openai",
+        "endpoint": CHAT,
+        "input_file": input_file,
+        "output_file": output_file,
+        "error_file": error_file,
+    }
+
+
+async def wake(client: AsgiClient) -> None:
+    """Another batch makes the gateway look."""
+    unknown = message("wake")
+    unknown["params"]["model"] = "unknown"
+    body = {"requests": [unknown]}
+    assert (await client.post("/v1/messages/batches", body, headers=KEYED)).status == 200
+
+
+async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]) -> Any:
+    """Polls the batch until ``holds`` of it. Returns it."""
+
+    async def ask() -> Any:
+        return (await client.get(path, headers=KEYED)).json
+
+    return await polled(ask, holds)
+
+
+async def test_a_batch_continues_where_another_gateway_left_it(
+    make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
+) -> None:
+    """One request of the batch is answered, and another one half written down."""
+    files = FileStore(tmp_path / "shared")
+    names = ["file-" + digit * 32 for digit in "abc"]
+    files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])
+    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
+    left = files.part(names[1], "dead")
+    files.write_at(left, [json.dumps(done).encode() + b'\n{"custom_id": "y", "resp'])
+    fields = fields_of("batch_" + "d" * 32, names)
+
+    def left_behind() -> None:
+        services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
+        lost = timezone.now() - timedelta(seconds=1)
+        Batch.objects.update(status="in_progress", lease_until=lost, lease_holder="dead")
+
+    await kept.query(left_behind)
+    client = make_client(data_dir=tmp_path / "other", files_dir=tmp_path / "shared")
+    path = f"/v1/batches/{fields['id']}"
+    other = await client.post("/v1/files", None, headers=KEYED)
+    assert other.status == 400, "a form is wanted"
+    await wake(client)
+    batch = await batch_once(client, path, lambda answer: answer["status"] == "completed")
+    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    ran = [frame.request for frame in neuron.frames if isinstance(frame, Submit)]
+    assert len(ran) == 2, "the one that was answered is left alone"
+    content = await client.get(f"/v1/files/{names[1]}/content", headers=KEYED)
+    assert sorted(json.loads(one)["custom_id"] for one in content.body.splitlines()) == [*"xyz"]
+    assert not left.exists(), "what was taken over is deleted"
+    strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
+    for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
+        assert (await client.get(stranger, headers=strangers)).status == 404
+
+
+async def test_a_batch_whose_input_was_deleted_has_failed(
+    make_client: MakeClient, tmp_path: Path, kept: DatabaseThreads
+) -> None:
+    """It returns the answers so far, and is open no longer."""
+    files = FileStore(tmp_path / "shared")
+    names = ["file-" + digit * 32 for digit in "123"]
+    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
+    files.write_at(files.part(names[1], "dead"), [json.dumps(done).encode() + b"\n"])
+    fields = fields_of("batch_" + "4" * 32, names) | {"num_total": 3}
+    await kept.query(
+        lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
+    )
+    client = make_client(files_dir=tmp_path / "shared")
+    await wake(client)
+    path = f"/v1/batches/{fields['id']}"
+    open_statuses = ("validating", "in_progress")
+    batch = await batch_once(client, path, lambda answer: answer["status"] not in open_statuses)
+    assert (batch["status"], batch["output_file_id"]) == ("failed", names[1])
+    assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
+    assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
+
+
+async def test_gateways_that_share_a_directory_serve_each_others_files(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    shared = {"files_dir": tmp_path / "shared"}
+    one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
+    alone = make_client(data_dir=tmp_path / "c")
+    body = {"requests": [message("a")]}
+    made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
+    path = f"/v1/messages/batches/{made['id']}"
+    await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")
+    answer = await other.get(f"{path}/results", headers=KEYED)
+    assert json.loads(answer.body)["result"]["type"] == "succeeded"
+    # Without a shared directory the answer is an error, not an empty list.
+    refused = await alone.get(f"{path}/results", headers=KEYED)
+    assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)
+    assert (await other.open("DELETE", path, headers=KEYED).finish()).status == 200
+    assert not [*(tmp_path / "shared").iterdir()]

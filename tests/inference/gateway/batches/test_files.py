@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES
 from inference.neuron.requests.batches import batches_within
-from inference.protocol.events import MAX_BATCH_BYTES, Accepted, Embedded, Event, Usage
-from inference.protocol.generation import Submit
+from inference.protocol.events import MAX_BATCH_BYTES, Embedded, Usage
 from inference.wire.errors import ApiError
 from tests.cases import each_case
 from tests.inference.gateway.batches.running import KEYED, line, results, until_ended
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, saying
 from tests.inference.gateway.waiting import until
 
 pytestmark = [
@@ -72,14 +70,9 @@ async def test_a_large_answer_is_one_line_of_the_results(
 ) -> None:
     vectors = [bytes([n % 100]) * 4096 for n in range(300)]
 
-    async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
-        usage = Usage(prompt_tokens=1, completion_tokens=0)
-        answer = Embedded(request_id=submit.request_id, vectors=vectors, usage=usage)
-        for batch in batches_within(MAX_BATCH_BYTES - 4096, [answer]):
-            yield batch
-
-    neuron.script = embeds
+    usage = Usage(prompt_tokens=1, completion_tokens=0)
+    answer = Embedded(request_id="", vectors=vectors, usage=usage)
+    neuron.script = saying([ACCEPTED], *batches_within(MAX_BATCH_BYTES - 4096, [answer]))
     body = {"model": "tiny", "input": ["x"] * 300, "encoding_format": "base64"}
     asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
     file = await sdk.files.create(
@@ -163,10 +156,9 @@ async def test_an_expired_file_is_gone(
         StoredFile.objects.filter(pk=made[0].id).update(expires_at=past)
 
     await kept.query(expire)
-    with pytest.raises(openai.NotFoundError):
-        await sdk.files.retrieve(made[0].id)
-    with pytest.raises(openai.NotFoundError):
-        await sdk.files.content(made[0].id)
+    for ask in (sdk.files.retrieve, sdk.files.content):
+        with pytest.raises(openai.NotFoundError):
+            await ask(made[0].id)
     assert [file.id async for file in sdk.files.list()] == [made[1].id]
     # Another upload that will expire has the gateway look at once.
     last = await sdk.files.create(file=("c.jsonl", b"{}"), purpose="batch", expires_after=HOUR)
@@ -176,15 +168,17 @@ async def test_an_expired_file_is_gone(
     assert made[1].id in rows and last.id in rows
 
 
-async def test_other_expiries_are_refused(sdk: openai.AsyncOpenAI) -> None:
-    expiries: list[tuple[Any, str]] = [
-        ({"anchor": "last_active_at", "seconds": 3600}, "expires_after[anchor]"),
-        ({"anchor": "created_at", "seconds": 60}, "expires_after[seconds]"),
-        ({"anchor": "created_at", "seconds": 2_592_001}, "expires_after[seconds]"),
-        ({"anchor": "created_at"}, "expires_after[seconds]"),
-        ({"seconds": 3600}, "expires_after[anchor]"),
-    ]
-    for expiry, param in expiries:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await sdk.files.create(file=("a", b"{}"), purpose="batch", expires_after=expiry)
-        assert refused.value.param == param
+@each_case(
+    ("expiry", "field"),
+    [
+        ({"anchor": "last_active_at", "seconds": 3600}, "anchor"),
+        ({"anchor": "created_at", "seconds": 60}, "seconds"),
+        ({"anchor": "created_at", "seconds": 2_592_001}, "seconds"),
+        ({"anchor": "created_at"}, "seconds"),
+        ({"seconds": 3600}, "anchor"),
+    ],
+)
+async def test_other_expiries_are_refused(sdk: openai.AsyncOpenAI, expiry: Any, field: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.files.create(file=("a", b"{}"), purpose="batch", expires_after=expiry)
+    assert refused.value.param == f"expires_after[{field}]"

@@ -21,7 +21,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, failing, says, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, says, silent
 from tests.inference.gateway.responses_support import breaks
 from tests.inference.gateway.waiting import until
 
@@ -39,9 +39,22 @@ async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> No
     (submit,) = neuron.frames
     assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
     assert submit.request.sampling.temperature == 0
+    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
+    assert answer.json["model"] == "gpt-4o"
+    assert submit.model == neuron.frames[-1].model == "tiny"  # type: ignore[union-attr]
+    answer = await client.post(CHAT, chat_body(model="huge"))
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert answer.error["param"] == "model"
+    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
+    answer = await client.post("/v1/completions", body)
+    texts = [chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]]
+    assert "".join(texts) == "The capital is Paris."
+    submit = neuron.frames[-1]
+    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
 
 
-async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_streams(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
+    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
     answer = await client.post(CHAT, chat_body(stream=True, stream_options={"include_usage": True}))
     *chunks, usage, done = answer.chunks
     assert done == "[DONE]"
@@ -52,12 +65,6 @@ async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
     assert "".join(texts) == "The capital is Paris."
     assert len(chunks) == 6
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_streams_report_their_usage_unasked_where_the_operator_wants_it(
-    gateway: Gateway, client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
     *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
     assert "usage" not in last
     gateway.config = replace(gateway.config, always_stream_usage=True)
@@ -74,43 +81,16 @@ async def test_the_sdk_raises_on_an_error_within_a_stream(
         _ = [chunk async for chunk in stream]
 
 
-async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron) -> None:
-    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
-    answer = await client.post("/v1/completions", body)
-    assert "".join(chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]) == (
-        "The capital is Paris."
-    )
-    (submit,) = neuron.frames
-    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
-
-
-async def test_an_alias_is_resolved_and_echoed_and_an_unknown_model_refused(
-    client: AsgiClient, neuron: FakeNeuron
+async def test_many_at_once_are_all_answered_and_none_cancelled(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
-    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
-    assert answer.json["model"] == "gpt-4o"
-    (submit,) = neuron.frames
-    assert isinstance(submit, Submit) and submit.model == "tiny"
-    answer = await client.post(CHAT, chat_body(model="huge"))
-    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-    assert answer.error["param"] == "model"
-
-
-async def test_many_at_once_are_all_answered(client: AsgiClient, neuron: FakeNeuron) -> None:
     answers = await asyncio.gather(
         *(client.post(CHAT, chat_body(stream=index % 2 == 0)) for index in range(60))
     )
     assert {answer.status for answer in answers} == {200}
     assert len({answer.headers["x-request-id"] for answer in answers}) == 60
-    assert len(neuron.frames) == 60
-
-
-async def test_a_finished_request_is_not_cancelled(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
-    await client.post(CHAT, chat_body())
     await gateway.dispatcher.close(10)
-    assert neuron.cancelled.empty() and len(gateway.streams) == 0
+    assert len(neuron.frames) == 60 and len(gateway.streams) == 0
 
 
 def statuses_seen(gateway: Gateway) -> list[ReplicaStatus]:
@@ -194,18 +174,7 @@ async def test_leaving_while_it_loads_stops_the_wait(
     assert gateway.placer.num_waiting == 0
 
 
-async def test_a_load_past_the_deadline_is_refused_with_a_time_to_come_back(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
-    neuron.status = ReplicaStatus.LOADING
-    await neuron.beat()
-    gateway.config = replace(gateway.config, request_timeout_s=0)
-    answer = await client.post(CHAT, chat_body())
-    assert (answer.status, answer.error["code"]) == (503, "model_loading")
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_no_token_by_the_deadline(
+async def test_a_load_or_a_first_token_past_the_deadline(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
     neuron.script = silent
@@ -213,21 +182,26 @@ async def test_no_token_by_the_deadline(
     answer = await client.post(CHAT, chat_body())
     assert (answer.status, answer.error["code"]) == (503, "deadline_exceeded")
     assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    await until(lambda: statuses_seen(gateway) == [ReplicaStatus.LOADING])
+    gateway.config = replace(gateway.config, request_timeout_s=0)
+    answer = await client.post(CHAT, chat_body())
+    assert (answer.status, answer.error["code"]) == (503, "model_loading")
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 async def test_the_deadline_is_for_the_first_token_only(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
-    has_begun, goes_on = asyncio.Event(), asyncio.Event()
+    gates = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
 
     async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
-        accepted, said, ended = [one async for one in says("slow", reason="length")(submit)]
-        yield accepted
-        await has_begun.wait()
-        yield said
-        await goes_on.wait()
-        yield ended
+        async for events in says("slow", reason="length")(submit):
+            yield events
+            await gates.pop(0).wait()
 
+    has_begun, goes_on, _ = gates
     neuron.script = slow
     exchange = client.open("POST", CHAT, chat_body(stream=True))
     await asyncio.wait_for(neuron.submitted.get(), 60)
@@ -243,28 +217,16 @@ async def test_the_deadline_is_for_the_first_token_only(
     assert b'"finish_reason":"length"' in exchange.body
 
 
-async def test_the_gateway_is_alive_before_its_first_submit(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, redis_client: redis.asyncio.Redis
-) -> None:
-    alive = []
-
-    async def look(submit: Submit) -> AsyncIterator[list[Event]]:
-        alive.append(await redis_client.exists(keys.gateway_alive_key(submit.gateway_id)))
-        async for events in failing(submit):
-            yield events
-
-    neuron.script = look
-    await client.post(CHAT, chat_body())
-    assert alive == [1]
-
-
-async def test_an_empty_inbox_is_rung(
-    client: AsgiClient, redis_client: redis.asyncio.Redis
+async def test_an_empty_inbox_is_rung_by_a_gateway_that_is_alive(
+    client: AsgiClient, gateway: Gateway, redis_client: redis.asyncio.Redis
 ) -> None:
     quiet = FakeNeuron(redis_client)
     await quiet.beat()
     exchanges = [client.open("POST", CHAT, chat_body()) for _ in range(3)]
     async with asyncio.timeout(60):
+        while not await redis_client.xlen(keys.inbox_key("beast")):
+            await asyncio.sleep(0)
+        assert await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
         while await redis_client.xlen(keys.inbox_key("beast")) < 3:
             await asyncio.sleep(0.01)
     assert await redis_client.llen(keys.neuron_queue("beast")) == 1

@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 
 from inference.gateway.consumers import ollama as ollama_pull
-from inference.gateway.gateway import Gateway
 from inference.gateway.server.paths import OLLAMA_PATHS
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.ollama.models import UNKNOWN_ARCHITECTURE, PullState
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
@@ -43,7 +43,7 @@ def asked(neuron: FakeNeuron) -> GenerationRequest:
     return submit.request
 
 
-async def test_the_sdk_chats(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+async def test_the_sdk_chats_and_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
     options = {"temperature": 0.5, "num_predict": 9, "num_ctx": 2048, "stop": ["\n"]}
     whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
     assert (whole.message.content, whole.done_reason) == ("The capital is Paris.", "stop")
@@ -54,6 +54,13 @@ async def test_the_sdk_chats(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> Non
     assert (request.stop, request.ends_at_context) == (["\n"], True)
     texts = [part.message.content async for part in await sdk.chat("tiny", QUESTION, stream=True)]
     assert "".join(text or "" for text in texts) == "The capital is Paris."
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    answer = await sdk.generate("tiny", "Capital?", system="Be short.", format=schema)
+    assert answer.response == "The capital is Paris."
+    demanded = asked(neuron).output_format
+    assert demanded is not None and demanded.schema == schema
+    stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
+    assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
 
 
 async def test_the_sdk_calls_tools_and_thinks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
@@ -75,16 +82,6 @@ async def test_the_sdk_calls_tools_and_thinks(sdk: ollama.AsyncClient, neuron: F
     chat = asked(neuron).input
     assert isinstance(chat, ChatInput)
     assert [message.role for message in chat.messages] == ["user", "assistant", "tool"]
-
-
-async def test_the_sdk_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    answer = await sdk.generate("tiny", "Capital?", system="Be short.", format=schema)
-    assert answer.response == "The capital is Paris."
-    demanded = asked(neuron).output_format
-    assert demanded is not None and demanded.schema == schema
-    stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
-    assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
 
 
 def packed(*numbers: float) -> bytes:
@@ -111,9 +108,15 @@ async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> Non
     assert (await sdk.show("gpt-4o")).capabilities == ["completion"]
     shown = await sdk.show("tiny")
     assert (shown.modelinfo or {}).get("general.architecture") == "unknown"
-    with pytest.raises(ollama.ResponseError, match="does not exist") as refused:
-        await sdk.show("nothing")
-    assert refused.value.status_code == 404
+    for ask, words, status in (
+        (sdk.show("nothing"), "does not exist", 404),
+        (sdk.delete("tiny"), "operator's", 501),
+        (sdk.copy("tiny", "other"), "operator's", 501),
+        (sdk.pull("tiny"), "fleet:write", 403),
+    ):
+        with pytest.raises(ollama.ResponseError, match=words) as refused:
+            await ask
+        assert refused.value.status_code == status
 
 
 REPORT = load_report(
@@ -198,15 +201,6 @@ async def test_a_model_that_was_never_loaded_is_shown_by_its_file(
     assert shown.modelinfo == {"general.architecture": UNKNOWN_ARCHITECTURE}, "as it is now"
 
 
-async def test_what_is_the_operators_is_refused_by_name(
-    sdk: ollama.AsyncClient, neuron: FakeNeuron
-) -> None:
-    for ask in (sdk.delete("tiny"), sdk.copy("tiny", "other")):
-        with pytest.raises(ollama.ResponseError, match="operator's") as refused:
-            await ask
-        assert refused.value.status_code == 501
-
-
 def pull(status: str, **changes: Any) -> PullState:
     return PullState(**{"id": "7", "where": "beast", "status": status} | changes)
 
@@ -263,30 +257,35 @@ async def test_a_download_that_another_client_gave_up_is_begun_anew(
     catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
     assert (await operator.pull("hf.co/org/name")).status == "success"
     assert len(catalogue.pulled) == 2
-    catalogue.pulls = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
-    with pytest.raises(ollama.ResponseError, match="cancelled"):
-        await operator.pull("hf.co/org/name")
 
 
+FAILED = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")
+OURS = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
+
+
+@each_case(
+    ("pulls", "name", "more", "words"),
+    [
+        (OURS, "hf.co/org/name", {}, "cancelled"),
+        ([FAILED], "tiny", {}, "4 GB more"),
+        ([pull("running"), FAILED], "tiny", {"stream": True}, "4 GB more"),
+        ([], "llama3", {}, "does not exist"),
+        ([], "tiny", {"insecure": True}, "insecure"),
+    ],
+)
 async def test_a_pull_that_fails_names_the_reason(
-    operator: ollama.AsyncClient, sdk: ollama.AsyncClient, catalogue: FakeCatalogue
+    operator: ollama.AsyncClient,
+    catalogue: FakeCatalogue,
+    pulls: list[PullState],
+    name: str,
+    more: dict[str, Any],
+    words: str,
 ) -> None:
-    failed = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")
-    catalogue.pulls = [failed]
-    with pytest.raises(ollama.ResponseError, match="4 GB more") as refused:
-        await operator.pull("tiny")
-    assert refused.value.status_code == 503
-    catalogue.pulls = [pull("running"), failed]
-    with pytest.raises(ollama.ResponseError, match="4 GB more"):
-        async for _ in await operator.pull("tiny", stream=True):
-            pass
-    with pytest.raises(ollama.ResponseError, match="does not exist"):
-        await operator.pull("llama3")
-    with pytest.raises(ollama.ResponseError, match="insecure"):
-        await operator.pull("tiny", insecure=True)
-    with pytest.raises(ollama.ResponseError, match="fleet:write") as refused:
-        await sdk.pull("tiny")
-    assert refused.value.status_code == 403
+    catalogue.pulls = [*pulls]
+    with pytest.raises(ollama.ResponseError, match=words) as refused:
+        answer: Any = await operator.pull(name, **more)
+        _ = [line async for line in answer]
+    assert pulls != [FAILED] or refused.value.status_code == 503
 
 
 async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
@@ -296,20 +295,18 @@ async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron)
     assert refused.value.status_code == 400
     neuron.script = breaks
     with pytest.raises(ollama.ResponseError, match="crashed"):
-        async for _ in await sdk.chat("tiny", QUESTION, stream=True):
-            pass
+        _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
 
 
-async def test_asking_nothing_loads_the_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_asking_nothing_loads_the_model_and_other_paths_are_djangos(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
     neuron.script = counts
     for path in ("/api/chat", "/api/generate"):
         answer = await client.post(path, {"model": "tiny"})
         assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
         (*_, submit) = neuron.frames
         assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
-
-
-async def test_other_paths_under_api_are_djangos(client: AsgiClient, gateway: Gateway) -> None:
     for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
         assert (await client.get(path)).status == 418
     for path in OLLAMA_PATHS:

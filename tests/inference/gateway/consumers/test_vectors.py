@@ -8,7 +8,7 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
-from inference.protocol.events import Event, Failed, Failure, Tokenized
+from inference.protocol.events import Event, Tokenized
 from inference.protocol.generation import (
     ChatInput,
     EmbeddingRequest,
@@ -23,7 +23,7 @@ from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import embeddings_body
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, embeds
+from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
 from tests.inference.gateway.responses_support import tokenizes
 from tests.inference.reports import load_report
 
@@ -66,17 +66,10 @@ async def test_embeddings_are_numbers_or_base64(client: AsgiClient, neuron: Fake
     answer = await client.post(f"{EMBEDDINGS}/", body)
     assert answer.json["model"] == "gpt-4o"
     assert base64.b64decode(answer.json["data"][0]["embedding"]) == VECTOR
-
-
-async def test_the_neurons_refusal(client: AsgiClient, neuron: FakeNeuron) -> None:
-    async def refuses(submit: Submit) -> AsyncIterator[list[Event]]:
-        failure = Failure(code="context_length_exceeded", message="300 of 256", param="input")
-        yield [Failed(request_id=submit.request_id, failure=failure)]
-
-    neuron.script = refuses
+    neuron.script = failing
     answer = await client.post(EMBEDDINGS, embeddings_body())
-    assert answer.status == 400
-    assert (answer.error["code"], answer.error["param"]) == ("context_length_exceeded", "input")
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert answer.error["param"] == "messages", "the neuron's"
 
 
 @each_case(
@@ -99,16 +92,6 @@ async def test_refusals_of_ours(
     answer = await client.post(path, body)
     assert (answer.status, answer.error["param"]) == (status, param)
     assert not neuron.frames
-
-
-async def test_wrong_methods_and_paths_name_the_right_ones(client: AsgiClient) -> None:
-    wrong_method = await client.get(EMBEDDINGS)
-    assert (wrong_method.status, wrong_method.headers["allow"]) == (405, "POST")
-    nowhere = await client.post("/v1/videos", {"model": "tiny"})
-    assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
-    assert "/v1/rerank" in nowhere.error["message"]
-    document = await client.get("/openapi.json")
-    assert "/v1/rerank" in document.json["paths"]
 
 
 async def test_an_input_may_take_the_whole_context(client: AsgiClient, neuron: FakeNeuron) -> None:
@@ -136,21 +119,9 @@ async def test_rerank(
     assert answer.json["meta"]["api_version"] == {"version": version}
     assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
     assert asked(neuron) == ScoreRequest(model="tiny", input=PAIRS)
-
-
-@each_case("path", ["/v1/score", "/score"])
-async def test_score(client: AsgiClient, neuron: FakeNeuron, path: str) -> None:
-    neuron.script = scores
     body = {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]}
-    answer = await client.post(path, body)
+    answer = await client.post(path.replace("rerank", "score").replace("v2", "v1"), body)
     assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
-
-
-async def test_settings_of_the_tokenizer(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = settings
-    answer = await client.get("/tokenizer_info", query="model=tiny")
-    assert answer.json == {"tokenizer_class": "T", "chat_template": "{{ messages }}"}
-    assert isinstance(asked(neuron), TokenizeRequest) and asked(neuron).shows_settings
 
 
 async def test_tokens_of_a_text_and_back_and_of_a_chat(
@@ -169,6 +140,10 @@ async def test_tokens_of_a_text_and_back_and_of_a_chat(
     assert isinstance(asked(neuron).input, ChatInput)
     assert not asked(neuron).adds_special_tokens
     assert not asked(neuron).input.adds_generation_prompt
+    neuron.script = settings
+    answer = await client.get("/tokenizer_info", query="model=tiny")
+    assert answer.json == {"tokenizer_class": "T", "chat_template": "{{ messages }}"}
+    assert isinstance(asked(neuron), TokenizeRequest) and asked(neuron).shows_settings
 
 
 async def test_the_only_model_needs_no_name(

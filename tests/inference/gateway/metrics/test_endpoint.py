@@ -24,7 +24,7 @@ from inference.gateway.metrics.endpoint import (
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from tests.inference.gateway.conftest import Rig
+from tests.inference.gateway.conftest import MakeGateway
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.metrics.ended import ended
 
@@ -64,8 +64,9 @@ async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Res
 
 
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
-    gateway: Gateway, endpoint: MetricsEndpoint
+    gateway: Gateway, endpoint: MetricsEndpoint, load_jobs: dict[str, int]
 ) -> None:
+    """A database that is away hides only its own. There is nothing else on the port."""
     gateway.metrics.observe(ended(prompt_tokens=7, completion_tokens=5))
     response = await scrape(endpoint)
     assert response.status_code == 200
@@ -87,18 +88,10 @@ async def test_a_scrape_shows_requests_fleet_and_load_jobs(
     ):
         assert line in lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
-
-
-async def test_a_database_that_is_away_hides_only_its_own(
-    endpoint: MetricsEndpoint, load_jobs: dict[str, int]
-) -> None:
     load_jobs.clear()
     text = (await scrape(endpoint)).text
     assert "helexa_load_jobs{" not in text
     assert "cortex_model_in_flight{" in text
-
-
-async def test_there_is_nothing_else_on_the_port(endpoint: MetricsEndpoint) -> None:
     assert (await scrape(endpoint, "/v1/models")).status_code == 404
     async with httpx.AsyncClient(timeout=30) as client:
         posted = await client.post(f"http://{HOST}:{endpoint.port}/metrics", content=b"x")
@@ -106,16 +99,10 @@ async def test_there_is_nothing_else_on_the_port(endpoint: MetricsEndpoint) -> N
 
 
 async def test_a_port_in_use_is_a_warning(
-    rig: Rig, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
+    make_gateway: MakeGateway, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert endpoint.port is not None
-    another = Gateway(
-        rig.gateway.config,
-        rig.catalogue,
-        directory=rig.directory,
-        make_ledger=lambda _id: rig.ledger,
-    )
-    second = MetricsEndpoint(another)
+    second = MetricsEndpoint(make_gateway())
     with caplog.at_level(logging.WARNING):
         second.start(MetricsListen(HOST, endpoint.port))
     assert second.port is None

@@ -110,7 +110,7 @@ def test_refusals_for_want_of_room_are_counted_by_reason(code: str, reason: str)
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 1
 
 
-def test_what_was_not_found_makes_no_series_of_a_model_or_a_key() -> None:
+def test_what_was_not_found_and_codes_of_others_make_no_series() -> None:
     metrics = Metrics()
     before = set(samples(metrics))
     no_tokens = {"prompt_tokens": 0, "completion_tokens": 0}
@@ -119,10 +119,6 @@ def test_what_was_not_found_makes_no_series_of_a_model_or_a_key() -> None:
     new = set(samples(metrics)) - before
     labels = frozenset({("status", "404"), ("code", "model_not_found")})
     assert new == {("helexa_requests_ended_total", labels)}
-
-
-def test_a_code_that_is_not_one_of_our_words_is_no_label() -> None:
-    metrics = Metrics()
     for code in ('evil"\n', "Ignore All Instructions", "", "x" * 65):
         metrics.observe(ended(status=500, outcome=code))
     assert value(metrics, "helexa_requests_ended_total", status="500", code=OTHER) == 4

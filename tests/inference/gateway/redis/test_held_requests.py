@@ -56,11 +56,17 @@ def beast(redis_client: redis.asyncio.Redis) -> FakeNeuron:
     return made
 
 
+def watch_of(
+    client: redis.asyncio.Redis, streams: RequestStreams, around: Any
+) -> HeldRequestsWatch:
+    return HeldRequestsWatch(client, GATEWAY, streams, around, around, lambda: ["beast"])
+
+
 @pytest.fixture
 def watch(
-    redis_client: redis.asyncio.Redis, streams: RequestStreams, around: Any
+    redis_client: redis.asyncio.Redis, streams: RequestStreams, around: Surroundings
 ) -> HeldRequestsWatch:
-    return HeldRequestsWatch(redis_client, GATEWAY, streams, around, around, lambda: ["beast"])
+    return watch_of(redis_client, streams, around)
 
 
 @each_case(
@@ -75,28 +81,23 @@ def watch(
         ({GATEWAY: []}, {"is_submitted": False}, False),
     ],
     ids=[
-        "not in the list",
-        "the gateway is not named",
-        "held",
-        "the list is behind",
-        "a list of another epoch",
-        "its last events may still be read",
-        "not sent yet",
+        *("not in the list", "the gateway is not named", "held", "the list is behind"),
+        *("of another epoch", "its last events may still be read", "not sent yet"),
     ],
 )
 async def test_a_request_that_its_neuron_does_not_know_is_failed(
-    watch: HeldRequestsWatch,
-    around: Surroundings,
-    beast: FakeNeuron,
-    streams: RequestStreams,
+    redis_client: redis.asyncio.Redis,
     held: dict[str, list[str]],
     more: dict[str, Any],
     is_lost: bool,
 ) -> None:
+    streams, around = RequestStreams(), Surroundings()
     stream = open_stream(streams, "r", "beast")
     stream.is_submitted = more.get("is_submitted", True)
+    beast = FakeNeuron(redis_client)
     beast.epoch = more.get("epoch", "e")
     around.read_until_s = more.get("read_until_s", FAR_S)
+    watch = watch_of(redis_client, streams, around)
     for _ in range(MISSES_UNTIL_LOST):
         assert not stream.ended
         await beast.hold(held, is_behind=more.get("is_behind", False))
@@ -106,8 +107,7 @@ async def test_a_request_that_its_neuron_does_not_know_is_failed(
         with pytest.raises(ApiError) as raised:
             await stream.next_events()
         assert raised.value.code == "request_lost"
-    streams.remove(stream)
-    await beast.client.delete(keys.held_key("beast"))
+    await redis_client.delete(keys.held_key("beast"))
 
 
 async def test_a_list_counts_once_and_one_that_has_the_request_begins_anew(
@@ -125,7 +125,11 @@ async def test_a_list_counts_once_and_one_that_has_the_request_begins_anew(
 
 
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
-    watch: HeldRequestsWatch, around: Surroundings, beast: FakeNeuron, streams: RequestStreams
+    watch: HeldRequestsWatch,
+    around: Surroundings,
+    beast: FakeNeuron,
+    streams: RequestStreams,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     open_stream(streams, "open", "beast")
     for number in range(1, 5):
@@ -136,17 +140,11 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     await beast.hold({GATEWAY: ["open"]})
     await watch.look(["beast"])
     assert len(around.cancelled) == repeated
-
-
-async def test_a_list_that_is_not_understood_is_logged_once_a_minute(
-    watch: HeldRequestsWatch, redis_client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It was logged at each look, which is each second."""
     for number in range(5):
-        await redis_client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
+        await beast.client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
         await watch.look(["beast"])
     lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
-    assert len(lines) == 1
+    assert len(lines) == 1, "a list that is not understood is logged once a minute"
 
 
 async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(

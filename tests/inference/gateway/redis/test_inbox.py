@@ -12,7 +12,6 @@ from typing import Any
 import redis
 import redis.asyncio
 from celery import Celery
-from kombu.message import Message
 
 from inference.gateway.redis.inbox import BYTES_A_PUSH, Dispatcher, ring_message
 from inference.protocol import keys
@@ -96,18 +95,3 @@ def test_the_ring_is_what_celery_sends_and_expires(redis_url: str) -> None:
     bodies = [json.loads(base64.b64decode(message.pop("body"))) for message in (ours, theirs)]
     assert bodies[0] == bodies[1]
     assert shape(ours) == shape(theirs)
-
-
-def test_kombu_takes_it_off_the_queue(redis_url: str) -> None:
-    message = ring_message("beast", task_id=TASK_ID, now=NOW)
-    with redis.Redis.from_url(redis_url) as client:
-        client.lpush(keys.neuron_queue("beast"), message)
-    app = Celery(broker=celery_broker_url(redis_url), set_as_current=False)
-    with app.connection_for_read() as connection:
-        queue = connection.SimpleQueue(keys.neuron_queue("beast"))
-        received: Message = queue.get(block=True, timeout=60)
-        assert received.headers["task"] == keys.TASK_DRAIN_INBOX
-        assert received.payload[:2] == [[], {}]
-        received.ack()
-        queue.close()
-    app.close()

@@ -19,6 +19,8 @@ from inference.redis_link import LuaScript, RedisLink, RedisOutage, ReplyBuffer,
 from tests.cases import each_case
 from tests.inference.gateway.redis.conftest import GENEROUS_S
 
+LONG_MS = int(GENEROUS_S * 500)
+
 
 @pytest_asyncio.fixture
 async def link(redis_url: str) -> AsyncIterator[RedisLink]:
@@ -39,42 +41,30 @@ async def test_streams_are_read_as_redis_py_reads_them(
     assert [list(stream) for stream in ours] == theirs
     assert len(ours) == 2 and len(ours[0][1]) == 2
     assert await link.xread({"none": "0-0"}, count=2, block=1) == []
-
-
-async def test_what_is_written_later_ends_the_wait(
-    link: RedisLink, redis_client: redis.asyncio.Redis
-) -> None:
-    reading = asyncio.create_task(
-        link.xread({"later": "0-0"}, count=1, block=int(GENEROUS_S * 500))
-    )
+    reading = asyncio.create_task(link.xread({"later": "0-0"}, count=1, block=LONG_MS))
     await redis_client.ping()
     entry_id = await redis_client.xadd("later", {b"b": b"there"})
-    assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])]
+    assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])], "written while it waits"
 
 
 async def test_commands_under_way_together_get_their_own_replies(link: RedisLink) -> None:
+    """A refusal, or a caller that stops waiting, is no matter of the others."""
     lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
     assert lengths == list(range(1, 51))
-    assert await link.command("LRANGE", "list", -2, -1) == [b"1", b"0"]
-
-
-async def test_who_stops_waiting_leaves_the_connection_to_others(link: RedisLink) -> None:
     await link.command("SET", "number", 7)
     given_up = asyncio.ensure_future(link.command("GET", "number"))
     await asyncio.sleep(0)
     given_up.cancel()
-    assert await link.command("INCR", "number") == 8
+    refused, number, two = await asyncio.gather(
+        link.command("INCR", "list"),
+        link.command("INCR", "number"),
+        link.command("LRANGE", "list", -2, -1),
+        return_exceptions=True,
+    )
+    assert isinstance(refused, redis.ResponseError) and "WRONGTYPE" in str(refused)
+    assert (number, two) == (8, [b"1", b"0"])
     with pytest.raises(asyncio.CancelledError):
         await given_up
-
-
-async def test_a_refusal_is_an_error_of_its_command_alone(link: RedisLink) -> None:
-    await link.command("SET", "text", "x")
-    refused, length = await asyncio.gather(
-        link.command("INCR", "text"), link.command("LPUSH", "list", b"x"), return_exceptions=True
-    )
-    assert isinstance(refused, redis.ResponseError) and "not an integer" in str(refused)
-    assert length == 1
 
 
 async def test_a_script_is_reported_once(
@@ -93,8 +83,13 @@ async def test_a_lost_connection_fails_what_is_under_way_and_is_made_again(
     link: RedisLink, redis_client: redis.asyncio.Redis
 ) -> None:
     number = await link.command("CLIENT", "ID")
-    waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=int(GENEROUS_S * 500)))
-    while not await _is_blocked(redis_client, number):
+    waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=LONG_MS))
+
+    async def is_blocked() -> bool:
+        listed: Any = await redis_client.client_list(client_id=[str(number)])
+        return bool(listed and "b" in listed[0]["flags"])
+
+    while not await is_blocked():
         await asyncio.sleep(0.01)
     await redis_client.execute_command("CLIENT KILL ID", number)
     with pytest.raises(redis.ConnectionError):
@@ -102,48 +97,42 @@ async def test_a_lost_connection_fails_what_is_under_way_and_is_made_again(
     assert await link.command("PING") == b"PONG"
 
 
-async def _is_blocked(client: redis.asyncio.Redis, number: int) -> bool:
-    listed: Any = await client.client_list(client_id=[str(number)])
-    return bool(listed and "b" in listed[0]["flags"])
-
-
 @asynccontextmanager
-async def server_that_answers(*answers: bytes) -> AsyncIterator[str]:
-    """The URL of what takes redis-py's greetings, and gives ``answers`` to what comes then.
-    All clients must have disconnected at the end."""
-
+async def answering(reply: bytes | None) -> AsyncIterator[tuple[str, list[int]]]:
+    """A server that takes redis-py's greetings and gives ``reply`` to what comes then; ``None``
+    hangs up at once. Its URL, and the ports of the clients that came. All must have left at the
+    end."""
     serving: set[Any] = set()
+    came: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(asyncio.current_task())
-        left = list(answers)
-        while data := await reader.read(65536):
-            if b"SETINFO" in data or b"SELECT" in data:
-                writer.write(b"+OK\r\n" * data.count(b"*"))
-            elif left:
-                writer.write(left.pop(0))
+        came.append(writer.get_extra_info("peername")[1])
+        while reply is not None and (data := await reader.read(65536)):
+            is_greeting = b"SETINFO" in data or b"SELECT" in data
+            writer.write(b"+OK\r\n" * data.count(b"*") if is_greeting else reply)
         writer.close()
         await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", came
     finally:
         server.close()
         await asyncio.wait(serving)
 
 
 @each_case(
-    ("answers", "timeout_s", "error", "words"),
+    ("reply", "timeout_s", "error", "words"),
     [
-        ([], 0.2, redis.TimeoutError, None),
-        ([b"HTTP/1.1 400 Bad Request\r\n"], GENEROUS_S, redis.ConnectionError, "no Redis"),
+        (b"", 0.2, redis.TimeoutError, None),
+        (b"HTTP/1.1 400 Bad Request\r\n", GENEROUS_S, redis.ConnectionError, "no Redis"),
     ],
 )
 async def test_silence_and_what_is_no_redis_are_errors_of_redis_py(
-    answers: list[bytes], timeout_s: float, error: type[Exception], words: str | None
+    reply: bytes, timeout_s: float, error: type[Exception], words: str | None
 ) -> None:
-    async with server_that_answers(*answers) as url:
+    async with answering(reply) as (url, _):
         link = RedisLink(url, timeout_s=timeout_s)
         with pytest.raises(error, match=words):
             await link.command("PING")
@@ -155,24 +144,15 @@ async def test_silence_and_what_is_no_redis_are_errors_of_redis_py(
 
 
 async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
-    greeted = 0
-
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal greeted
-        greeted += 1
-        writer.close()
-
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    link = RedisLink(f"redis://127.0.0.1:{port}/0", timeout_s=GENEROUS_S)
-    for attempt in (1, 2):
-        replies = await asyncio.gather(
-            *(link.command("PING") for _ in range(9)), return_exceptions=True
-        )
-        assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
-        assert greeted == attempt
-    await link.aclose()
-    server.close()
+    async with answering(None) as (url, came):
+        link = RedisLink(url, timeout_s=GENEROUS_S)
+        for attempt in (1, 2):
+            replies = await asyncio.gather(
+                *(link.command("PING") for _ in range(9)), return_exceptions=True
+            )
+            assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
+            assert len(came) == attempt
+        await link.aclose()
 
 
 async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(
@@ -270,17 +250,6 @@ def test_statuses_errors_and_nothing() -> None:
     assert isinstance(error, redis.ResponseError) and str(error) == "ERR no such thing"
     with pytest.raises(redis.InvalidResponse):
         list(ReplyBuffer().feed(b"HTTP/1.1 400 Bad Request\r\n"))
-
-
-def test_a_large_reply_in_small_pieces() -> None:
-    entries = [[b"1-%d" % n, [b"b", bytes(65_536)]] for n in range(64)]
-    whole = encoded([[b"stream", entries]])
-    buffer = ReplyBuffer()
-    read: list[Any] = []
-    for start in range(0, len(whole), 4096):
-        read += buffer.feed(whole[start : start + 4096])
-    assert read == [[[b"stream", entries]]]
-    assert buffer.num_bytes == 0
 
 
 def test_the_bytes_of_an_unfinished_reply_are_counted() -> None:

@@ -39,7 +39,6 @@ def ended(
     )
 
 
-@pytest.mark.asyncio
 async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) -> None:
     client = redis.asyncio.Redis.from_url(redis_url)
     try:
@@ -102,51 +101,45 @@ async def test_a_redis_that_is_away_harms_nobody() -> None:
     await client.aclose()
 
 
-def test_hours() -> None:
+def test_hours_and_what_does_not_read_like_a_count() -> None:
     now = time.time()
     assert newest_keys(now, 3) == [refusals_key(now - ago * 3600) for ago in (0, 1, 2)]
     assert len(newest_keys(now, 1000)) == 25
-
-
-def test_what_does_not_read_like_a_count_is_left_out() -> None:
     odd = {b"code": b"1", b"code account": b"many", b"other \xff": b"2"}
     assert list(sum_of([odd]).values()) == [2]
 
 
-class Clock:
-    now_s = 0.0
+class Conduct:
+    """The neurons that were cut off, and why, by a clock that is set."""
 
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def conduct_of(clock: Clock) -> tuple[NeuronConduct, list[tuple[str, str]]]:
-    """With the neurons that it cut off, and why."""
-    cut_off: list[tuple[str, str]] = []
-    return NeuronConduct(lambda *one: cut_off.append(one), clock=clock), cut_off
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cut_off: list[tuple[str, str]] = []
+        conduct = NeuronConduct(lambda *one: self.cut_off.append(one), clock=lambda: self.now_s)
+        self.fault = conduct.fault
 
 
 def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    conduct, cut_off = conduct_of(clock := Clock())
+    conduct = Conduct()
     with caplog.at_level(logging.ERROR):
         for _ in range(20_000):
             conduct.fault("evil", "junk")
         for _ in range(MAX_FAULTS):
             conduct.fault("odd", "junk")
-    assert cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
+    assert conduct.cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
     assert len(caplog.records) == 2
-    clock.now_s = LOG_INTERVAL_S
+    conduct.now_s = LOG_INTERVAL_S
     conduct.fault("odd", "junk")
     assert f"and {MAX_FAULTS - 1} more" in caplog.text
-    assert [name for name, _ in cut_off] == ["evil", "odd"]
+    assert [name for name, _ in conduct.cut_off] == ["evil", "odd"]
 
 
 def test_faults_of_long_ago_do_not_count_and_a_grave_one_is_enough() -> None:
-    conduct, cut_off = conduct_of(clock := Clock())
+    conduct = Conduct()
     for _ in range(10):
         for _ in range(MAX_FAULTS):
             conduct.fault("beast", "junk")
-        clock.now_s += WINDOW_S + 1
-    assert cut_off == []
+        conduct.now_s += WINDOW_S + 1
+    assert conduct.cut_off == []
     conduct.fault("evil", "an entry is too large", is_grave=True)
-    assert cut_off == [("evil", "an entry is too large")]
+    assert conduct.cut_off == [("evil", "an entry is too large")]

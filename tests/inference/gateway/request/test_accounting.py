@@ -1,4 +1,5 @@
-"""What a request pays when it has ended, however it ends, and the records made of it."""
+"""What a request pays when it has ended, however it ends, the records made of it, and whose fault a
+standstill is said to be."""
 
 from __future__ import annotations
 
@@ -9,20 +10,35 @@ import pytest
 from prometheus_client import generate_latest
 
 from helexa_site.bootstrap.readiness import SELF_TEST_HEADER
+from inference.gateway.request.answer_check import AnswerFaultError
+from inference.gateway.request.event_stream import (
+    STANDSTILL_INTERVAL_S,
+    RequestStream,
+    RequestStreams,
+    events_lost,
+    neuron_lost,
+    request_lost,
+)
 from inference.gateway.request.outcome import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Capture
 from inference.logs.formatters import TextFormatter
 from inference.logs.redaction import Redactor
 from inference.protocol.events import (
+    Accepted,
     Cancelled,
     Delta,
     Event,
     Failed,
     Failure,
     TokensCounted,
+    ToolCallStarted,
     Usage,
 )
+from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
+from inference.redis_link import redis_unavailable
+from inference.wire.errors import ApiError
 from metering.prices import Prices
 from tests.cases import each_case
+from tests.inference.gateway.answers import open_stream
 from tests.inference.gateway.conftest import BEARER, CHAT, ENTRY, OPERATOR, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, breaking, endless, saying
@@ -73,65 +89,66 @@ async def test_the_neuron_gets_who_asks_and_what_is_paid_for(rig: Rig, neuron: F
     assert 2 * submit.cap_output_tokens <= 2000 - submit.max_prompt_tokens
 
 
-async def test_a_model_that_the_key_may_not_use_is_not_loaded(rig: Rig, neuron: FakeNeuron) -> None:
-    neuron.status = None
-    await neuron.beat()
-    rig.directory.restrict(KEY, models=frozenset({"other"}))
-    answer = await rig.ask()
-    assert (answer.status, answer.error["code"]) == (403, "model_not_allowed")
-    assert (await rig.client.get("/v1/models/tiny", headers=BEARER)).status == 403
-    assert (await rig.client.get("/v1/models", headers=BEARER)).json["data"] == []
-    assert rig.catalogue.loads == []
-
-
-async def test_a_key_of_an_alias_may_use_what_the_alias_points_to(
+async def test_a_key_uses_its_models_alone_and_what_their_aliases_point_to(
     rig: Rig, neuron: FakeNeuron
 ) -> None:
     assert "gpt-4o" in ENTRY.aliases
     rig.directory.restrict(KEY, models=frozenset({"gpt-4o"}))
     assert (await rig.ask()).status == 200
     assert (await rig.client.get("/v1/models/tiny", headers=BEARER)).status == 200
-    rig.catalogue.listed = [
-        replace(ENTRY, aliases=()),
-        replace(ENTRY, name="other", aliases=("gpt-4o",)),
-    ]
+    moved = replace(ENTRY, name="other", aliases=("gpt-4o",))
+    rig.catalogue.listed = [replace(ENTRY, aliases=()), moved]
     assert (await rig.client.get("/v1/models/gpt-4o", headers=BEARER)).json["id"] == "other"
     assert (await rig.client.get("/v1/models/tiny", headers=BEARER)).status == 403
+    rig.catalogue.listed = [ENTRY]
+    rig.directory.restrict(KEY, models=frozenset({"another"}))
+    neuron.status = None
+    await neuron.beat()
+    answer = await rig.ask()
+    assert (answer.status, answer.error["code"]) == (403, "model_not_allowed")
+    assert (await rig.client.get("/v1/models", headers=BEARER)).json["data"] == []
+    assert rig.catalogue.loads == []
 
 
-@pytest.mark.parametrize(
-    ("usage", "paid"),
-    [(Usage(prompt_tokens=7, completion_tokens=40), (7, 40)), (None, (0, 0))],
+@each_case(
+    ("ends", "usage", "outcome", "paid"),
+    [
+        ("leaves", Usage(prompt_tokens=7, completion_tokens=40), "cancelled", (7, 40)),
+        ("leaves", None, "cancelled", (0, 0)),
+        ("is not answered", None, "cancelled", None),
+        ("neuron dies", None, "neuron_lost", None),
+    ],
 )
-async def test_who_hangs_up_pays_for_what_was_computed(
-    rig: Rig, neuron: FakeNeuron, usage: Usage | None, paid: tuple[int, int]
+async def test_what_breaks_off_in_the_middle_is_paid_for_as_far_as_it_is_known(
+    rig: Rig,
+    neuron: FakeNeuron,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
+    usage: Usage | None,
+    outcome: str,
+    paid: tuple[int, int] | None,
 ) -> None:
-    neuron.usage_of_cancelled = usage
-    await hang_up(rig, neuron)
-    entry = rig.settled
-    assert entry.outcome == "cancelled"
-    assert (entry.prompt_tokens, entry.completion_tokens) == paid
-    await until(lambda: not len(rig.gateway.streams))
-
-
-async def hang_up(rig: Rig, neuron: FakeNeuron) -> None:
-    """In the middle of an answer; what it costs is settled."""
+    """Where nobody reports what was used, it is the tokens that arrived. No client waits then."""
+    rig.ledger.settled.clear()
+    neuron.usage_of_cancelled, neuron.ignores_cancels = usage, ends == "is not answered"
+    if neuron.ignores_cancels:
+        monkeypatch.setattr("inference.gateway.request.attempt.FINAL_USAGE_TIMEOUT_S", 0.2)
     neuron.script = endless
     exchange = rig.open(stream=True)
     await exchange.until(b"on and")
-    exchange.leave()
+    if ends == "neuron dies":
+        await neuron.die()
+    else:
+        exchange.leave()
     await exchange.finish()
     await until(lambda: rig.ledger.settled)
-
-
-async def test_a_neuron_that_never_answers_a_cancel_is_not_waited_for(
-    rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.gateway.request.attempt.FINAL_USAGE_TIMEOUT_S", 0.2)
-    neuron.ignores_cancels = True
-    await hang_up(rig, neuron)
-    assert rig.settled.prompt_tokens == 7
-    assert rig.settled.completion_tokens >= 1, "the tokens that arrived are counted"
+    entry = rig.settled
+    assert entry.outcome == outcome
+    if paid is None:
+        assert entry.prompt_tokens == 7 and entry.completion_tokens >= 1
+    else:
+        assert (entry.prompt_tokens, entry.completion_tokens) == paid
+    await until(lambda: not len(rig.gateway.streams))
 
 
 DELTA = Delta(request_id="", text="a")
@@ -156,18 +173,6 @@ async def test_what_breaks_off_is_paid_for_as_far_as_it_was_computed(
     assert (await rig.ask()).status == 503
     entry = rig.settled
     assert (entry.outcome, entry.prompt_tokens, entry.completion_tokens) == paid
-
-
-async def test_a_neuron_that_dies_ends_its_reports(rig: Rig, neuron: FakeNeuron) -> None:
-    """No client waits for more: the reported usage is charged at once."""
-    neuron.script = endless
-    exchange = rig.open(stream=True)
-    await exchange.until(b"on and")
-    await neuron.die()
-    await exchange.finish()
-    await until(lambda: rig.ledger.settled)
-    assert (rig.settled.outcome, rig.settled.prompt_tokens) == ("neuron_lost", 7)
-    assert rig.settled.completion_tokens >= 1
 
 
 @each_case(
@@ -241,22 +246,82 @@ async def test_counting_tokens_is_free(rig: Rig, neuron: FakeNeuron) -> None:
     assert not rig.ledger.settled and not rig.ledger.reserved
 
 
-def test_only_the_beginning_is_kept() -> None:
+def test_of_captured_bodies_the_beginning_is_kept_or_their_sizes() -> None:
     capture = Capture()
     capture.ask(b"q" * (MAX_REQUEST_BYTES + 3))
     for part in (b"a" * (MAX_ANSWER_BYTES - 1), b"bcd", b"e"):
         capture.send(part)
     assert capture.request == b"q" * MAX_REQUEST_BYTES
-    assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
     assert capture.answer == b"a" * (MAX_ANSWER_BYTES - 1) + b"b"
-    assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
     assert capture.num_bytes == MAX_REQUEST_BYTES + MAX_ANSWER_BYTES
-
-
-def test_what_finds_no_room_keeps_its_sizes() -> None:
-    capture = Capture()
-    capture.ask(b"question")
-    capture.send(b"answer")
     capture.drop()
     assert capture.num_bytes == 0
-    assert (capture.num_request_bytes, capture.num_answer_bytes) == (8, 6)
+    assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
+    assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
+
+
+@each_case(
+    ("num_tokens", "error", "completion", "reasoning"),
+    [(3, events_lost(), 3, 3), (3, None, 8, 6), (0, events_lost(), 0, 0)],
+    ids=["an error that the client was told", "a client that hung up", "an error before a token"],
+)
+async def test_what_is_billed_of_an_attempt_whose_client_is_told_its_end_first(
+    num_tokens: int, error: ApiError | None, completion: int, reasoning: int
+) -> None:
+    """Tokens after an error are not billed, and a prompt without a token costs nothing."""
+    stream = open_stream(RequestStreams(), "r", "beast")
+    stream.put(Accepted(request_id="r", prompt_tokens=7))
+    if num_tokens:
+        stream.put(Delta(request_id="r", text="x", num_tokens=num_tokens))
+    if error is None:
+        stream.end()
+    else:
+        stream.fail(error)
+    stream.put(Delta(request_id="r", text="x", num_tokens=5))
+    used = Usage(prompt_tokens=7, cached_tokens=4, completion_tokens=8, reasoning_tokens=6)
+    stream.put(Cancelled(request_id="r", usage=used))
+    assert stream.usage_counter.is_settled
+    prompt, cached = (7, 4) if completion else (0, 0)
+    assert stream.usage_counter.usage == Usage(
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        reasoning_tokens=reasoning,
+    )
+
+
+@each_case("numbers", [(1,), (0, 0), (0, 2)])
+async def test_tool_calls_begin_in_their_order(numbers: tuple[int, ...]) -> None:
+    stream = open_stream(RequestStreams(), "r", "beast")
+    *sound, wrong = (
+        ToolCallStarted(request_id="r", call_id=f"c{number}", name="f", call_index=number)
+        for number in numbers
+    )
+    for event in sound:
+        stream.put(event)
+    with pytest.raises(AnswerFaultError, match="out of order"):
+        stream.put(wrong)
+
+
+async def message_of(stream: RequestStream, error: ApiError) -> str:
+    stream.fail(error)
+    with pytest.raises(ApiError) as raised:
+        await stream.next_events()
+    return raised.value.message
+
+
+async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
+    now_s = 1000.0
+    streams = RequestStreams(clock=lambda: now_s)
+    errors = (request_lost("beast"), events_lost(), redis_unavailable(), neuron_lost("beast"))
+    opened = [open_stream(streams, f"r{number}", "beast") for number in range(len(errors))]
+    now_s += STANDSTILL_INTERVAL_S + GATEWAY_ALIVE_EXPIRY_S - 1
+    await streams.check_standstill()
+    assert not any(stream.stood_still_s for stream in opened), "its key has not lapsed"
+    now_s += 12
+    await streams.check_standstill()
+    words = [await message_of(one, error) for one, error in zip(opened, errors, strict=True)]
+    assert all("This gateway stood still for 12 s" in one for one in words[:3])
+    assert words[3] == neuron_lost("beast").message, "its neuron did go away"
+    later = open_stream(streams, "later", "beast")
+    assert await message_of(later, request_lost("beast")) == request_lost("beast").message

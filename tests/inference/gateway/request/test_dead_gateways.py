@@ -69,19 +69,21 @@ class Gateway:
     def record(self, outcome: RequestOutcome) -> None:
         self.accounting.settle(outcome)
 
-    def submit(self, call: Call, neuron: str = "beast") -> UsageCounter:
+    def submit(
+        self, call: Call, neuron: str = "beast", *, prompt: int = 12, completion: int = 0
+    ) -> UsageCounter:
+        """A request that has got so many tokens."""
         counter = UsageCounter()
         call.neuron = neuron
         self.accounting.submitted(call, counter)
+        counter.count(Accepted(request_id="r", prompt_tokens=prompt))
+        for _ in range(completion):
+            counter.count(Delta(request_id="r", text="x", num_tokens=1))
         return counter
 
     def kill(self) -> None:
         """The kernel frees its lock; nothing else is done."""
         self.ledger.spool._file.close()
-
-    def adopt(self, dead: Gateway) -> None:
-        dead.kill()
-        self.look_round()
 
     def look_round(self) -> None:
         """What its writer does until the next adoption."""
@@ -100,12 +102,6 @@ def second(tmp_path: Path) -> Gateway:
     return Gateway("g2", tmp_path)
 
 
-def come(counter: UsageCounter, *, prompt: int, completion: int) -> None:
-    counter.count(Accepted(request_id="r", prompt_tokens=prompt))
-    for _ in range(completion):
-        counter.count(Delta(request_id="r", text="x", num_tokens=1))
-
-
 def billed(call: Call) -> tuple[Any, ...]:
     """The request's only entry, after its record was compared with it."""
     entry = LedgerEntry.objects.get(request_id=call.request_id)
@@ -116,26 +112,23 @@ def billed(call: Call) -> tuple[Any, ...]:
     return entry.outcome, entry.neuron, entry.prompt_tokens, entry.completion_tokens
 
 
-def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway) -> None:
+def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway, tmp_path: Path) -> None:
     call = first.call()
-    refused = first.submit(call, "one")
-    refused.count(Accepted(request_id="r", prompt_tokens=9))
+    refused = first.submit(call, "one", prompt=9)
     failure = Failure(code="recovering", message="")
     usage = Usage(prompt_tokens=9, completion_tokens=9)
-    last = first.submit(call, "two")
-    come(last, prompt=12, completion=7)
+    first.submit(call, "two", completion=7)
     refused.count(Failed(request_id="r", failure=failure, usage=usage))
-    second.adopt(first)
+    first.kill()
+    second.look_round()
     assert billed(call) == ("gateway_lost", "two", 12, 7)
+    assert [path.stem for path in tmp_path.glob("*")] == ["g2"]
 
 
 @pytest.mark.parametrize(
     ("completion", "has_left", "paid"),
-    [
-        pytest.param(0, False, (0, 0), id="a prompt without a token costs nothing"),
-        pytest.param(3, False, (12, 3), id="in the middle"),
-        pytest.param(3, True, (12, 3), id="its usage was waited for"),
-    ],
+    [(0, False, (0, 0)), (3, False, (12, 3)), (3, True, (12, 3))],
+    ids=["a prompt without a token costs nothing", "in the middle", "its usage was waited for"],
 )
 def test_what_had_come_is_billed_and_its_reservation_is_free(
     first: Gateway, second: Gateway, completion: int, has_left: bool, paid: tuple[int, int]
@@ -143,18 +136,18 @@ def test_what_had_come_is_billed_and_its_reservation_is_free(
     budget = make_budget("default")
     call = first.call((budget,))
     store.apply([reserve(call.request_id, budgets=(budget,))])
-    come(first.submit(call), prompt=12, completion=completion)
+    first.submit(call, completion=completion)
     if has_left:
         call.close()
-    second.adopt(first)
+    first.kill()
+    second.look_round()
     assert billed(call) == ("gateway_lost", "beast", *paid)
     assert not Reservation.objects.exists()
 
 
 def test_an_answer_that_was_delivered_is_billed_as_told(first: Gateway, second: Gateway) -> None:
     call = first.call()
-    counter = first.submit(call)
-    come(counter, prompt=12, completion=3)
+    counter = first.submit(call, completion=3)
     usage = Usage(prompt_tokens=12, completion_tokens=4, cached_tokens=8)
     counter.count(Finished(request_id="r", usage=usage))
     call.outcome, call.status = "finished", 200
@@ -169,8 +162,7 @@ def test_an_answer_that_was_delivered_is_billed_as_told(first: Gateway, second: 
 
 def test_a_gateway_that_stands_still_settles_its_own(first: Gateway, second: Gateway) -> None:
     call = first.call()
-    counter = first.submit(call)
-    come(counter, prompt=12, completion=60)
+    counter = first.submit(call, completion=60)
     for _ in range(50):
         second.look_round()
     assert not LedgerEntry.objects.exists()
@@ -179,17 +171,6 @@ def test_a_gateway_that_stands_still_settles_its_own(first: Gateway, second: Gat
     counter.settle_as_counted()
     first.ledger.write()
     assert billed(call) == ("request_lost", "beast", 12, 60)
-    second.adopt(first)
-    assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 1
-
-
-def test_who_restarts_in_its_place_settles_it_too(first: Gateway, tmp_path: Path) -> None:
-    calls = [first.call() for _ in range(3)]
-    for number, call in enumerate(calls):
-        come(first.submit(call), prompt=12, completion=number + 1)
     first.kill()
-    again = Gateway("g1 restarted", tmp_path)
-    again.ledger.write()
-    again.look_round()
-    assert [billed(call)[3] for call in calls] == [1, 2, 3]
-    assert [path.stem for path in tmp_path.glob("*")] == ["g1 restarted"]
+    second.look_round()
+    assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 1

@@ -93,41 +93,20 @@ async def test_a_burst_between_two_heartbeats_spreads(monkeypatch: pytest.Monkey
         stream.end()
 
 
-async def test_a_load_is_asked_for_once_however_many_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
-    monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
-    empty = fleet(ant=None)
-    ready = fleet(ant=READY)
-    catalogue = FakeCatalogue()
-    placer = placer_of(RequestStreams(), catalogue, *[empty] * 12, ready)
-    places = await asyncio.gather(
-        *(placer.find_place(ENTRY, deadline_s=soon_s()) for _ in range(4))
-    )
-    assert {place.neuron for place in places} == {"ant"}
-    assert catalogue.loads == [("tiny", "ant")]
-
-
 @each_case(
     ("snapshot", "code"),
     [
         (fleet(), "no_neuron"),
         (fleet(ant=ReplicaStatus.FAILED), "load_failed"),
+        (fleet(ant=LOADING), "model_loading"),
     ],
 )
 async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
     placer = placer_of(RequestStreams(), FakeCatalogue(), snapshot)
-    refusal = await refused(placer, soon_s())
+    deadline_s = asyncio.get_running_loop().time() + 0.05 if code == "model_loading" else soon_s()
+    refusal = await refused(placer, deadline_s)
     assert (refusal.status, refusal.code) == (503, code)
     assert refusal.retry_after_s
-
-
-async def test_waiting_ends_with_the_deadline() -> None:
-    loading: Any = fleet(ant=LOADING)
-    placer = placer_of(RequestStreams(), FakeCatalogue(), loading)
-    refusal = await refused(placer, asyncio.get_running_loop().time() + 0.05)
-    assert refusal.code == "model_loading"
 
 
 @pytest.mark.usefixtures("quick_rounds")
@@ -153,8 +132,11 @@ async def test_who_comes_during_a_drain_waits_is_told_why_and_is_served_after_it
 
 
 @pytest.mark.usefixtures("quick_rounds")
-async def test_a_thousand_who_wait_ask_placement_once_a_round() -> None:
+async def test_a_thousand_who_wait_ask_placement_once_a_round_and_for_one_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Once each when they come, once a round, and once each when there is a place."""
+    monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
     num_waiting, num_rounds, num_looks = 1000, 20, 0
     ready = asyncio.Event()
 
@@ -163,10 +145,10 @@ async def test_a_thousand_who_wait_ask_placement_once_a_round() -> None:
         num_looks += 1
         if num_looks == num_waiting + num_rounds:
             ready.set()
-        status = ReplicaStatus.READY if ready.is_set() else ReplicaStatus.LOADING
-        return fleet(ant=status)
+        return fleet(ant=ReplicaStatus.READY if ready.is_set() else None)
 
-    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=MAX_WAITING)
+    catalogue = FakeCatalogue()
+    placer = Placer(catalogue, read, RequestStreams(), max_waiting=MAX_WAITING)
     order: list[int] = []
 
     async def wait(number: int) -> None:
@@ -177,6 +159,7 @@ async def test_a_thousand_who_wait_ask_placement_once_a_round() -> None:
     await asyncio.gather(*(wait(number) for number in range(num_waiting)))
     assert num_looks == num_waiting + num_rounds + num_waiting
     assert order == list(range(num_waiting)), "first come, first served"
+    assert catalogue.loads == [("tiny", "ant")]
     assert placer.num_waiting == 0
 
 
@@ -226,6 +209,10 @@ async def test_who_waits_is_placed_by_the_entry_as_it_is_now() -> None:
     assert catalogue.loads == []
 
 
+def prefixes(request: GenerationRequest, model: str = "tiny", salt: str = "") -> tuple[bytes, ...]:
+    return routing_hint(request, model=model, salt=salt).prefixes
+
+
 def hints(*contents: str, model: str = "tiny", salt: str = "me") -> tuple[bytes, ...]:
     """Returns the hints of a system prompt, then turns of the user and the model."""
     roles: tuple[Any, ...] = ("system", *("user", "assistant") * len(contents))
@@ -233,46 +220,41 @@ def hints(*contents: str, model: str = "tiny", salt: str = "me") -> tuple[bytes,
         ChatMessage(role=role, content=content)
         for role, content in zip(roles, contents, strict=False)
     ]
-    request = GenerationRequest(model=model, input=ChatInput(messages=messages))
-    return routing_hint(request, model=model, salt=salt).prefixes
-
-
-TURNS = [f"words {number}" for number in range(40)]
+    return prefixes(GenerationRequest(model=model, input=ChatInput(messages=messages)), model, salt)
 
 
 @each_case("longer", ["", "x" * 5000], ids=["short", "long"])
 def test_all_turns_of_a_conversation_share_the_first_hint(longer: str) -> None:
-    turns = [longer + turn for turn in TURNS]
+    turns = [f"{longer}words {number}" for number in range(40)]
     of_turns = [hints(*turns[:length]) for length in range(2, 40, 2)]
     assert len({found[0] for found in of_turns}) == 1
-    for shorter, longer in itertools.pairwise(of_turns):
-        assert longer[: len(shorter)] == shorter
+    for shorter, longer_one in itertools.pairwise(of_turns):
+        assert longer_one[: len(shorter)] == shorter
     assert len(of_turns[-1]) == MAX_HINTS
 
 
-def test_others_have_others() -> None:
-    first = hints("system", "hello")
-    assert hints("system", "goodbye")[0] != first[0]
-    assert hints("other system", "hello")[0] != first[0]
-    assert hints("system", "hello", salt="you")[0] != first[0]
-    assert hints("system", "hello", model="other")[0] != first[0]
+DOCUMENT = "words of a long document " * 100
 
 
-def test_conversations_that_begin_alike_part_with_the_second_hint() -> None:
-    one, two = hints("s", "hello", "hi", "one"), hints("s", "hello", "hi", "two")
-    assert one[0] == two[0]
-    assert one[1] != two[1]
-
-
-def test_prompts_of_one_long_message_share_its_beginning() -> None:
-    text = "words of a long document " * 100
-    one, two = hints("s", text + "What is it?"), hints("s", text + "Who wrote it?")
-    assert one[0] == two[0]
-    assert one[1] != two[1]
-    assert hints("other system", text)[0] != one[0]
-    assert hints("s", "Another " + text)[0] != one[0]
-    later = hints("s", text + "What is it?", "a text", "And who?")
-    assert later[: len(one)] == one
+@each_case(
+    ("one", "other", "num_shared"),
+    [
+        (hints("system", "hello"), hints("system", "goodbye"), 0),
+        (hints("system", "hello"), hints("other system", "hello"), 0),
+        (hints("system", "hello"), hints("system", "hello", salt="you"), 0),
+        (hints("system", "hello"), hints("system", "hello", model="other"), 0),
+        (hints("s", "hello", "hi", "one"), hints("s", "hello", "hi", "two"), 1),
+        (hints("s", DOCUMENT + "What is it?"), hints("s", DOCUMENT + "Who wrote it?"), 1),
+        (hints("s", DOCUMENT), hints("other system", DOCUMENT), 0),
+        (hints("s", DOCUMENT), hints("s", "Another " + DOCUMENT), 0),
+        (hints("s", DOCUMENT + "a?"), hints("s", DOCUMENT + "a?", "a text", "And who?"), 2),
+    ],
+)
+def test_the_hints_that_prompts_share(
+    one: tuple[bytes, ...], other: tuple[bytes, ...], num_shared: int
+) -> None:
+    same = [mine == others for mine, others in zip(one, other, strict=False)]
+    assert same[: num_shared + 1] == ([True] * num_shared + [False])[: len(same)]
 
 
 @each_case("length", [0, 10, 5_000, 500_000])
@@ -281,12 +263,7 @@ def test_texts_and_tokens(length: int) -> None:
     tokens = GenerationRequest(model="tiny", input=TokensInput(prompts=[[7] * length]))
     longer = GenerationRequest(model="tiny", input=TextInput(texts=["x" * (length + 2000)]))
     for request in (text, tokens):
-        assert 1 <= len(routing_hint(request, model="tiny", salt="").prefixes) <= MAX_HINTS
-    if length > 1024:
-        first = routing_hint(text, model="tiny", salt="").prefixes[0]
-        assert routing_hint(longer, model="tiny", salt="").prefixes[0] == first
-
-
-def test_vectors_have_no_prefix_to_find_again() -> None:
-    request = EmbeddingRequest(model="tiny", input=TextInput(texts=["a"]))
-    assert routing_hint(request, model="tiny", salt="").prefixes == ()
+        assert 1 <= len(prefixes(request)) <= MAX_HINTS
+    assert length <= 1024 or prefixes(longer)[0] == prefixes(text)[0]
+    vectors = EmbeddingRequest(model="tiny", input=TextInput(texts=["a"]))
+    assert routing_hint(vectors, model="tiny", salt="").prefixes == ()

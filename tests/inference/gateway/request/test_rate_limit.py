@@ -10,7 +10,7 @@ import pytest
 
 from inference.gateway.request.admission import with_sampling_defaults
 from inference.neuron.text.output_rules import resolve_sampling
-from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, Usage
+from inference.protocol.events import Delta, Event
 from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,
@@ -27,35 +27,26 @@ from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
     FakeNeuron,
     counting,
+    deltas,
+    ended,
     endless,
     paris,
     saying,
+    then,
 )
-
-SECOND = Usage(prompt_tokens=7, completion_tokens=2)
-
-
-def ending(usage: Usage) -> list[Event]:
-    return [
-        ChoiceFinished(request_id="", reason="stop"),
-        Finished(request_id="", usage=usage),
-    ]
 
 
 class Gate:
-    """A script that answers once it is open, and says "on and" at once where it ``begins``."""
+    """A script that says "on and", and ends once it is open."""
 
-    def __init__(self, *, begins: bool = False) -> None:
+    def __init__(self) -> None:
         self.is_open = asyncio.Event()
-        self._begun = saying([ACCEPTED], [Delta(request_id="", text="on and")] if begins else [])
-        self._rest = saying(ending(SECOND))
+        begun, rest = saying([ACCEPTED], *deltas("on and")), saying(ended(completion_tokens=2))
+        self.script = then(then(begun, self._opens), rest)
 
-    async def script(self, submit: Submit) -> AsyncIterator[list[Event]]:
-        async for events in self._begun(submit):
-            yield events
+    async def _opens(self, submit: Submit) -> AsyncIterator[list[Event]]:
         await self.is_open.wait()
-        async for events in self._rest(submit):
-            yield events
+        yield []
 
 
 def limit(rig: Rig, **limits: int) -> None:
@@ -94,23 +85,19 @@ async def test_a_request_too_many_is_refused_before_anything_is_loaded(
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert rig.catalogue.loads == []
-
-
-async def test_a_prompt_that_never_fits_is_not_to_be_sent_again(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
-    rig.directory.restrict(KEY, account_limits=RateLimits(tokens_per_minute=10))
+    rig.directory.restrict(
+        KEY, key_limits=RateLimits(), account_limits=RateLimits(tokens_per_minute=10)
+    )
     refused = await rig.ask()
     assert (refused.status, refused.error["type"]) == (429, "tokens")
-    assert "retry-after" not in refused.headers
+    assert "retry-after" not in refused.headers, "the prompt never fits"
     assert refused.headers["x-should-retry"] == "false"
 
 
 async def test_the_actual_use_counts_in_the_end(rig: Rig, neuron: FakeNeuron) -> None:
     limit(rig, tokens_per_minute=5000)
-    usage = Usage(prompt_tokens=7, completion_tokens=4000)
     long = Delta(request_id="", text="so", num_tokens=4000)
-    neuron.script = saying([ACCEPTED], [long], ending(usage))
+    neuron.script = saying([ACCEPTED], [long], ended(completion_tokens=4000))
     first = await rig.ask(max_tokens=4500)
     assert int(first.headers["x-ratelimit-remaining-tokens"]) < 500, "the most that it may use"
     neuron.script = paris
@@ -173,7 +160,7 @@ async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron, leaves: bool) -> None:
-    gate = Gate(begins=True)
+    gate = Gate()
     limit(rig, max_concurrent=1)
     neuron.script = gate.script
     first = rig.open(stream=True)
@@ -185,17 +172,6 @@ async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron, leaves: bool) -> 
     gate.is_open.set()
     await first.finish()
     await until_room(rig)
-
-
-async def test_two_gateways_share_the_limits(
-    make_client: MakeClient, neuron: FakeNeuron, directory: FakeDirectory
-) -> None:
-    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))
-    one, other = make_client(), make_client()
-    answers = [
-        await each.post(CHAT, SHORT_CHAT, headers=BEARER) for each in (one, other, one, other)
-    ]
-    assert [answer.status for answer in answers] == [200, 200, 200, 429]
 
 
 async def test_without_redis_the_refusals_are_unknown(
@@ -217,8 +193,5 @@ def test_the_request_then_the_operator_then_the_files() -> None:
     assert (params.temperature, params.top_k, params.top_p) == (0.0, 5, 0.8)
     assert (params.repetition_penalty, params.repetition_window) == (1.1, 64)
     assert params.presence_penalty == 0.5
-
-
-def test_what_samples_nothing_stays_as_it_is() -> None:
-    request = EmbeddingRequest(model="m", input=TextInput(texts=["a"]))
-    assert with_sampling_defaults(request, {"temperature": 0.5}) is request
+    vectors = EmbeddingRequest(model="m", input=TextInput(texts=["a"]))
+    assert with_sampling_defaults(vectors, defaults) is vectors

@@ -22,15 +22,18 @@ from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 
 
-async def test_the_worst_case_is_held_and_narrowed(rig: Rig, neuron: FakeNeuron) -> None:
+async def test_the_worst_case_is_held_near_what_was_counted_and_narrowed(
+    rig: Rig, neuron: FakeNeuron
+) -> None:
     rig.cap()
-    assert (await rig.ask(max_tokens=50)).status == 200
-    (held,) = rig.ledger.reserved
-    assert held.output_tokens == 50
-    assert 7 < held.prompt_tokens < 1000
-    (narrow,) = rig.ledger.narrowed
-    assert (narrow.prompt_tokens, narrow.output_tokens) == (7, 50)
-    assert rig.settled.budgets == (1,)
+    neuron.script = counting(81)
+    for _ in range(2):
+        assert (await rig.ask(max_tokens=50)).status == 200
+    first, second = rig.ledger.reserved
+    assert first.output_tokens == second.output_tokens == 50
+    assert 81 < second.prompt_tokens < first.prompt_tokens < 200
+    assert [(one.prompt_tokens, one.output_tokens) for one in rig.ledger.narrowed] == [(81, 50)] * 2
+    assert {one.budgets for one in rig.ledger.settled} == {(1,)}
     assert rig.ledger.held == {}
 
 
@@ -43,7 +46,12 @@ async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
     assert answer.error["type"] == "insufficient_quota"
     assert "600" in answer.error["message"]
     assert "retry-after" not in answer.headers
+    rig.cap(0)
+    neuron.status = None
+    await neuron.beat()
+    assert (await rig.ask()).status == 429
     assert not rig.ledger.settled and not rig.ledger.held
+    assert rig.catalogue.loads == [], "a spent budget loads nothing"
 
 
 @each_case(
@@ -59,14 +67,8 @@ def test_a_refusal_has_its_cause(
     retry_after_s: float | None, is_reserved: bool, owner: str, code: str, cause: str
 ) -> None:
     numbers: dict[str, Any] = {"budget": 1, "unit": "micro_usd", "needed": 2, "left": 0}
-    error = QuotaExceededError(
-        "It is spent.",
-        retry_after_s=retry_after_s,
-        is_reserved=is_reserved,
-        owner=owner,
-        **numbers,
-    )
-    refusal = _refusal(error)
+    why = {"retry_after_s": retry_after_s, "is_reserved": is_reserved, "owner": owner}
+    refusal = _refusal(QuotaExceededError("It is spent.", **numbers | why))
     assert (refusal.code, refusal.cause) == (code, cause)
 
 
@@ -97,60 +99,38 @@ async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
     assert rig.ledger.held == {}
 
 
-async def test_prompts_are_reserved_near_what_their_model_has_counted(
-    rig: Rig, neuron: FakeNeuron
-) -> None:
-    rig.cap()
-    neuron.script = counting(81)
-    for _ in range(2):
-        assert (await rig.ask(max_tokens=9)).status == 200
-    first, second = (reserve.prompt_tokens for reserve in rig.ledger.reserved)
-    assert 81 < second < first < 200
-
-
-@pytest.mark.parametrize("reports_count", [True, False])
-async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length(
-    rig: Rig, neuron: FakeNeuron, reports_count: bool
+@pytest.mark.parametrize(
+    ("num_tokens", "reports_count", "cap", "num_reserved"),
+    [(250, True, None, 2), (250, False, None, 2), (250, True, 255, 2), (1_000_000, True, None, 1)],
+    ids=["fits", "a neuron of an earlier version", "the cap has no room", "an impossible length"],
+)
+async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length_or_refused(
+    rig: Rig,
+    neuron: FakeNeuron,
+    num_tokens: int,
+    reports_count: bool,
+    cap: int | None,
+    num_reserved: int,
 ) -> None:
     """Before anything is computed: the reservation is never less than the prompt's tokens. A neuron
     of an earlier version does not report the length: then the sure bound is reserved."""
-    rig.cap()
-    neuron.script = counting(250, reports_count=reports_count)
-    assert (await rig.ask(max_tokens=9)).status == 200
-    near, sure = (reserve.prompt_tokens for reserve in rig.ledger.reserved)
+    ledger = rig.ledger
+    rig.cap(cap)
+    neuron.script = counting(num_tokens, reports_count=reports_count)
+    answer = await rig.ask(max_tokens=9)
+    assert len(ledger.reserved) == num_reserved
+    assert ledger.held == {}
+    submits = [neuron.submitted.get_nowait() for _ in range(neuron.submitted.qsize())]
+    if cap or num_reserved == 1:
+        assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
+        assert not any(one.prompt_tokens + one.completion_tokens for one in ledger.settled)
+        return
+    near, sure = (reserve.prompt_tokens for reserve in ledger.reserved)
     assert near < 250 <= sure
     assert (sure == 250) is reports_count
-    submits = [await neuron.submitted.get() for _ in range(2)]
     assert [submit.max_prompt_tokens for submit in submits] == [near, sure]
+    assert answer.status == 200
     assert (rig.settled.prompt_tokens, rig.settled.completion_tokens) == (250, 5)
-    assert rig.ledger.held == {}
-
-
-@pytest.mark.parametrize(
-    ("cap", "num_prompt_tokens", "num_reserved"),
-    [
-        pytest.param(255, 250, 2, id="the cap has no room"),
-        pytest.param(None, 1_000_000, 1, id="an impossible length"),
-    ],
-)
-async def test_a_prompt_longer_than_reserved_is_refused_where_it_cannot_be(
-    rig: Rig, neuron: FakeNeuron, cap: int | None, num_prompt_tokens: int, num_reserved: int
-) -> None:
-    rig.cap(cap)
-    neuron.script = counting(num_prompt_tokens)
-    answer = await rig.ask(max_tokens=9)
-    assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
-    assert len(rig.ledger.reserved) == num_reserved
-    assert sum(entry.prompt_tokens + entry.completion_tokens for entry in rig.ledger.settled) == 0
-    assert rig.ledger.held == {}
-
-
-async def test_a_spent_budget_loads_nothing(rig: Rig, neuron: FakeNeuron) -> None:
-    rig.cap(0)
-    neuron.status = None
-    await neuron.beat()
-    assert (await rig.ask()).status == 429
-    assert rig.catalogue.loads == []
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -225,8 +205,8 @@ async def waits(queue: ReservationQueue, *requests: Reserve) -> list[asyncio.Tas
     return tasks
 
 
-def end(queue: ReservationQueue, ledger: BookLedger, request_id: str, used: int) -> None:
-    ledger.book.settle(settle(request_id, prompt_tokens=used, completion_tokens=0))
+def end(queue: ReservationQueue, ledger: BookLedger, request_id: str) -> None:
+    ledger.book.settle(settle(request_id, prompt_tokens=45, completion_tokens=0))
     queue.freed((1,))
 
 
@@ -234,14 +214,33 @@ def asked(request_id: str, output_tokens: int = 200) -> Reserve:
     return reserve(request_id, output_tokens=output_tokens)
 
 
-async def test_a_request_waits_until_a_reservation_settles() -> None:
-    queue, ledger = queue_of(cap=400)
+@each_case(
+    ("settles", "cap", "used", "granted"),
+    [
+        ("here", 400, 20, 200),
+        ("at another gateway", 300, 20, 100),
+        ("and the budget is spent", 300, 290, None),
+    ],
+)
+async def test_a_request_waits_until_a_reservation_settles(
+    monkeypatch: pytest.MonkeyPatch, settles: str, cap: int, used: int, granted: int | None
+) -> None:
+    queue, ledger = queue_of(cap)
     await queue.reserve(asked("r1"))
-    (waiting,) = await waits(queue, asked("r2"))
-    end(queue, ledger, "r1", used=20)
-    assert await waiting == Granted(output_tokens=200)
+    if settles == "at another gateway":
+        monkeypatch.setattr("inference.gateway.request.reserve.POLL_INTERVAL_S", 0.01)
+    (waiting,) = await waits(queue, asked("r2", output_tokens=granted or 200))
+    ledger.book.settle(settle("r1", prompt_tokens=used, completion_tokens=0))
+    if settles != "at another gateway":
+        queue.freed((1,))
+    if granted is None:
+        with pytest.raises(QuotaExceededError) as refused:
+            await waiting
+        assert not refused.value.is_reserved
+    else:
+        assert await waiting == Granted(output_tokens=granted)
+        assert ledger.book.held == {"r2": {1: 100 + granted}}
     assert queue.num_waiting == 0
-    assert ledger.book.held == {"r2": {1: 300}}
 
 
 async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_never_over() -> None:
@@ -256,7 +255,7 @@ async def test_many_requests_under_one_cap_are_served_one_after_the_other_and_ne
         assert budget.spent + budget.reserved <= budget.cap
         served.append(request_id)
         await asyncio.sleep(0)
-        end(queue, ledger, request_id, used=45)
+        end(queue, ledger, request_id)
 
     names = [f"r{number}" for number in range(200)]
     await asyncio.gather(*(one(name) for name in names))
@@ -272,16 +271,6 @@ async def test_a_spent_budget_is_refused_at_once() -> None:
         await queue.reserve(asked("r1"))
     assert not refused.value.is_reserved
     assert ledger.num_asked == 1
-
-
-async def test_a_budget_that_is_spent_meanwhile_ends_the_waiting() -> None:
-    queue, ledger = queue_of()
-    await queue.reserve(asked("r1"))
-    (waiting,) = await waits(queue, asked("r2"))
-    end(queue, ledger, "r1", used=290)
-    with pytest.raises(QuotaExceededError) as refused:
-        await waiting
-    assert not refused.value.is_reserved
 
 
 @each_case("num_waiting", [1, 3])
@@ -320,39 +309,24 @@ async def test_who_leaves_lets_the_next_one_try() -> None:
     assert await small == Granted(output_tokens=10)
 
 
-async def test_what_another_gateway_settles_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.gateway.request.reserve.POLL_INTERVAL_S", 0.01)
+@each_case(
+    ("num_waiting", "failure"),
+    [(5, LedgerUnavailableError("gone")), (1, ConnectionError("gone")), (0, ConnectionError("no"))],
+)
+async def test_a_ledger_that_fails_ends_the_waiting_of_all_at_once(
+    num_waiting: int, failure: Exception
+) -> None:
     queue, ledger = queue_of()
-    await queue.reserve(asked("r1"))
-    (waiting,) = await waits(queue, asked("r2", output_tokens=100))
-    ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
-    assert await waiting == Granted(output_tokens=100)
-
-
-async def test_a_ledger_that_fails_ends_the_waiting_of_all_at_once() -> None:
-    queue, ledger = queue_of()
-    await queue.reserve(asked("r1"))
-    waiting = await waits(queue, *(asked(f"w{number}") for number in range(5)))
-    num_asked = ledger.num_asked
-    ledger.failure = LedgerUnavailableError("gone")
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == len(waiting) * [LedgerUnavailableError]
-    assert ledger.num_asked == num_asked + 1
-    assert queue.num_waiting == 0
-
-
-@each_case("waits_first", [True, False])
-async def test_a_ledger_that_breaks_ends_the_waiting(waits_first: bool) -> None:
-    queue, ledger = queue_of()
-    if waits_first:
+    if num_waiting:
         await queue.reserve(asked("r1"))
-        (waiting,) = await waits(queue, asked("r2"))
-    else:
-        waiting = asyncio.create_task(queue.reserve(asked("r2")))
-    ledger.failure = ConnectionError("gone")
+    waiting = await waits(queue, *(asked(f"w{number}") for number in range(num_waiting)))
+    num_asked, ledger.failure = ledger.num_asked, failure
+    if not waiting:
+        waiting = [asyncio.create_task(queue.reserve(asked("r2")))]
     queue.freed((1,))
-    with pytest.raises(ConnectionError):
-        await waiting
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert outcomes == [failure] * len(waiting)
+    assert ledger.num_asked == num_asked + 1
     assert queue.num_waiting == 0
 
 
@@ -363,13 +337,10 @@ def test_a_text_is_reserved_near_what_the_model_makes_of_it() -> None:
     assert 81 < ratios.near("tiny", 363) < 110
     assert ratios.near("tiny", 40_000) == 20_000, "another size"
     assert ratios.near("other", 363) == 182, "another tokenizer"
-
-
-def test_the_longest_prompt_of_a_size_counts_until_it_is_forgotten() -> None:
     ratios = PromptRatios()
-    ratios.observe("tiny", 10_000, 8000)
-    ratios.observe("tiny", 10_000, 2600)
-    assert ratios.near("tiny", 10_000) > 9000
+    for num_tokens in (8000, 2600):
+        ratios.observe("tiny", 10_000, num_tokens)
+    assert ratios.near("tiny", 10_000) > 9000, "the longest of a size counts until forgotten"
     for _ in range(1000):
         ratios.observe("tiny", 10_000, 2600)
     assert 2600 < ratios.near("tiny", 10_000) < 3300

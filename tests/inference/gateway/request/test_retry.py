@@ -57,19 +57,13 @@ def test_what_is_retried_elsewhere(
     assert decision == again
 
 
-async def answered(exchange: Exchange) -> Exchange:
-    await exchange.finish()
-    assert exchange.status == 200
-    return exchange
-
-
 async def test_a_neuron_in_its_next_life_gets_the_request_again(
     rig: Rig, neuron: FakeNeuron
 ) -> None:
     exchange, first = await submitted(rig, neuron)
     neuron.script = paris
     await restart(neuron)
-    answer = await answered(exchange)
+    answer = await exchange.finish()
     assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
     second = await asyncio.wait_for(neuron.submitted.get(), 60)
     assert first.request_id == answer.headers["x-request-id"]
@@ -167,23 +161,20 @@ async def test_a_neuron_that_went_away_for_good_counts_as_well(
     await broke_its_worker(exchange, neuron)
 
 
-async def test_what_only_waited_there_continues(rig: Rig, neuron: FakeNeuron) -> None:
-    exchange, _ = await submitted(rig, neuron)
-    neuron.script = paris
-    await restart(neuron, "somebody else's")
-    await answered(exchange)
-    second = await asyncio.wait_for(neuron.submitted.get(), 60)
-    assert second.num_worker_deaths == 0
-
-
-async def test_a_neuron_that_marks_without_bound_is_not_believed(
-    rig: Rig, neuron: FakeNeuron
+@each_case("marks_without_bound", [False, True])
+async def test_what_only_waited_there_continues(
+    rig: Rig, neuron: FakeNeuron, marks_without_bound: bool
 ) -> None:
+    """A neuron that marks without bound is not believed."""
     exchange, submit = await submitted(rig, neuron)
     neuron.script = paris
-    await neuron.client.hset(MARKS, "huge", "x" * 2_000_000)
-    await restart(neuron, submit.request_id)
-    await answered(exchange)
+    if marks_without_bound:
+        await neuron.client.hset(MARKS, "huge", "x" * 2_000_000)
+    await restart(neuron, submit.request_id if marks_without_bound else "somebody else's")
+    assert (await exchange.finish()).status == 200
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
+    assert second.num_worker_deaths == 0
+    await neuron.client.delete(MARKS)
 
 
 async def test_every_dialect_reports_it_in_its_own_way(rig: Rig, neuron: FakeNeuron) -> None:

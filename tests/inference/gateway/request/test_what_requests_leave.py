@@ -4,7 +4,7 @@ every stream. So is one that failed, though the frames of its traceback refer to
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,26 +13,23 @@ from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.request.attempt import PlacedRequest
 from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.outcome import Call
-from inference.protocol.events import Delta, Event
-from inference.protocol.generation import Submit
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.fake_neuron import (
-    ACCEPTED,
-    FakeNeuron,
-    Script,
-    endless,
-    failing,
-    saying,
-)
+from tests.inference.gateway.bodies import chat_body, responses_body
+from tests.inference.gateway.conftest import CHAT
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, failing, paris
+from tests.inference.gateway.responses_support import breaks
 from tests.inference.gateway.waiting import until
 
 pytestmark = pytest.mark.slow
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-TURNS = [{"role": "user", "content": "What is the capital of France?"}]
-CHAT_BODY: dict[str, Any] = {"model": "tiny", "messages": TURNS}
-RESPONSE_BODY: dict[str, Any] = {"model": "tiny", "input": "Hi", "store": False}
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: chat_body(),
+    "/v1/messages": chat_body(max_tokens=8),
+    "/v1/responses": responses_body(store=False),
+    "/v1/completions": {"model": "tiny", "prompt": "Hi"},
+    "/api/chat": chat_body(),
+}
 
 
 @pytest.fixture
@@ -52,60 +49,31 @@ def parts_of_requests() -> list[object]:
     return [there for there in gc.get_objects() if isinstance(there, kinds)]
 
 
-ASKED: dict[str, dict[str, Any]] = {
-    CHAT: CHAT_BODY,
-    MESSAGES: CHAT_BODY | {"max_tokens": 8},
-    RESPONSES: RESPONSE_BODY,
-    "/v1/completions": {"model": "tiny", "prompt": "Hi"},
-    "/api/chat": CHAT_BODY,
-}
-
-
 @each_case("streams", [False, True])
 @each_case(
-    ("path", "more", "status"),
+    ("path", "more", "script"),
     [
-        *((path, {}, 200) for path in ASKED),
-        (CHAT, {"n": 2}, 200),
-        (CHAT, {"model": "huge"}, 404),
-        (CHAT, {"temperature": "hot"}, 400),
+        *((path, {}, script) for path in ASKED for script in (paris, failing, breaks)),
+        (CHAT, {"n": 2}, paris),
+        (CHAT, {"model": "huge"}, paris),
+        (CHAT, {"temperature": "hot"}, paris),
     ],
 )
-async def test_an_answer(
+async def test_an_answer_and_one_that_fails(
     client: AsgiClient,
     neuron: FakeNeuron,
     nothing_is_left: Callable[[], bool],
     path: str,
     more: dict[str, Any],
-    status: int,
-    streams: bool,
-) -> None:
-    assert (await client.post(path, ASKED[path] | {"stream": streams} | more)).status == status
-    await until(nothing_is_left)
-
-
-async def failing_late(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Fails in the middle of its answer."""
-    async for events in saying([ACCEPTED], [Delta(request_id="", text="The capital")])(submit):
-        yield events
-    async for events in failing(submit):
-        yield events
-
-
-@each_case("script", [failing, failing_late])
-@each_case("streams", [False, True])
-@each_case("path", ASKED)
-async def test_a_request_that_failed(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    nothing_is_left: Callable[[], bool],
-    path: str,
-    streams: bool,
     script: Script,
+    streams: bool,
 ) -> None:
     neuron.script = script
-    answer = await client.post(path, ASKED[path] | {"stream": streams})
-    assert b"8192 fit" in answer.body
+    answer = await client.post(path, ASKED[path] | {"stream": streams} | more)
+    if script is paris:
+        assert (answer.status == 200) == (more in ({}, {"n": 2}))
+    else:
+        assert (b"8192 fit" if script is failing else b"crashed") in answer.body
     await until(nothing_is_left)
 
 
@@ -113,7 +81,7 @@ async def test_a_client_that_left(
     client: AsgiClient, neuron: FakeNeuron, nothing_is_left: Callable[[], bool]
 ) -> None:
     neuron.script = endless
-    exchange = client.open("POST", CHAT, {**CHAT_BODY, "stream": True})
+    exchange = client.open("POST", CHAT, chat_body(stream=True))
     await exchange.until(b"data:")
     exchange.leave()
     await exchange.finish()

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses.websocket import MAX_WAITING
-from inference.protocol.events import Delta, Event, TextLogprob
-from inference.protocol.generation import GenerationRequest, Submit
+from inference.protocol.events import Delta, TextLogprob
+from inference.protocol.generation import GenerationRequest
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.bodies import QUESTION
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris, prepared
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    FakeNeuron,
+    ended,
+    endless,
+    failing,
+    paris,
+    prepared,
+    saying,
+)
 from tests.inference.gateway.responses_support import (
     RESPONSES,
     TOOLS,
@@ -47,16 +55,16 @@ def code(events: list[dict[str, Any]]) -> str:
     return found
 
 
-async def test_a_turn_is_what_a_stream_is(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_a_turn_is_what_a_stream_is_and_turns_wait_for_one_another(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
     async with connect(client) as socket:
-        events = await socket.turn(create())
-    kinds = [event["type"] for event in events]
-    assert kinds[:3] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-    ]
-    assert kinds[-1] == "response.completed"
+        for number in range(3):
+            socket.send_json(create(metadata={"number": str(number)}))
+        turns = [await socket.rest() for _ in range(3)]
+    assert [turn[-1]["response"]["metadata"]["number"] for turn in turns] == ["0", "1", "2"]
+    events = turns[0]
+    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     answer = events[-1]["response"]["output"][0]["content"][0]["text"]
     assert answer == "The capital is Paris."
@@ -90,25 +98,17 @@ async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeur
 async def test_a_turn_with_log_probabilities_is_continued(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
-    async def with_logprobs(submit: Submit) -> AsyncIterator[list[Event]]:
-        entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
-        async for events in paris(submit):
-            yield [
-                msgspec.structs.replace(event, logprobs=[entry])
-                if isinstance(event, Delta)
-                else event
-                for event in events
-            ]
-
-    neuron.script = with_logprobs
+    entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
+    said = Delta(request_id="", text="Paris", logprobs=[entry])
+    neuron.script = saying([ACCEPTED], [said], ended(completion_tokens=1))
     shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
     async with connect(client) as socket:
         first = (await socket.turn(create(**shown)))[-1]["response"]
         (part,) = first["output"][0]["content"]
-        assert [one["token"] for one in part["logprobs"]] == 4 * ["Paris"]
+        assert [one["token"] for one in part["logprobs"]] == ["Paris"]
         await socket.turn(create(previous_response_id=first["id"], input="And now?"))
     texts = [message.content for message in chat(neuron.frames[-1]).messages]
-    assert texts == [QUESTION, "The capital is Paris.", "And now?"]
+    assert texts == [QUESTION, "Paris", "And now?"]
 
 
 async def test_another_socket_knows_only_what_is_stored(
@@ -116,23 +116,16 @@ async def test_another_socket_knows_only_what_is_stored(
 ) -> None:
     async with connect(client) as socket:
         forgotten = (await socket.turn(create()))[-1]["response"]["id"]
-        stored = (await socket.turn(create(store=True)))[-1]["response"]["id"]
+        sent = (await socket.turn(create(store=True)))[-1]["response"]
     async with connect(client) as socket:
         missed = await socket.turn(create(previous_response_id=forgotten))
         assert code(missed) == "previous_response_not_found"
         assert missed[0]["status"] == 400
-        again = await socket.turn(create(previous_response_id=stored))
+        again = await socket.turn(create(previous_response_id=sent["id"]))
         assert again[-1]["response"]["status"] == "completed"
-    assert (await client.get(f"{RESPONSES}/{stored}")).json["id"] == stored
-    assert (await client.get(f"{RESPONSES}/{forgotten}")).status == 404
-
-
-async def test_what_is_stored_is_what_was_sent(client: AsgiClient, neuron: FakeNeuron) -> None:
-    """Its last events come together: what it stored had no text."""
-    async with connect(client) as socket:
-        sent = (await socket.turn(create(store=True)))[-1]["response"]
     stored = (await client.get(f"{RESPONSES}/{sent['id']}")).json
-    assert stored["output"] == sent["output"] and sent["output"]
+    assert stored["output"] == sent["output"] and sent["output"], "though its last events came late"
+    assert (await client.get(f"{RESPONSES}/{forgotten}")).status == 404
 
 
 async def test_a_turn_that_fails_forgets_what_it_continued(
@@ -181,14 +174,6 @@ async def test_a_prompt_is_prepared_without_an_answer(
     assert [message.content for message in chat(neuron.frames[-1]).messages][-1] == "Go on."
 
 
-async def test_turns_wait_for_one_another(client: AsgiClient, neuron: FakeNeuron) -> None:
-    async with connect(client) as socket:
-        for number in range(3):
-            socket.send_json(create(metadata={"number": str(number)}))
-        answers = [(await socket.rest())[-1]["response"] for _ in range(3)]
-    assert [answer["metadata"]["number"] for answer in answers] == ["0", "1", "2"]
-
-
 async def test_who_does_not_wait_at_all_is_closed(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = endless
     async with connect(client) as socket:
@@ -199,33 +184,28 @@ async def test_who_does_not_wait_at_all_is_closed(client: AsgiClient, neuron: Fa
         assert message == {"type": "websocket.close", "code": 1008}
 
 
-async def test_leaving_cancels(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = endless
-    socket = connect(client)
-    async with socket:
-        socket.send_json(create())
-        while "delta" not in await socket.event():
-            pass
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
-
-
-async def test_what_is_refused(client: AsgiClient, neuron: FakeNeuron) -> None:
+@each_case(
+    ("body", "expected", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[]", "invalid_type", None),
+        ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
+        ({"type": "response.steer", "input": "Hi"}, None, "type"),
+        (create(stream=False), "unsupported_parameter", "stream"),
+        (create(background=True), "unsupported_parameter", "background"),
+        (create(colour="red"), None, "colour"),
+        (create(), "context_length_exceeded", "input"),  # by the neuron
+    ],
+)
+async def test_what_is_refused(
+    client: AsgiClient, neuron: FakeNeuron, body: Any, expected: str | None, param: str | None
+) -> None:
     neuron.script = failing
     async with connect(client) as socket:
-        for body, texts, param in (
-            ("{", "invalid_json", None),
-            ("[]", "invalid_type", None),
-            ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
-            ({"type": "response.steer", "input": "Hi"}, None, "type"),
-            (create(stream=False), "unsupported_parameter", "stream"),
-            (create(background=True), "unsupported_parameter", "background"),
-            (create(colour="red"), None, "colour"),
-            (create(), "context_length_exceeded", "input"),  # by the neuron
-        ):
-            events = await socket.turn(body)
-            assert code(events) == texts or texts is None
-            assert (events[0]["param"], events[0]["status"]) == (param, 400), body
-            EVENT_TYPES.validate_python(events[0])
+        events = await socket.turn(body)
+    assert code(events) == expected or expected is None
+    assert (events[0]["param"], events[0]["status"]) == (param, 400)
+    EVENT_TYPES.validate_python(events[0])
 
 
 async def test_a_handshake_needs_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
@@ -235,20 +215,22 @@ async def test_a_handshake_needs_the_key(make_client: MakeClient, neuron: FakeNe
         socket = connect(client, headers=headers)
         assert await socket.message() == {"type": "websocket.close"}
         await socket.leave()
+    nowhere = AsgiSocket(client.application, "/v1/chat/completions")
+    assert await nowhere.message() == {"type": "websocket.close"}
+    await nowhere.running
     async with connect(client, headers=[(b"authorization", b"Bearer sesame")]) as socket:
         assert (await socket.turn(create()))[-1]["type"] == "response.completed"
 
 
-async def test_no_other_path_has_a_socket(client: AsgiClient) -> None:
-    socket = AsgiSocket(client.application, "/v1/chat/completions")
-    assert await socket.message() == {"type": "websocket.close"}
-    await socket.running
-
-
-async def test_a_gateway_that_stops(
+async def test_a_client_that_leaves_and_a_gateway_that_stops(
     client: AsgiClient, gateway: Gateway, neuron: FakeNeuron
 ) -> None:
     neuron.script = endless
+    async with connect(client) as socket:
+        socket.send_json(create())
+        while "delta" not in await socket.event():
+            pass
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
     async with connect(client) as socket:
         socket.send_json(create())
         while "delta" not in await socket.event():

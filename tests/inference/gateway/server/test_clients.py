@@ -157,51 +157,35 @@ def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
     assert connection.wire.written == b""
 
 
+ONE_LINE = b"Content-Length: 5"
+CHUNKED = b"Transfer-Encoding: chunked"
+HEADS = [
+    (b"GET %s?q=" + b"x" * LIMIT + b" HTTP/1.1\r\n", 414, "uri_too_long"),
+    (b"GET %s HTTP/1.1\r\nA: " + b"x" * LIMIT + b"\r\n", 431, "headers_too_large"),
+    (b"GET %s HTTP/1.1\r\n" + (b"A: " + b"x" * 1000 + b"\r\n") * 20, 431, "headers_too_large"),
+    (b"GET %s HTTP/1.1\r\n" + b"A: x\r\n" * 501, 431, "headers_too_large"),
+    (b"GET %s HTTP/1.1\r\nno header\r\nA: x\r\n", 400, "invalid_http"),
+    (b"POST %s HTTP/1.1\r\nContent-Length: many\r\nA: x\r\n", 400, "invalid_http"),
+    # Two lengths, between which a proxy and this server may differ (RFC 9112, 6.3).
+    (b"POST %s HTTP/1.1\r\n" + ONE_LINE + b"\r\nContent-Length: 6\r\n", 400, "invalid_http"),
+    (b"POST %s HTTP/1.1\r\n" + ONE_LINE + b"\r\n" + CHUNKED + b"\r\n", 400, "invalid_http"),
+    (b"POST %s HTTP/1.1\r\n" + CHUNKED + b"\r\n\r\nzz\r\n1\r\n", 400, "invalid_http"),
+]
+
+
 @each_case("piece_bytes", [997, LIMIT * 4])
-@each_case(
-    ("head", "status", "code"),
-    [
-        (b"GET %s?q=" + b"x" * LIMIT + b" HTTP/1.1\r\n\r\n", 414, "uri_too_long"),
-        (b"GET %s HTTP/1.1\r\nA: " + b"x" * LIMIT + b"\r\n\r\n", 431, "headers_too_large"),
-        (
-            b"GET %s HTTP/1.1\r\n" + (b"A: " + b"x" * 1000 + b"\r\n") * 20 + b"\r\n",
-            431,
-            "headers_too_large",
-        ),
-        (b"GET %s HTTP/1.1\r\n" + b"A: x\r\n" * 501 + b"\r\n", 431, "headers_too_large"),
-        (b"GET %s HTTP/1.1\r\nno header\r\nA: x\r\n\r\n", 400, "invalid_http"),
-        (b"POST %s HTTP/1.1\r\nContent-Length: many\r\nA: x\r\n\r\n", 400, "invalid_http"),
-        # Two lengths, between which a proxy and this server may differ (RFC 9112, 6.3).
-        (
-            b"POST %s HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-            400,
-            "invalid_http",
-        ),
-        (
-            b"POST %s HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-            400,
-            "invalid_http",
-        ),
-        (
-            b"POST %s HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n1\r\n",
-            400,
-            "invalid_http",
-        ),
-    ],
-)
+@each_case(("head", "status", "code"), HEADS)
 def test_a_head_that_is_refused_is_answered_once(
     head: bytes, status: int, code: str, piece_bytes: int
 ) -> None:
     """However it comes in, and whatever comes after it."""
-    following = b"GET /next HTTP/1.1\r\n\r\n"
-    connection = Connection()
-    connection.send(head % CHAT + following, piece_bytes)
-    answered, error = connection.answer()
-    assert (answered, error["code"], error["type"]) == (status, code, "invalid_request_error")
-    connection = Connection()
-    connection.send(head % MESSAGES + following, piece_bytes)
-    answered, error = connection.answer()
-    assert (answered, error["details"]["error_code"]) == (status, code)
+    following = b"\r\nGET /next HTTP/1.1\r\n\r\n"
+    for path in (CHAT, MESSAGES):
+        connection = Connection()
+        connection.send(head % path + following, piece_bytes)
+        answered, error = connection.answer()
+        found = error["code"] if path == CHAT else error["details"]["error_code"]
+        assert (answered, found) == (status, code)
 
 
 def test_a_body_that_is_refused_is_not_asked_for() -> None:
@@ -217,12 +201,15 @@ def test_a_body_that_is_refused_is_not_asked_for() -> None:
     assert connection.answer()[0] == 413
 
 
+REACTOR = SimpleNamespace(addWriter=lambda _: None, removeWriter=lambda _: None)
+
+
 class Socket(TcpConnection):  # type: ignore[misc]
     """Twisted's TCP transport over a fake socket, which accepts ``takes`` bytes of each send.
     ``None``: the connection is lost."""
 
     def __init__(self, takes: int | None) -> None:
-        FileDescriptor.__init__(self, reactor=SimpleNamespace(addWriter=lambda _: None))
+        FileDescriptor.__init__(self, reactor=REACTOR)
         self.connected = 1
         self.sent = b""
         self._takes = takes
@@ -253,29 +240,21 @@ def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: by
     assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
 
 
-def test_a_websockets_frames_are_sent_at_once() -> None:
-    """They are also sent behind what waits, by whomever it was put there."""
+def test_what_waits_goes_first_and_frames_of_websockets_behind_it() -> None:
     from inference.gateway.server.daphne_server import StreamSocket  # installs Daphne's reactor
 
     protocol = StreamSocket()
-    protocol.transport, protocol.send_queue = socket, _ = Socket(takes=4), deque()
-    protocol.sendData(b"abc")
-    assert (socket.sent, socket.waiting) == (b"abc", b"")
-    protocol.sendData(b"defgh")
-    protocol.sendData(b"ij")
-    assert (socket.sent, socket.waiting) == (b"abcdefg", b"hij")
-
-
-def test_what_waits_goes_first() -> None:
-    socket = Socket(takes=4)
-    channel = channel_on(socket)
-    for piece in (b"abcdef", b"gh", b"ij"):
-        channel.write(piece)
-    assert (socket.sent, socket.waiting) == (b"abcd", b"efghij")
-    socket.doWrite()  # the socket is free; four of six
-    channel.write(b"kl")
-    assert socket.sent + socket.dataBuffer[socket.offset :] + socket.waiting == b"abcdefghijkl"
-    assert socket.sent == b"abcdefgh"
+    protocol.transport, protocol.send_queue = framed, _ = Socket(takes=4), deque()
+    written = Socket(takes=4)
+    for socket, write in ((framed, protocol.sendData), (written, channel_on(written).write)):
+        write(b"abc")
+        assert (socket.sent, socket.waiting) == (b"abc", b"")
+        for piece in (b"defgh", b"ij"):
+            write(piece)
+        assert (socket.sent, socket.waiting) == (b"abcdefg", b"hij")
+    written.doWrite()  # the socket is free
+    channel_on(written).write(b"kl")
+    assert written.sent == b"abcdefghijkl"
 
 
 @each_case("state", ["disconnecting", "disconnected"])
@@ -285,6 +264,25 @@ def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
     socket.connected = int(state != "disconnected")
     channel_on(socket).write(b"abc")
     assert socket.sent == b""
+
+
+class Served:
+    """Daphne's server without a port, whose connections are fed by hand."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.server = DaphneServer.__new__(DaphneServer)
+        self.server.connections = {}
+        self.server.clients = SimpleNamespace(opened=lambda _: None, closed=lambda _: None)
+        for name, value in attributes.items():
+            setattr(self.server, name, value)
+
+    def connect(self) -> tuple[StreamChannel, Wire]:
+        channel, wire = StreamChannel(), Wire()
+        channel.requestFactory, channel.timeOut = StreamRequest, None
+        channel.callLater = lambda _seconds, _call: None
+        channel.factory = SimpleNamespace(server=self.server, log=lambda _: None)
+        channel.makeConnection(wire)
+        return channel, wire
 
 
 async def test_headers_are_checked_before_a_large_body_alone() -> None:
@@ -297,63 +295,61 @@ async def test_headers_are_checked_before_a_large_body_alone() -> None:
     async def check_headers(path: bytes, headers: Any) -> None:
         checked.append(path)
 
-    server = DaphneServer.__new__(DaphneServer)
-    server.application, server.check_headers = application, check_headers
-    server.connections, server.root_path = {}, ""
-    server.proxy_forwarded_address_header = None
-    server.request_buffer_size = server.max_body_bytes = SMALL_BODY_BYTES * 2
-    server.clients = SimpleNamespace(opened=lambda _: None, closed=lambda _: None)
+    served = Served(
+        application=application,
+        check_headers=check_headers,
+        root_path="",
+        proxy_forwarded_address_header=None,
+        request_buffer_size=SMALL_BODY_BYTES * 2,
+        max_body_bytes=SMALL_BODY_BYTES * 2,
+    )
     for length in (SMALL_BODY_BYTES + 1, 2):
-        channel, wire = StreamChannel(), Wire()
-        channel.requestFactory, channel.timeOut = StreamRequest, None
-        channel.factory = SimpleNamespace(server=server, log=lambda _: None)
-        channel.makeConnection(wire)
+        channel, _ = served.connect()
         head = b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (CHAT, length)
         channel.dataReceived(head + b"x")
         await asyncio.sleep(0)
         channel.dataReceived(b"x" * (length - 1))
-        running = [each["application_instance"] for each in server.connections.values()]
+        running = [each["application_instance"] for each in served.server.connections.values()]
         await asyncio.gather(*running)
     assert len(scopes) == 2 and checked == [CHAT]
 
 
-async def test_a_body_that_is_refused_is_recorded_with_its_headers() -> None:
+@each_case(
+    ("length", "body"),
+    [(b"Content-Length: 5", b"xxxxx"), (b"Transfer-Encoding: chunked", b"5\r\nxxxxx\r\n0\r\n\r\n")],
+)
+async def test_a_body_that_is_refused_is_recorded_with_its_headers(
+    length: bytes, body: bytes
+) -> None:
     """The server refuses a declared length, and a body without one once too much has come."""
-    recorded: list[tuple[bytes, int, dict[bytes, bytes]]] = []
+    recorded: list[tuple[bytes, int, bytes]] = []
 
     def record(target: bytes, _error: ApiError, status: int, *, headers: Any) -> str:
-        recorded.append((target, status, dict(headers)))
+        recorded.append((target, status, dict(headers)[b"x-api-key"]))
         return REQUEST_ID
 
-    server = DaphneServer.__new__(DaphneServer)
-    server.errors_of, server.record_refusal = Connection._errors_of, record
-    server.connections, server.max_body_bytes = {}, 4
-    server.clients = SimpleNamespace(opened=lambda _: None, closed=lambda _: None)
-    lengths = (b"Content-Length: 5", b"Transfer-Encoding: chunked")
-    for length, body in zip(lengths, (b"xxxxx", b"5\r\nxxxxx\r\n0\r\n\r\n"), strict=True):
-        channel, wire = StreamChannel(), Wire()
-        channel.requestFactory, channel.timeOut = StreamRequest, None
-        channel.callLater = lambda _seconds, _call: None
-        channel.factory = SimpleNamespace(server=server, log=lambda _: None)
-        channel.makeConnection(wire)
-        head = b"POST %s HTTP/1.1\r\nHost: h\r\nX-Api-Key: k\r\n%s\r\n\r\n" % (CHAT, length)
-        channel.dataReceived(head + body)
-        assert wire.written.startswith(b"HTTP/1.1 413 ")
-        ((target, status, headers),) = recorded
-        assert (target, status, headers[b"x-api-key"]) == (CHAT, 413, b"k")
-        recorded.clear()
+    served = Served(errors_of=Connection._errors_of, record_refusal=record, max_body_bytes=4)
+    channel, wire = served.connect()
+    head = b"POST %s HTTP/1.1\r\nHost: h\r\nX-Api-Key: k\r\n%s\r\n\r\n" % (CHAT, length)
+    channel.dataReceived(head + body)
+    assert wire.written.startswith(b"HTTP/1.1 413 ")
+    assert recorded == [(CHAT, 413, b"k")]
 
 
 TIMEOUTS = ReadTimeouts(head_s=10, body_s=20, idle_s=75)
 
 
-def test_a_head_has_one_deadline_however_it_comes() -> None:
+def test_a_head_has_one_deadline_and_an_answer_none() -> None:
     deadline = ReadDeadline(TIMEOUTS, 0)
     assert not deadline.is_overdue(74.9) and deadline.is_overdue(75)
     deadline.begin_head(100)
     deadline.receive(1)
-    assert not deadline.is_overdue(109.9)
-    assert deadline.is_overdue(110)
+    assert not deadline.is_overdue(109.9) and deadline.is_overdue(110)
+    deadline.stop()
+    assert deadline.reading is Reading.ANSWERING
+    assert not deadline.is_overdue(1e9)
+    deadline.wait(1000)
+    assert not deadline.is_overdue(1074) and deadline.is_overdue(1075)
 
 
 def test_a_body_must_continue() -> None:
@@ -364,15 +360,6 @@ def test_a_body_must_continue() -> None:
         assert not deadline.is_overdue(20 * period), "slow, and it continues"
     deadline.receive(MIN_BODY_BYTES - 1)
     assert deadline.is_overdue(2000)
-
-
-def test_an_answer_has_no_deadline_and_then_the_connection_waits() -> None:
-    deadline = ReadDeadline(TIMEOUTS, 0)
-    deadline.stop()
-    assert deadline.reading is Reading.ANSWERING
-    assert not deadline.is_overdue(1e9)
-    deadline.wait(1000)
-    assert not deadline.is_overdue(1074) and deadline.is_overdue(1075)
 
 
 def test_a_body_has_a_total_deadline_that_the_servers_pauses_extend() -> None:

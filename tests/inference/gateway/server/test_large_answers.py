@@ -20,7 +20,6 @@ from inference.gateway.server.bodies import PIECE_BYTES
 from inference.neuron.requests.batches import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,
-    Accepted,
     ChoiceFinished,
     Delta,
     Embedded,
@@ -36,7 +35,7 @@ from inference.wire.common.fields import read_json_object
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, paris
+from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, Script, paris, saying
 from tests.inference.gateway.fake_neuron import embeds as embeds_whole
 
 NUM_INPUTS = 256
@@ -47,12 +46,9 @@ USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
 CHAT = chat_body()
 
 
-async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Embeds as a neuron sends it."""
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=NUM_INPUTS)]
-    answer = Embedded(request_id=submit.request_id, vectors=VECTORS, usage=USAGE)
-    for batch in batches_within(MAX_BATCH_BYTES - 4096, [answer]):
-        yield batch
+ANSWERED = Embedded(request_id="", vectors=VECTORS, usage=USAGE)
+embeds = saying([ACCEPTED], *batches_within(MAX_BATCH_BYTES - 4096, [ANSWERED]))
+"""Embeds as a neuron sends it."""
 
 
 def _vectors(answer: Any) -> list[bytes]:
@@ -70,17 +66,15 @@ async def test_embeddings_come_in_bounded_pieces(client: AsgiClient, neuron: Fak
         assert answer.json["usage"]["total_tokens"] == NUM_INPUTS
         assert max(answer.piece_sizes) <= PIECE_BYTES
         assert len(answer.piece_sizes) > 20
-
-
-async def test_ollamas_embeddings_too(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = embeds
     answer = await client.post("/api/embed", {"model": "tiny", "input": ["x"] * NUM_INPUTS})
     vector = struct.unpack(f"<{WIDTH}f", VECTORS[7])
     length = math.hypot(*vector)
     assert answer.json["embeddings"][7] == pytest.approx([each / length for each in vector])
-    assert len(answer.json["embeddings"]) == NUM_INPUTS
-    assert answer.json["prompt_eval_count"] == NUM_INPUTS
+    assert answer.json["prompt_eval_count"] == len(answer.json["embeddings"]) == NUM_INPUTS
     assert max(answer.piece_sizes) <= PIECE_BYTES
+    neuron.script = embeds_whole(VECTORS[0])
+    small = await client.post("/v1/embeddings", {"model": "tiny", "input": "x"})
+    assert small.piece_sizes == [int(small.headers["content-length"])] == [len(small.body)]
 
 
 async def test_a_client_that_reads_slowly_holds_up_itself_alone(
@@ -129,21 +123,12 @@ async def test_a_stream_that_breaks_in_a_body_breaks_the_connection(
     assert b"error" not in answer.body
 
 
-async def test_a_small_answer_has_its_length(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = embeds_whole(VECTORS[0])
-    answer = await client.post("/v1/embeddings", {"model": "tiny", "input": "x"})
-    assert int(answer.headers["content-length"]) == len(answer.body)
-    assert len(answer.piece_sizes) == 1
-
-
 async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: FakeNeuron) -> None:
     token_ids = list(range(100_000, 250_000))
 
     async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
         tokenized = Tokenized(request_id=submit.request_id, token_ids=token_ids, context_tokens=9)
-        batches = list(batches_within(MAX_BATCH_BYTES - 4096, [tokenized]))
-        assert len(batches) > 2
-        for batch in batches:
+        for batch in batches_within(MAX_BATCH_BYTES - 4096, [tokenized]):
             yield batch
 
     neuron.script = tokenizes
@@ -152,75 +137,52 @@ async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: Fa
     assert max(answer.piece_sizes) <= PIECE_BYTES
 
 
+def choosing(num_choices: int, *steps: list[Event]) -> Script:
+    """Answers with these events of as many choices."""
+    ends = [
+        ChoiceFinished(request_id="", index=index, reason="length") for index in range(num_choices)
+    ]
+    return saying([ACCEPTED], *steps, [*ends, Finished(request_id="", usage=USAGE)])
+
+
 async def test_many_choices_with_logprobs_come_in_bounded_pieces(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
-    num_choices, num_tokens = 4, 500
-    entry = TextLogprob(
-        token="é", token_bytes="é".encode(), logprob=-0.5, top=[("a", b"a", -2.0)] * 20
-    )
-
-    async def answers(submit: Submit) -> AsyncIterator[list[Event]]:
-        request_id = submit.request_id
-        yield [Accepted(request_id=request_id, prompt_tokens=1)]
-        for index in range(num_choices):
-            delta = Delta(request_id=request_id, index=index, text="é", logprobs=[entry])
-            for _ in range(num_tokens // 50):
-                yield [delta] * 50
-        yield [
-            *(
-                ChoiceFinished(request_id=request_id, index=index, reason="length")
-                for index in range(num_choices)
-            ),
-            Finished(request_id=request_id, usage=USAGE),
-        ]
-
-    neuron.script = answers
-    ask = CHAT | {"n": num_choices, "logprobs": True, "top_logprobs": 20}
+    top = [("a", b"a", -2.0)] * 20
+    entry = TextLogprob(token="é", token_bytes="é".encode(), logprob=-0.5, top=top)
+    steps: list[list[Event]] = [
+        [Delta(request_id="", index=index, text="é", logprobs=[entry])] * 50
+        for index in range(4)
+        for _ in range(10)
+    ]
+    neuron.script = choosing(4, *steps)
+    ask = CHAT | {"n": 4, "logprobs": True, "top_logprobs": 20}
     answer = await client.post("/v1/chat/completions", ask)
     assert int(answer.headers["content-length"]) == len(answer.body)
     assert max(answer.piece_sizes) <= PIECE_BYTES
     for choice in answer.json["choices"]:
-        assert choice["message"]["content"] == "é" * num_tokens
-        assert len(choice["logprobs"]["content"]) == num_tokens
+        assert choice["message"]["content"] == "é" * 500
+        assert len(choice["logprobs"]["content"]) == 500
         assert len(choice["logprobs"]["content"][-1]["top_logprobs"]) == 20
 
 
-async def bursts(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be
-    read."""
-    request_id = submit.request_id
-    yield [Accepted(request_id=request_id, prompt_tokens=1)]
-    for _ in range(20):
-        deltas = [Delta(request_id=request_id, index=i % 128, text="x") for i in range(1024)]
-        yield [*deltas]
-    yield [
-        *(ChoiceFinished(request_id=request_id, index=i, reason="length") for i in range(128)),
-        Finished(request_id=request_id, usage=USAGE),
-    ]
+bursts = choosing(128, *[[Delta(request_id="", index=i % 128, text="x") for i in range(1024)]] * 20)
+"""Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be read."""
 
 
-@each_case("stream", [False, True])
-async def test_many_choices_in_bursts(client: AsgiClient, neuron: FakeNeuron, stream: bool) -> None:
-    neuron.script = bursts
-    ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160, "stream": stream}
-    answer = await client.post("/v1/completions", ask)
-    assert answer.status == 200
-    choices = (
-        [choice for chunk in answer.chunks[:-1] for choice in chunk["choices"]]
-        if stream
-        else answer.json["choices"]
-    )
-    assert sum(len(choice["text"]) for choice in choices) == 20 * 1024
-
-
-async def test_a_body_that_falls_behind_is_answered_with_the_error(
+async def test_many_choices_in_bursts(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "MAX_QUEUED_EVENTS", 100)
     neuron.script = bursts
-    answer = await client.post("/v1/completions", {"model": "tiny", "prompt": "x", "n": 128})
-    assert (answer.status, answer.error["code"]) == (503, "client_too_slow")
+    ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160}
+    for stream in (False, True):
+        answer = await client.post("/v1/completions", ask | {"stream": stream})
+        bodies = answer.chunks[:-1] if stream else [answer.json]
+        texts = [choice["text"] for body in bodies for choice in body["choices"]]
+        assert (answer.status, len("".join(texts))) == (200, 20 * 1024)
+    monkeypatch.setattr(streams, "MAX_QUEUED_EVENTS", 100)
+    behind = await client.post("/v1/completions", ask)
+    assert (behind.status, behind.error["code"]) == (503, "client_too_slow")
 
 
 @each_case("is_large", [False, True])

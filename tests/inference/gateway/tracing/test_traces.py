@@ -1,20 +1,27 @@
 """One trace for each request, as a collector receives it: from the client's span to the engine's
-stages, with what became of it and without any of its text."""
+stages or to an upstream that continues it, with what became of it and without any of its text."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.settings import Task
+from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.tracing.spans import (
     DECODE,
     ENGINE,
+    OPERATION_OF,
     PREFILL,
     PREPARE,
     QUEUE,
@@ -24,19 +31,31 @@ from inference.gateway.tracing.spans import (
 from inference.protocol.events import Cancelled, Event, Finished, StageTimes
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
-from tests.inference.gateway.tracing.traced import (
-    BODY,
-    CHAT,
-    CLIENTS_SPAN,
-    QUESTION,
-    new_trace,
-)
+from tests.inference.gateway.upstreams.forwarding import HELLO
 from tests.inference.gateway.waiting import until
 from tests.servers.collector import Collector, Received
+from tests.servers.fake_upstream import FakeUpstream
+
+CHAT = "/v1/chat/completions"
+QUESTION = "What is the capital of France?"
+BODY: dict[str, Any] = {
+    "model": "gpt-4o",
+    "messages": [{"role": "user", "content": QUESTION}],
+}
+CLIENTS_SPAN = "00f067aa0ba902b7"
+numbers = itertools.count(1)
+
+
+def new_trace(*, flags: str = "01") -> tuple[str, dict[str, str]]:
+    """A trace's id, and the headers of a client whose request belongs to it."""
+    trace_id = f"{next(numbers):032x}"
+    traceparent = f"00-{trace_id}-{CLIENTS_SPAN}-{flags}"
+    return trace_id, {"authorization": f"Bearer {KEY}", "traceparent": traceparent}
 
 
 def tree(spans: list[Received]) -> dict[str, str]:
@@ -54,16 +73,9 @@ async def in_stages(submit: Submit) -> AsyncIterator[list[Event]]:
     """Answers like a neuron on another host, whose clock is no matter."""
     async for events in paris(submit):
         if isinstance(events[-1], Finished) and submit.traceparent:
-            times = StageTimes(
-                request_id=submit.request_id,
-                total_ms=60.0,
-                prepare_ms=10.0,
-                queue_ms=5.0,
-                prefill_ms=20.0,
-                decode_ms=25.0,
-            )
+            stages = times(60.0, 10.0, queue_ms=5.0, prefill_ms=20.0, decode_ms=25.0)
             await asyncio.sleep(0.08)
-            events.insert(-1, times)
+            events.insert(-1, msgspec.structs.replace(stages, request_id=submit.request_id))
         yield events
 
 
@@ -172,10 +184,10 @@ async def test_a_client_that_leaves_has_the_stages_until_then(
     await exchange.finish()
     submit = neuron.submitted.get_nowait()
     await asyncio.wait_for(neuron.cancelled.get(), 60)
-    times = StageTimes(
-        request_id=submit.request_id, total_ms=3.0, prepare_ms=1.0, queue_ms=0.5, prefill_ms=1.5
+    until_then = msgspec.structs.replace(
+        times(3.0, 1.0, queue_ms=0.5, prefill_ms=1.5), request_id=submit.request_id
     )
-    await neuron.send(submit.gateway_id, [times, Cancelled(request_id=submit.request_id)])
+    await neuron.send(submit.gateway_id, [until_then, Cancelled(request_id=submit.request_id)])
     spans = await collector.of_trace(trace_id, 6)
     assert tree(spans)["engine prefill"] == "neuron beast"
     for name in ("chat tiny", "neuron beast"):
@@ -260,9 +272,6 @@ def test_what_the_neuron_did_not_take_was_two_equal_ways() -> None:
         Stage(PREFILL, 104.0, 105.0),
         Stage(DECODE, 105.0, 107.0),
     ]
-
-
-def test_the_stages_that_it_came_to() -> None:
     for found, names in (
         (times(1000.0, 1000.0), [PREPARE]),
         (times(2000.0, 1000.0, queue_ms=1000.0), [PREPARE, QUEUE]),
@@ -277,3 +286,78 @@ def test_no_report_leaves_the_attempt(found: StageTimes) -> None:
     assert stages[0].start_s >= 5.0 and stages[-1].end_s <= 9.0
     assert all(one.start_s <= one.end_s for one in stages)
     assert all(one.end_s == after.start_s for one, after in itertools.pairwise(stages))
+
+
+@pytest.fixture
+def box() -> Iterator[FakeUpstream]:
+    with FakeUpstream() as fake:
+        fake.answer = lambda asked, wire: wire.stream(HELLO)
+        yield fake
+
+
+@pytest.fixture
+def entry(box: FakeUpstream) -> UpstreamEntry:
+    return UpstreamEntry(name="box", url=box.url)
+
+
+async def test_an_upstream_continues_the_trace(
+    traced: AsgiClient,
+    collector: Collector,
+    neuron: FakeNeuron,
+    catalogue: FakeCatalogue,
+    box: FakeUpstream,
+    entry: UpstreamEntry,
+) -> None:
+    """The request continues after a target that failed, whose span stays."""
+    targets = ("own", "box/org/m")
+    catalogue.listed = [replace(ENTRY, targets=targets, target_upstreams=(entry,))]
+    neuron.script = breaking("queue_full")
+    trace_id, headers = new_trace()
+    answer = await traced.post(CHAT, BODY, headers=headers)
+    assert answer.status == 200, answer.body
+    spans = await collector.of_trace(trace_id, 5)
+    assert [span.name for span in spans] == [
+        *("chat tiny", "placement", "neuron beast", "placement", "chat org/m"),
+    ]
+    request, _, failed, _, attempt = spans
+    assert (request.error, failed.error, attempt.error) == ("", "queue_full", "")
+    assert attempt.kind == "CLIENT"
+    assert attempt.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "org/m",
+        "helexa.attempt": 2,
+        "helexa.target": "upstream:box",
+        "server.address": "127.0.0.1",
+    }
+    (asked,) = box.asked
+    assert asked.headers["traceparent"] == f"00-{trace_id}-{attempt.span_id}-01"
+
+
+async def test_a_request_that_is_passed_through_is_named_by_its_operation(
+    traced: AsgiClient,
+    collector: Collector,
+    catalogue: FakeCatalogue,
+    box: FakeUpstream,
+    entry: UpstreamEntry,
+) -> None:
+    box.answer = lambda asked, wire: wire.json(200, {"data": []})
+    cases: list[tuple[str, Task, str]] = [
+        ("/v1/audio/speech", "speech", "speech"),
+        ("/v1/images/generations", "images", "image_generation"),
+        ("/v1/moderations", "moderation", "moderation"),
+    ]
+    for path, task, operation in cases:
+        far = {"name": "far", "source": "upstream:box/org/m"}
+        catalogue.listed = [CatalogueEntry(**far, task=task, upstream=entry)]
+        trace_id, headers = new_trace()
+        body = {"model": "far", "input": "Hello!", "prompt": "a hat"}
+        answer = await traced.post(path, body, headers=headers)
+        assert answer.status == 200, answer.body
+        spans = await collector.of_trace(trace_id, 3)
+        names = [f"{operation} far", "placement", f"{operation} org/m"]
+        assert [span.name for span in spans] == names
+        for span in (spans[0], spans[2]):
+            assert span.attributes["gen_ai.operation.name"] == operation
+    operations = {OPERATION_OF[one.path] for one in ENDPOINTS}
+    assert len(operations) == len(ENDPOINTS) and "chat" not in operations

@@ -21,55 +21,60 @@ from tests.servers.fake_upstream import Asked, Wire
 
 EMBEDDINGS, COUNT = "/v1/embeddings", "/v1/messages/count_tokens"
 ASKED = {"model": "far", "input": ["a", "b"]}
-USAGE = {"prompt_tokens": 5, "total_tokens": 5}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 def embeds(asked: Asked, wire: Wire) -> None:
-    inputs = asked.json["input"]
-    data = [{"index": index, "embedding": [0.5, float(index)]} for index in range(len(inputs))]
-    wire.json(200, {"object": "list", "data": data, "usage": USAGE})
+    if asked.path == "/api/embed":
+        wire.json(200, {"embeddings": [[0.5, 0.0], [0.5, 1.0]], "prompt_eval_count": 5})
+        return
+    data = [{"index": n, "embedding": [0.5, float(n)]} for n in range(len(asked.json["input"]))]
+    usage = {"prompt_tokens": 5, "total_tokens": 5}
+    wire.json(200, {"object": "list", "data": data, "usage": usage})
 
 
-async def test_embeddings_are_forwarded_and_billed(rig: UpstreamRig) -> None:
+@each_case(
+    ("dialect", "path", "body"),
+    [
+        ("openai", EMBEDDINGS, {"encoding_format": "base64", "dimensions": 2}),
+        ("ollama", "/api/embed", {"truncate": False, "dimensions": 2}),
+    ],
+)
+async def test_embeddings_are_forwarded_and_billed(
+    rig: UpstreamRig, dialect: str, path: str, body: dict[str, Any]
+) -> None:
+    rig.forget()
+    SPOKEN_BY[dialect].serve(rig)
     rig.upstream.answer = embeds
     answer = await rig.client.post(EMBEDDINGS, {**ASKED, "dimensions": 2})
     assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 0.0], [0.5, 1.0]]
     assert answer.json["usage"]["prompt_tokens"] == 5
     (asked,) = rig.upstream.asked
-    assert (asked.path, asked.headers["authorization"]) == (EMBEDDINGS, f"Bearer {SECRET}")
-    assert asked.json == {
-        "model": "org/m",
-        "input": ["a", "b"],
-        "encoding_format": "base64",
-        "dimensions": 2,
-    }
+    assert (asked.path, asked.headers["authorization"]) == (path, f"Bearer {SECRET}")
+    assert asked.json == {"model": "org/m", "input": ["a", "b"], **body}
     settled = rig.settled
     assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 5)
     assert (settled.prompt_tokens, settled.completion_tokens) == (5, 0)
-    ollama = await rig.client.post("/api/embed", {"model": "far", "input": "a"})
-    assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
+    if dialect == "openai":
+        ollama = await rig.client.post("/api/embed", {"model": "far", "input": "a"})
+        assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
 
 
-async def test_embeddings_of_ollamas_are_forwarded_and_billed(rig: UpstreamRig) -> None:
-    SPOKEN_BY["ollama"].serve(rig)
-    rig.answer(200, {"embeddings": [[0.5, 1.0]], "prompt_eval_count": 3})
-    answer = await rig.client.post(EMBEDDINGS, {"model": "far", "input": "a"})
-    assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 1.0]]
-    (asked,) = rig.upstream.asked
-    assert asked.path == "/api/embed"
-    assert asked.json == {"model": "org/m", "input": ["a"], "truncate": False}
-    assert (rig.settled.prompt_tokens, rig.settled.cost_micro_usd) == (3, 3)
-
-
-async def test_a_cap_holds(rig: UpstreamRig) -> None:
+async def test_a_cap_holds_and_embeddings_go_to_no_other_dialect(rig: UpstreamRig) -> None:
     rig.upstream.answer = embeds
+    rig.cap(100)
     rig.directory.budgets = (1,)
-    rig.ledger.cap_tokens = 100
     assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
     refused = await rig.client.post(EMBEDDINGS, {"model": "far", "input": "x" * 200})
-    assert (refused.status, len(rig.upstream.asked)) == (429, 1)
+    assert refused.status == 429
     assert not rig.ledger.held
+    rig.serve(dialect="anthropic")
+    refused = await rig.client.post(EMBEDDINGS, ASKED)
+    assert (refused.status, refused.error["param"]) == (400, "model")
+    assert "anthropic" in refused.error["message"]
+    assert len(rig.upstream.asked) == 1
+    rig.list(targets=("box/org/m when ready",))
+    assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
 
 
 @each_case(
@@ -93,31 +98,19 @@ async def test_an_error_keeps_its_meaning_and_is_free(
     assert (rig.settled.outcome, rig.settled.cost_micro_usd) == (code, 0)
 
 
-async def test_embeddings_go_to_no_other_dialect(rig: UpstreamRig) -> None:
-    rig.upstream.answer = embeds
-    rig.serve(dialect="anthropic")
-    refused = await rig.client.post(EMBEDDINGS, ASKED)
-    assert (refused.status, refused.error["param"]) == (400, "model")
-    assert "anthropic" in refused.error["message"]
-    rig.list(targets=("box/org/m when ready",))
-    assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
-    assert len(rig.upstream.asked) == 1
-
-
-@pytest.fixture
-def claude(rig: UpstreamRig) -> None:
-    SPOKEN_BY["anthropic"].serve(rig)
-    rig.answer(200, {"input_tokens": 23})
-
-
-@pytest.mark.usefixtures("claude")
+@pytest.mark.usefixtures("neuron")
 async def test_prompts_are_counted_at_claudes_upstream(
     rig: UpstreamRig, sdk: openai.AsyncOpenAI, anthropic_sdk: anthropic.AsyncAnthropic
 ) -> None:
+    SPOKEN_BY["anthropic"].serve(rig)
+    rig.answer(200, {"input_tokens": 23})
+    kind, _, data = RED_PIXELS.removeprefix("data:").partition(";base64,")
+    source: Any = {"type": "base64", "media_type": kind, "data": data}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
     counted = await anthropic_sdk.messages.count_tokens(
         model="far",
         system="Be brief.",
-        messages=[{"role": "user", "content": "hi"}],
+        messages=[{"role": "user", "content": content}],
         tools=[{"name": "f", "input_schema": {"type": "object"}}],
         thinking={"type": "enabled", "budget_tokens": 2048},
     )
@@ -127,7 +120,7 @@ async def test_prompts_are_counted_at_claudes_upstream(
     assert asked.json == {
         "model": "org/m",
         "system": "Be brief.",
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "messages": [{"role": "user", "content": content}],
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
         "tool_choice": {"type": "auto"},
         "thinking": {"type": "enabled", "budget_tokens": 2048},
@@ -138,17 +131,6 @@ async def test_prompts_are_counted_at_claudes_upstream(
     assert not [one for one in rig.ledger.settled if one.cost_micro_usd]
 
 
-@pytest.mark.usefixtures("claude")
-async def test_an_image_is_counted_by_its_bytes(rig: UpstreamRig) -> None:
-    kind, _, data = RED_PIXELS.removeprefix("data:").partition(";base64,")
-    source = {"type": "base64", "media_type": kind, "data": data}
-    content = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
-    body = {"model": "far", "messages": [{"role": "user", "content": content}]}
-    answer = await rig.client.post(COUNT, body)
-    assert (answer.status, answer.json["input_tokens"]) == (200, 23)
-    assert rig.upstream.asked[0].json["messages"][0]["content"] == content
-
-
 async def test_a_chat_is_counted_as_vllm_counts_it(rig: UpstreamRig) -> None:
     rig.answer(200, {"count": 9, "max_model_len": 4096, "tokens": list(range(9))})
     tool = {"name": "f", "input_schema": SCHEMA}
@@ -156,14 +138,13 @@ async def test_a_chat_is_counted_as_vllm_counts_it(rig: UpstreamRig) -> None:
     assert (answer.status, answer.json["input_tokens"]) == (200, 9)
     (asked,) = rig.upstream.asked
     assert asked.path == "/tokenize", "beside /v1"
-    assert asked.json == {
-        "model": "org/m",
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "hi"},
-        ],
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
-    }
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    called = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    assert asked.json == {"model": "org/m", "messages": turns, "tools": [called]}
+    SPOKEN_BY["ollama"].serve(rig)
+    answer = await rig.client.post(COUNT, CHAT)
+    assert (answer.status, len(rig.upstream.asked)) == (400, 1), "there is no such path"
+    assert "served by an upstream" in answer.error["message"]
 
 
 @each_case(
@@ -183,11 +164,3 @@ async def test_what_is_no_count_is_an_error(
     rig.answer(status, body)
     answer = await rig.client.post(COUNT, CHAT)
     assert (answer.status, answer.error["type"]) == refusal
-
-
-async def test_an_upstream_that_has_no_such_path_is_not_asked(rig: UpstreamRig) -> None:
-    SPOKEN_BY["ollama"].serve(rig)
-    answer = await rig.client.post(COUNT, CHAT)
-    assert answer.status == 400
-    assert "served by an upstream" in answer.error["message"]
-    assert not rig.upstream.asked

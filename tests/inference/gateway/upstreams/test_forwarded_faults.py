@@ -23,37 +23,25 @@ from tests.inference.gateway.waiting import until
 from tests.servers.fake_upstream import Asked, Wire, chunk
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
-OPENAIS: list[tuple[int, Any, dict[str, str], int, str]] = [
-    (400, {"message": "bad top_k", "param": "top_k"}, {}, 400, "upstream_refused"),
-    (400, {"message": "maximum context length is 5"}, {}, 400, "context_length_exceeded"),
-    (422, {"message": "no"}, {}, 400, "upstream_refused"),
-    (429, {"message": "slow down"}, {"retry_after": "7"}, 429, "rate_limit_exceeded"),
-    (401, {"message": f"wrong key {SECRET}"}, {}, 502, "upstream_failed"),
-    (404, {"message": "no model"}, {}, 502, "upstream_failed"),
-    (500, {"message": "boom"}, {}, 502, "upstream_failed"),
-    (503, {"message": "later"}, {"retry_after": "9"}, 503, "upstream_unavailable"),
-    (302, {}, {"location": "http://169.254.169.254/"}, 502, "upstream_failed"),
-]
-ANTHROPICS = [
-    (400, {"type": "invalid_request_error", "message": LONG}, {}, 400, "context_length_exceeded"),
-    (413, {"type": "request_too_large", "message": "no"}, {}, 400, "upstream_refused"),
-    (
-        *(529, {"type": "overloaded_error", "message": "full"}, {"retry_after": "9"}),
-        *(503, "upstream_unavailable"),
-    ),
-]
 EXCEEDS = "the input length exceeds the context length"
-OLLAMAS = [
-    (400, EXCEEDS, {}, 400, "context_length_exceeded"),
-    (400, '"m" does not support thinking', {}, 400, "upstream_refused"),
-    (404, "model 'm' not found", {}, 502, "upstream_failed"),
-    (500, f"boom {SECRET}", {}, 502, "upstream_failed"),
-    (503, "server busy, please try again", {}, 503, "upstream_unavailable"),
-]
-ERRORS = [
-    (dialect, *row)
-    for dialect, rows in {"openai": OPENAIS, "anthropic": ANTHROPICS, "ollama": OLLAMAS}.items()
-    for row in rows
+OVERLOADED = {"type": "overloaded_error", "message": "full"}
+ERRORS: list[tuple[str, int, Any, dict[str, str], int, str]] = [
+    ("openai", 400, {"message": "bad top_k", "param": "top_k"}, {}, 400, "upstream_refused"),
+    ("openai", 422, {"message": "no"}, {}, 400, "upstream_refused"),
+    ("openai", 429, {"message": "slow down"}, {"retry_after": "7"}, 429, "rate_limit_exceeded"),
+    ("openai", 401, {"message": f"wrong key {SECRET}"}, {}, 502, "upstream_failed"),
+    ("openai", 404, {"message": "no model"}, {}, 502, "upstream_failed"),
+    ("openai", 500, {"message": "boom"}, {}, 502, "upstream_failed"),
+    ("openai", 503, {"message": "later"}, {"retry_after": "9"}, 503, "upstream_unavailable"),
+    ("openai", 302, {}, {"location": "http://169.254.169.254/"}, 502, "upstream_failed"),
+    ("anthropic", 400, {"message": LONG}, {}, 400, "context_length_exceeded"),
+    ("anthropic", 413, {"message": "no"}, {}, 400, "upstream_refused"),
+    ("anthropic", 529, OVERLOADED, {"retry_after": "9"}, 503, "upstream_unavailable"),
+    ("ollama", 400, EXCEEDS, {}, 400, "context_length_exceeded"),
+    ("ollama", 400, '"m" does not support thinking', {}, 400, "upstream_refused"),
+    ("ollama", 404, "model 'm' not found", {}, 502, "upstream_failed"),
+    ("ollama", 500, f"boom {SECRET}", {}, 502, "upstream_failed"),
+    ("ollama", 503, "server busy, please try again", {}, 503, "upstream_unavailable"),
 ]
 
 
@@ -130,29 +118,29 @@ LATE_BY = [
 ]
 
 
-@each_case("streams", [True, False])
 @each_case(
     ("dialect", "fault"), LATE_BY, ids=[f"{dialect} {fault.__name__}" for dialect, fault in LATE_BY]
 )
 async def test_a_fault_after_the_first_token_ends_the_request_once(
-    rig: UpstreamRig, dialect: str, fault: Fault, streams: bool
+    rig: UpstreamRig, dialect: str, fault: Fault
 ) -> None:
-    rig.forget()
     spoken = SPOKEN_BY[dialect]
     spoken.serve(rig)
     rig.upstream.answer = lambda asked, wire: fault(spoken, wire)
-    answer = await rig.chat(stream=streams)
     is_overloaded = (dialect, fault) == ("anthropic", error_in_stream)
     code = "upstream_unavailable" if is_overloaded else "upstream_failed"
-    if streams:
-        *begun, last = answer.chunks
-        assert (answer.status, last["error"]["code"]) == (200, code)
-        assert any(one["choices"][0]["delta"].get("content") == "Hel" for one in begun)
-    else:
-        assert (answer.status, answer.error["code"]) == (503 if is_overloaded else 502, code)
-    assert len(rig.upstream.asked) == 1
-    assert (rig.settled.outcome, rig.settled.is_failure) == (code, True)
-    assert rig.settled.completion_tokens >= 1
+    for streams in (True, False):
+        rig.forget()
+        answer = await rig.chat(stream=streams)
+        if streams:
+            *begun, last = answer.chunks
+            assert (answer.status, last["error"]["code"]) == (200, code)
+            assert any(one["choices"][0]["delta"].get("content") == "Hel" for one in begun)
+        else:
+            assert (answer.status, answer.error["code"]) == (503 if is_overloaded else 502, code)
+        assert len(rig.upstream.asked) == 1
+        assert (rig.settled.outcome, rig.settled.is_failure) == (code, True)
+        assert rig.settled.completion_tokens >= 1
 
 
 @each_case(
@@ -161,22 +149,20 @@ async def test_a_fault_after_the_first_token_ends_the_request_once(
         (cut_early, 503),
         (lambda asked, wire: wire.whole(200, b"<html>", "text/html"), 502),
         (lambda asked, wire: wire.json(200, {"error": {"type": "overloaded_error"}}), 503),
+        (None, 503),
     ],
-    ids=["cut", "a page", "an error with 200"],
+    ids=["cut", "a page", "an error with 200", "offline"],
 )
 async def test_a_fault_before_the_first_token_is_an_error_and_free(
-    rig: UpstreamRig, fault: Callable[[Asked, Wire], None], status: int
+    rig: UpstreamRig, fault: Callable[[Asked, Wire], None] | None, status: int
 ) -> None:
     rig.forget()
-    rig.upstream.answer = fault
+    if fault is None:
+        rig.serve(url="http://127.0.0.1:9/v1")
+    else:
+        rig.upstream.answer = fault
     assert (await rig.chat(stream=True)).status == status
     assert rig.settled.prompt_tokens == 0
-
-
-async def test_an_upstream_that_is_offline_is_unavailable(rig: UpstreamRig) -> None:
-    rig.serve(url="http://127.0.0.1:9/v1")
-    answer = await rig.chat()
-    assert (answer.status, answer.error["code"]) == (503, "upstream_unavailable")
 
 
 @pytest.mark.slow
@@ -189,10 +175,8 @@ async def test_an_upstream_that_is_silent_is_given_up(rig: UpstreamRig) -> None:
     def stalls(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
         wire.event(HELLO[1])
-        for _ in range(60):
+        while True:  # until the connection is closed
             wire.part(b": still here\n\n")
-            if wire.connection.fileno() < 0:
-                return
             threading.Event().wait(0.1)
 
     rig.serve(first_token_timeout_s=1, token_timeout_s=1)

@@ -112,13 +112,10 @@ def test_an_answer_that_breaks_off_is_a_fault_behind_what_came(data: bytes) -> N
     assert data.endswith(body + b"\r\n" if body == b"a" else body)
 
 
-def test_a_request_is_written() -> None:
+def test_a_request_is_written_and_what_is_none_is_not() -> None:
     headers: Headers = [(b"host", b"box"), (b"content-length", b"5")]
     head = b"POST /v1/x HTTP/1.1\r\nhost: box\r\ncontent-length: 5\r\n\r\n"
     assert request_head(b"POST", b"/v1/x", headers) == head
-
-
-def test_what_is_no_request_is_not_written() -> None:
     for target, name, value in (
         (b"/a b", b"host", b"box"),
         (b"/a\r\n", b"host", b"box"),

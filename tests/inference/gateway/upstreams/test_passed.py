@@ -82,16 +82,6 @@ async def test_a_transcription_is_sent_on_and_charged_by_the_second(rig: Upstrea
     assert settled.endpoint == TRANSCRIPTIONS
 
 
-async def test_translations_are_of_the_same_task(rig: UpstreamRig) -> None:
-    rig.offer("transcription")
-    rig.upstream.answer = whole(b"hi\n", "text/plain; charset=utf-8")
-    body = form(part("file", wav(1), filename="a"), part("model", b"far"))
-    answer = await rig.client.post("/audio/translations", parts=[body], headers=FORM)
-    assert (answer.status, answer.body) == (200, b"hi\n")
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert rig.upstream.asked[0].path == "/v1/audio/translations"
-
-
 @each_case(
     ("audio", "answer", "reserved", "charged", "is_estimated"),
     [
@@ -123,18 +113,6 @@ async def test_seconds_are_the_upstreams_within_what_the_file_may_have(
     assert (" estimated" in caplog.text) == is_estimated
 
 
-async def test_transcripts_come_as_events(rig: UpstreamRig) -> None:
-    rig.offer("transcription")
-    rig.upstream.answer = streaming(
-        {"type": "transcript.text.delta", "delta": '"seconds": 99,'},
-        {"type": "transcript.text.done", **lasting(2)},
-        type_="text/event-stream; charset=utf-8",
-    )
-    answer = await rig.transcribe(wav(3), part("stream", b"true"))
-    assert answer.chunks[-1]["type"] == "transcript.text.done"
-    assert rig.settled.metered.num_units == 2
-
-
 async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamRig) -> None:
     goes_on = threading.Event()
 
@@ -162,15 +140,27 @@ async def test_speech_passes_as_it_comes_and_costs_its_characters(rig: UpstreamR
 
 async def test_events_pass_frame_by_frame(rig: UpstreamRig) -> None:
     rig.offer("speech")
-    rig.upstream.answer = streaming(
-        {"type": "speech.audio.delta", "audio": "AAAA"},
-        {"type": "speech.audio.done", "usage": {"total_tokens": 9}},
-    )
+    done = {"type": "speech.audio.done", "usage": {"total_tokens": 9}}
+    rig.upstream.answer = streaming({"type": "speech.audio.delta", "audio": "AAAA"}, done)
     answer = await rig.speak(stream_format="sse")
     assert [one["type"] for one in answer.chunks] == ["speech.audio.delta", "speech.audio.done"]
     assert answer.headers["content-type"] == "text/event-stream"
     assert answer.headers["x-accel-buffering"] == "no"
     assert rig.settled.outcome == "finished"
+    rig.forget()
+    rig.offer("transcription")
+    delta = {"type": "transcript.text.delta", "delta": '"seconds": 99,'}
+    done = {"type": "transcript.text.done", **lasting(2)}
+    rig.upstream.answer = streaming(delta, done, type_="text/event-stream; charset=utf-8")
+    answer = await rig.transcribe(wav(3), part("stream", b"true"))
+    assert answer.chunks[-1]["type"] == "transcript.text.done"
+    assert rig.settled.metered.num_units == 2
+    rig.upstream.answer = whole(b"hi\n", "text/plain; charset=utf-8")
+    body = form(part("file", wav(1), filename="a"), part("model", b"far"))
+    answer = await rig.client.post("/audio/translations", parts=[body], headers=FORM)
+    assert (answer.status, answer.body) == (200, b"hi\n")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert rig.upstream.asked[-1].path == "/v1/audio/translations"
 
 
 async def test_images_are_reserved_as_asked_and_charged_as_given(rig: UpstreamRig) -> None:
@@ -217,23 +207,19 @@ async def test_edits_and_variations_of_an_image(rig: UpstreamRig) -> None:
     assert rig.settled.metered.num_units == 2
 
 
-async def test_a_moderation_costs_a_request(rig: UpstreamRig) -> None:
+async def test_a_moderation_costs_a_request_and_end_users_are_named_here_alone(
+    rig: UpstreamRig,
+) -> None:
+    rig.directory.restrict(KEY, names_end_user=True)
     rig.offer("moderation", unit_price_micro_usd=None)
     verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
     rig.answer(200, verdict)
-    answer = await rig.client.post(MODERATIONS, {"model": "far", "input": ["a", "b"]})
-    assert answer.json == verdict
-    assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
-
-
-async def test_requests_of_a_trusted_key_name_their_end_user_here_alone(rig: UpstreamRig) -> None:
-    rig.directory.restrict(KEY, names_end_user=True)
-    rig.offer("speech")
-    rig.upstream.answer = whole(b"x", "audio/mpeg")
+    body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
     headers = {"authorization": f"Bearer {KEY}"}
-    body = {**SPOKEN, "safety_identifier": "ann"}
-    assert (await rig.client.post(SPEECH, body, headers=headers)).status == 200
+    answer = await rig.client.post(MODERATIONS, body, headers=headers)
+    assert answer.json == verdict
     assert "ann" not in rig.upstream.asked[0].body.decode()
+    assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
 
 
 @each_case("has_begun", [True, False])
@@ -336,15 +322,6 @@ async def test_tokens_that_are_not_reported_or_too_many_are_estimated(
     assert " estimated" in caplog.text
 
 
-async def test_a_model_without_prices_of_tokens_is_charged_by_the_image(
-    rig: UpstreamRig, draw: Draw
-) -> None:
-    rig.offer("images")
-    await draw(usage=USAGE)
-    assert (rig.settled.prompt_tokens, rig.settled.cost_micro_usd) == (0, 1 + 2)
-    assert rig.ledger.reserved[0].prompt_tokens == 0
-
-
 async def test_transcripts_cost_their_tokens_whole_and_streamed(rig: UpstreamRig) -> None:
     used = {"type": "tokens", "input_tokens": 14, "output_tokens": 101, "total_tokens": 115}
     rig.offer("transcription", **{**PRICED, "request_price_micro_usd": 3_000_000})
@@ -371,3 +348,7 @@ async def test_each_target_charges_by_its_own_prices(rig: UpstreamRig, draw: Dra
     rig.offer("images", **PRICED, targets=targets[::-1], target_upstreams=others)
     await draw(usage=USAGE)
     assert (settled[-1].prompt_tokens, settled[-1].cost_micro_usd) == (50, 350)
+    rig.offer("images")  # no price of tokens: charged by the image
+    await draw(usage=USAGE)
+    assert (settled[-1].prompt_tokens, settled[-1].cost_micro_usd) == (0, 1 + 2)
+    assert rig.ledger.reserved[-1].prompt_tokens == 0

@@ -3,6 +3,7 @@ shape, and costs nothing unless its answer had begun."""
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from typing import Any
@@ -83,24 +84,22 @@ async def test_an_error_keeps_its_meaning_and_is_free(
     assert (settled.outcome, settled.cost_micro_usd, settled.metered.unit) == (code, 0, "")
 
 
+DELTA = b'data: {"type": "speech.audio.delta"}\n\n'
+
+
 async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None:
     passed = threading.Event()
 
     def breaks(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
-        wire.event({"type": "speech.audio.delta", "audio": "A"})
+        wire.part(DELTA)
         wire.cut()
 
     def leaks(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
-        wire.part(b'data: {"type": "speech.audio.delta"}\n\n' + SECRET[:9].encode())
+        wire.part(DELTA + SECRET[:9].encode())
         assert passed.wait(60)
         wire.part(SECRET[9:].encode())
-        wire.end_stream(b"")
-
-    def fails(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        wire.event({"type": "error", "error": {"message": "no"}})
         wire.end_stream(b"")
 
     rig.offer("speech")
@@ -114,7 +113,8 @@ async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None
         assert broken.chunks[0]["type"] == "speech.audio.delta"
         assert broken.chunks[-1]["error"]["code"] == "upstream_failed"
         assert SECRET[:9].encode() not in broken.body
-    rig.upstream.answer = fails
+    failed = {"type": "error", "error": {"message": "no"}}
+    rig.upstream.answer = lambda asked, wire: wire.events([failed])
     assert [one["type"] for one in (await rig.speak()).chunks] == ["error"]
     assert [one.outcome for one in rig.ledger.settled] == ["upstream_failed"] * 3
 
@@ -130,6 +130,7 @@ async def test_what_this_server_has_sent_comes_back(rig: UpstreamRig) -> None:
     assert shape(await rig.speak())[:2] == (503, "upstream_unavailable")
 
 
+IMAGE = part("image", b"x", filename="a")
 ENCODED = part("file", b"x", filename="a", type_="a\r\nContent-Transfer-Encoding: base64")
 
 
@@ -151,13 +152,17 @@ ENCODED = part("file", b"x", filename="a", type_="a\r\nContent-Transfer-Encoding
         (form(part("mo del", b"far"), WAV), FORM, "invalid_value", None),
         (form(*[part("a", b"b")] * 200), FORM, "invalid_value", None),
         (form(MODEL, ENCODED), FORM, "invalid_value", "file"),
+        (form(MODEL, part("n", b"two"), IMAGE), FORM, "invalid_value", "n"),
+        (form(MODEL, part("prompt", b"")), FORM, "missing_required_parameter", "image"),
     ],
 )
 async def test_forms_that_are_none(
     rig: UpstreamRig, body: bytes, headers: dict[str, str], code: str, param: str | None
 ) -> None:
-    rig.offer("transcription")
-    refused = await rig.client.post(TRANSCRIPTIONS, parts=[body], headers=headers)
+    is_edit = param in ("n", "image")
+    rig.offer("images" if is_edit else "transcription")
+    path = EDITS if is_edit else TRANSCRIPTIONS
+    refused = await rig.client.post(path, parts=[body], headers=headers)
     assert shape(refused) == (400, code, param)
     assert not rig.upstream.asked and not rig.ledger.settled
 
@@ -174,26 +179,17 @@ async def test_forms_that_are_none(
         (GENERATIONS, "images", {"model": "far", "n": "2"}, "invalid_type", "n"),
         (MODERATIONS, "moderation", {"input": "x"}, "missing_required_parameter", "model"),
         (MODERATIONS, "moderation", [], "invalid_type", None),
+        (GENERATIONS, "images", b'{"model": "far"', "invalid_json", None),
     ],
 )
 async def test_fields_that_are_metered_are_read(
     rig: UpstreamRig, path: str, task: str, body: Any, code: str, param: str | None
 ) -> None:
     rig.offer(task)
-    assert shape(await rig.client.post(path, body)) == (400, code, param)
+    parts = [body if isinstance(body, bytes) else json.dumps(body).encode()]
+    assert shape(await rig.client.post(path, parts=parts)) == (400, code, param)
+    assert (await rig.client.get(path)).status == 405
     assert not rig.upstream.asked
-
-
-async def test_what_is_no_json_and_edits_without_an_image(rig: UpstreamRig) -> None:
-    rig.offer("images")
-    refused = await rig.client.post(GENERATIONS, parts=[b'{"model": "far"'])
-    assert shape(refused) == (400, "invalid_json", None)
-    edit = form(MODEL, part("n", b"two"), part("image", b"x", filename="a"))
-    refused = await rig.client.post(EDITS, parts=[edit], headers=FORM)
-    assert shape(refused) == (400, "invalid_value", "n")
-    refused = await rig.client.post(EDITS, parts=[form(MODEL)], headers=FORM)
-    assert shape(refused) == (400, "missing_required_parameter", "image")
-    assert (await rig.client.get(EDITS)).status == 405
 
 
 async def test_a_model_does_its_task_alone(rig: UpstreamRig) -> None:
@@ -231,7 +227,9 @@ async def test_keys_and_networks(rig: UpstreamRig) -> None:
     assert shape(await rig.speak()) == (400, "unsupported_parameter", "model")
 
 
-async def test_caps_hold(rig: UpstreamRig) -> None:
+async def test_caps_hold_and_a_large_body_is_refused(
+    rig: UpstreamRig, make_client: MakeClient
+) -> None:
     rig.directory.budgets = (1,)
     rig.ledger.cap_micro_usd = 25
     rig.offer("speech")
@@ -240,9 +238,6 @@ async def test_caps_hold(rig: UpstreamRig) -> None:
     assert shape(await rig.speak())[:2] == (429, "insufficient_quota")
     assert len(rig.upstream.asked) == 1 and not rig.ledger.held
     assert (await rig.speak(input="abcde")).status == 200
-
-
-async def test_a_large_body_is_refused(rig: UpstreamRig, make_client: MakeClient) -> None:
     client = make_client(max_body_bytes=2000)
     refused = await client.post(TRANSCRIPTIONS, parts=[audio_form(wav(1))], headers=FORM)
     assert shape(refused)[:2] == (413, "request_too_large")

@@ -6,8 +6,10 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -33,23 +35,18 @@ PATIENCE_S = 60.0
 @asynccontextmanager
 async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     server = await asyncio.start_server(handler, "127.0.0.1", 0, ssl=tls)
-    try:
+    with closing(server):
         yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
 
 
 @asynccontextmanager
 async def transport_of(
-    *, context: ssl.SSLContext | None = None, proxy: str = ""
+    context: ssl.SSLContext | None = None, proxy: str = ""
 ) -> AsyncIterator[UpstreamTransport]:
-    made = UpstreamTransport(
-        context or ssl.create_default_context(), proxy=proxy, connect_timeout_s=PATIENCE_S
-    )
-    try:
+    trusted = context or ssl.create_default_context()
+    made = UpstreamTransport(trusted, proxy=proxy, connect_timeout_s=PATIENCE_S)
+    with closing(made):
         yield made
-    finally:
-        made.close()
 
 
 @asynccontextmanager
@@ -59,26 +56,27 @@ async def connecting(handler: Handler) -> AsyncIterator[tuple[UpstreamTransport,
         yield transport, f"http://127.0.0.1:{port}/"
 
 
-def sending(*parts: bytes, closes: bool = False) -> Handler:
-    """Answers a request with these bytes, and waits for the other side to leave."""
+def sending(answer: bytes) -> Handler:
+    """Answers a request with these bytes, and closes the connection."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        for part in parts:
-            writer.write(part)
-            await asyncio.sleep(0)
-        if not closes:
-            await reader.read()
+        writer.write(answer)
         writer.close()
 
     return handler
 
 
-async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> UpstreamConnection:
+async def ask(
+    transport: UpstreamTransport, url: str, body: bytes = b"{}", **more: Any
+) -> UpstreamConnection:
     """The answer's head."""
     asked = httpx2.URL(url)
     headers = [(b"host", asked.netloc), (b"content-length", b"%d" % len(body))]
-    return await transport.send(b"POST", asked, headers, body)
+    return await transport.send(b"POST", asked, headers, body, **more)
+
+
+post = partial(ask, with_part=True)
 
 
 async def read(transport: UpstreamTransport, response: UpstreamConnection) -> bytes:
@@ -98,7 +96,9 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None:
+async def test_a_connection_is_used_again_unless_it_was_closed_left_or_grew_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     num_connections = 0
     left = asyncio.Event()
 
@@ -117,91 +117,66 @@ async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None
         left.set()
 
     async with connecting(handler) as (transport, url):
-        url = url
         for number in range(3):
             assert (await read(transport, await ask(transport, url))) == b""
             if number == 1:  # the close that nothing announces has come
                 await until(lambda: not any(one.is_reusable for one in transport._idle))
         assert num_connections == 2
+        monkeypatch.setattr(transport_module, "KEEP_ALIVE_S", 0.0)
+        await read(transport, await ask(transport, url))
+        assert num_connections == 3
     async with connecting(leaves) as (transport, url):
         transport.free(await ask(transport, url))
         await asyncio.wait_for(left.wait(), PATIENCE_S)
 
 
-async def test_an_idle_connection_is_not_used_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transport_module, "KEEP_ALIVE_S", 0.0)
-    closed = asyncio.Event()
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
+async def proxying(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """A proxy that connects to this host alone. The request's head."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    method, target, _ = head.split(b" ", 2)
+    host, _, port = target.partition(b":")
+    if method != b"CONNECT":
         writer.write(EMPTY)
-        assert await reader.read() == b""
-        closed.set()
-
-    async with connecting(handler) as (transport, url):
-        for _ in range(2):
-            await read(transport, await ask(transport, url))
-        await asyncio.wait_for(closed.wait(), PATIENCE_S)
-
-
-async def answers_empty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await head_of(reader)
-    writer.write(EMPTY)
+    elif host != b"127.0.0.1":
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+    else:
+        far_reader, far_writer = await asyncio.open_connection(host.decode(), int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        asyncio.gather(copied(reader, far_writer), copied(far_reader, writer))
+    return head
 
 
-def tls_of_server(folder: Path, authority: Authority) -> ssl.SSLContext:
-    chain, key = authority.vouch("127.0.0.1", folder / "server")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(chain, key)
-    return context
+async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while part := await reader.read(65536):
+        writer.write(part)
+    writer.close()
 
 
-async def test_a_private_authority_is_trusted_where_it_is_named(tmp_path: Path) -> None:
+async def test_a_private_authority_is_trusted_where_it_is_named_and_a_proxy_sees_no_tls(
+    tmp_path: Path,
+) -> None:
     authority = Authority("private")
-    async with serving(answers_empty, tls_of_server(tmp_path, authority)) as port:
-        url = f"https://127.0.0.1:{port}/"
-        trusting = ssl.create_default_context(cadata=authority.pem)
+    chain, key = authority.vouch("127.0.0.1", tmp_path / "server")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(chain, key)
+    trusting = ssl.create_default_context(cadata=authority.pem)
+    seen: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await proxying(reader, writer))
+
+    async with serving(proxy) as proxy_port, serving(sending(EMPTY), tls) as port:
+        url = f"https://127.0.0.1:{port}/v1/x"
         async with transport_of(context=trusting) as transport:
             assert (await ask(transport, url)).status == 200
         async with transport_of() as transport:
             with pytest.raises(httpx2.ConnectError):
                 await ask(transport, url)
-
-
-async def test_a_proxy_is_asked_for_the_address_and_sees_no_tls(tmp_path: Path) -> None:
-    authority = Authority("private")
-    seen: list[bytes] = []
-
-    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        seen.append(head)
-        method, target, _ = head.split(b" ", 2)
-        if method != b"CONNECT":
-            writer.write(EMPTY)
-            return
-        host, port = target.split(b":")
-        if host != b"127.0.0.1":
-            writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
-            return
-        far_reader, far_writer = await asyncio.open_connection(host.decode(), int(port))
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(copied(reader, far_writer), copied(far_reader, writer))
-
-    async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while part := await reader.read(65536):
-            writer.write(part)
-        writer.close()
-
-    tls = tls_of_server(tmp_path, authority)
-    trusting = ssl.create_default_context(cadata=authority.pem)
-    async with serving(proxy) as proxy_port, serving(answers_empty, tls) as port:
         address = f"http://127.0.0.1:{proxy_port}"
         async with transport_of(context=trusting, proxy=address) as transport:
             assert (await ask(transport, "http://nowhere.test/v1/x")).status == 200
             assert seen[-1].startswith(b"POST http://nowhere.test/v1/x HTTP/1.1\r\n")
-            assert (await ask(transport, f"https://127.0.0.1:{port}/v1/x")).status == 200
+            assert (await ask(transport, url)).status == 200
             assert seen[-1].startswith(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n" % port)
             assert b"v1/x" not in seen[-1]
             with pytest.raises(httpx2.ProxyError, match="403"):
@@ -223,87 +198,59 @@ async def test_a_hosts_addresses_are_tried_in_turn_and_asked_for_again(
         kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
         return [(*kind, (address, port)) for address in addresses]
 
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answers_empty(reader, writer)
-        writer.close()
-
-    loop = asyncio.get_running_loop()
-    async with serving(once) as port, transport_of() as transport:
-        monkeypatch.setattr(loop, "getaddrinfo", rotating)
+    async with serving(sending(EMPTY)) as port, transport_of() as transport:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", rotating)
+        url = f"http://gpu-box.test:{port}/"
         for _ in range(4):
-            assert (await ask(transport, f"http://gpu-box.test:{port}/")).status == 200
+            assert (await ask(transport, url)).status == 200
             await asyncio.sleep(0)
         addresses[:] = ["127.0.0.2"]
         with pytest.raises(httpx2.ConnectError):
-            await ask(transport, f"http://gpu-box.test:{port}/")
-    assert set(asked) == {"gpu-box.test"}
-    assert len(asked) == 5
+            await ask(transport, url)
+    assert asked == ["gpu-box.test"] * 5
 
 
-async def test_tokens_that_come_fast_are_given_together_and_the_end_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+@each_case(
+    ("gather_s", "parts", "given"),
+    [(PATIENCE_S, [b"b", b"c", b"d", b""], b"bcd"), (0.2, [b"b"], b"b")],
+    ids=["together and the end at once", "no longer than allowed"],
+)
+async def test_tokens_that_come_fast_are_gathered(
+    monkeypatch: pytest.MonkeyPatch, gather_s: float, parts: list[bytes], given: bytes
 ) -> None:
-    monkeypatch.setattr(connection_module, "GATHER_S", PATIENCE_S)
+    monkeypatch.setattr(connection_module, "GATHER_S", gather_s)
     goes_on = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
         writer.write(CHUNKED + b"1\r\na\r\n")
         await goes_on.wait()
-        for part in (b"1\r\nb\r\n", b"1\r\nc\r\n", b"1\r\nd\r\n", b"0\r\n\r\n"):
-            writer.write(part)
+        for part in parts:
+            writer.write(b"%d\r\n%s\r\n" % (len(part), part))
             await asyncio.sleep(0.01)
-
-    async with connecting(handler) as (transport, url):
-        response = await ask(transport, url)
-        parts = response.parts()
-        assert await anext(parts) == b"a"
-        response.gathers = True
-        goes_on.set()
-        async with asyncio.timeout(PATIENCE_S / 2):
-            assert [part async for part in parts] == [b"bcd"]
-        monkeypatch.setattr(connection_module, "GATHER_S", 0.01)
-        transport.free(response)
-
-
-async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "GATHER_S", 0.2)
-    goes_on = asyncio.Event()
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(CHUNKED + b"1\r\na\r\n")
-        await goes_on.wait()
-        writer.write(b"1\r\nb\r\n")
         await reader.read()
 
     async with connecting(handler) as (transport, url):
         response = await ask(transport, url)
-        parts = response.parts()
-        assert await anext(parts) == b"a"
+        received = response.parts()
+        assert await anext(received) == b"a"
         response.gathers = True
         goes_on.set()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await anext(parts) == b"b"
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await anext(received) == given
         transport.free(response)
 
 
-async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
+async def test_a_large_body_is_sent_whole_or_refused_before_it_is() -> None:
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
-        await asyncio.sleep(PATIENCE_S)
+        await asyncio.Event().wait()
 
-    async with connecting(refuses) as (transport, url):
-        async with asyncio.timeout(PATIENCE_S / 2):
+    for handler, found in ((sending(EMPTY), (200, b"")), (refuses, (413, b"big"))):
+        async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S / 2):
             response = await ask(transport, url, b"x" * 64 * 1024 * 1024)
-            assert (response.status, await read(transport, response)) == (413, b"big")
-
-
-async def test_a_body_that_the_socket_does_not_take_at_once_is_sent_whole() -> None:
-    async with connecting(sending(EMPTY)) as (transport, url):
-        response = await ask(transport, url, b"x" * 32 * 1024 * 1024)
-        assert (response.status, await read(transport, response)) == (200, b"")
+            assert (response.status, await read(transport, response)) == found
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
@@ -313,9 +260,8 @@ async def test_no_more_is_read_than_is_taken() -> None:
         nonlocal num_written
         await head_of(reader)
         writer.write(CHUNKED)
-        part = b"%x\r\n%s\r\n" % (65536, b"x" * 65536)
         while num_written < 64 * 1024 * 1024:
-            writer.write(part)
+            writer.write(b"%x\r\n%s\r\n" % (65536, b"x" * 65536))
             await writer.drain()
             num_written += 65536
 
@@ -325,27 +271,10 @@ async def test_no_more_is_read_than_is_taken() -> None:
         while num_written != before:
             before = num_written
             await asyncio.sleep(0.2)
-        # What the two sockets' buffers hold is the kernel's.
-        assert num_written < 32 * 1024 * 1024
+        assert num_written < 32 * 1024 * 1024, "what the two sockets' buffers hold is the kernel's"
         (connection,) = transport._open
         assert connection._answer.num_unread_bytes <= MAX_UNREAD_BYTES + 256 * 1024
         transport.free(response)
-
-
-@each_case(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES,
-        b"not HTTP at all\r\n\r\n",
-        CHUNKED + b"zz\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort",
-        b"",
-    ],
-)
-async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
-    async with connecting(sending(answer, closes=True)) as (transport, url):
-        with pytest.raises(httpx2.RemoteProtocolError):
-            await read(transport, await ask(transport, url))
 
 
 async def test_an_answer_that_nobody_read_does_not_stop_the_next_one() -> None:
@@ -364,8 +293,8 @@ async def test_an_answer_that_nobody_read_does_not_stop_the_next_one() -> None:
         assert await read(transport, await ask(transport, url)) == body
 
 
-async def test_what_came_before_a_break_is_given() -> None:
-    async with connecting(sending(CHUNKED + b"5\r\nhello\r\n", closes=True)) as (transport, url):
+async def test_what_comes_before_a_break_is_given_and_what_comes_behind_an_answer_is_not() -> None:
+    async with connecting(sending(CHUNKED + b"5\r\nhello\r\n")) as (transport, url):
         response = await ask(transport, url)
         await asyncio.sleep(0.05)  # the end has come too when the body is read
         parts = response.parts()
@@ -373,16 +302,19 @@ async def test_what_came_before_a_break_is_given() -> None:
         with pytest.raises(httpx2.RemoteProtocolError):
             await anext(parts)
         transport.free(response)
-
-
-async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
+    too_long = b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES
+    for answer in (too_long, b"not HTTP at all\r\n\r\n", CHUNKED + b"zz\r\n", b""):
+        async with connecting(sending(answer)) as (transport, url):
+            with pytest.raises(httpx2.RemoteProtocolError):
+                await read(transport, await ask(transport, url))
+    forged = EMPTY + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
     num_connections = 0
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_connections
         num_connections += 1
         await head_of(reader)
-        writer.write(EMPTY + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged")
+        writer.write(forged)
         await reader.read()
         writer.close()
 
@@ -390,13 +322,6 @@ async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
         for _ in range(2):
             assert (await read(transport, await ask(transport, url))) == b""
     assert num_connections == 2
-
-
-async def post(
-    transport: UpstreamTransport, url: str, until_s: float | None = None
-) -> UpstreamConnection:
-    headers, body = [(b"content-length", b"2")], b"{}"
-    return await transport.send(b"POST", httpx2.URL(url), headers, body, until_s, with_part=True)
 
 
 async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
@@ -407,80 +332,69 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         writer.write(CHUNKED + b"1\r\na\r\n")
         await goes_on.wait()
         writer.write(b"1\r\nb\r\n0\r\n\r\n")
-        await head_of(reader)
         await reader.read()
         writer.close()
 
-    now_s = asyncio.get_running_loop().time
+    loop = asyncio.get_running_loop()
     async with connecting(handler) as (transport, url):
-        answer = await post(transport, url, now_s() + PATIENCE_S)
-        assert await answer.next_part(now_s() + PATIENCE_S) == b"a"
-        with pytest.raises(TimeoutError):
-            await answer.next_part(now_s() + 0.05)
-        with pytest.raises(TimeoutError):
-            await answer.next_part(now_s() - 1)
-        asyncio.get_running_loop().call_later(0.2, goes_on.set)
-        assert await answer.next_part(now_s() + PATIENCE_S) == b"b", "the earlier times are over"
-        assert await answer.next_part(now_s() + PATIENCE_S) is None
+        far_s = loop.time() + PATIENCE_S
+        answer = await post(transport, url, until_s=far_s)
+        assert await answer.next_part(far_s) == b"a"
+        for until_s in (loop.time() + 0.05, loop.time() - 1):
+            with pytest.raises(TimeoutError):
+                await answer.next_part(until_s)
+        loop.call_later(0.2, goes_on.set)
+        assert await answer.next_part(far_s) == b"b", "the earlier times are over"
+        assert await answer.next_part(far_s) is None
         transport.free(answer)
         with pytest.raises(TimeoutError):
-            await post(transport, url, now_s() + 0.05)
+            await post(transport, url, until_s=loop.time() + 0.05)
         assert not transport._open
 
 
 async def test_a_success_is_given_with_some_of_its_body_and_everything_else_at_once() -> None:
-    answers = [CHUNKED, b"HTTP/1.1 500 No\r\ncontent-length: 9\r\n\r\n", EMPTY]
+    answers = {200: CHUNKED, 500: b"HTTP/1.1 500 No\r\ncontent-length: 9\r\n\r\n", 204: EMPTY}
     statuses: list[int] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        writer.write(answers[len(statuses)])
-        if not statuses:
+        status = [*answers][len(statuses)]
+        writer.write(answers[status])
+        if status == 200:
             await asyncio.sleep(0.05)
             writer.write(b"1\r\na\r\n")
         await reader.read()
         writer.close()
 
-    async with connecting(handler) as (transport, url):
-        async with asyncio.timeout(PATIENCE_S):
-            for _ in answers:
-                answer = await post(transport, url)
-                if not statuses:
-                    assert answer._answer.num_unread_bytes
-                statuses.append(answer.status)
-                transport._open.discard(answer)
-                answer.abort()
+    async with connecting(handler) as (transport, url), asyncio.timeout(PATIENCE_S):
+        for status in answers:
+            answer = await post(transport, url)
+            assert status != 200 or answer._answer.num_unread_bytes
+            statuses.append(answer.status)
+            transport._open.discard(answer)
+            answer.abort()
     assert statuses == [200, 500, 200]
 
 
 async def test_the_end_of_an_answer_that_is_left_is_waited_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    num_connections = 0
+    connections: list[bool] = []
+    ends = True
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_connections
-        num_connections += 1
+        connections.append(ends)
         while await head_of(reader):
             writer.write(CHUNKED + b"1\r\na\r\n")
             await asyncio.sleep(0.05)
-            if num_connections == 1:
+            if ends:
                 writer.write(b"0\r\n\r\n")
 
-    async def left(transport: UpstreamTransport, url: str) -> None:
-        answer = await post(transport, url)
-        assert await answer.next_part(None) == b"a"
-        transport.free_drained(answer)
-        async with asyncio.timeout(PATIENCE_S):
-            while transport._open:
-                await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", PATIENCE_S)
     async with connecting(handler) as (transport, url):
-        await left(transport, url)
-        await left(transport, url)
-        assert num_connections == 1
-        num_connections = 2  # no end comes any more
-        monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", 0.01)
-        await left(transport, url)
-        assert not transport._idle
+        for ends, timeout_s in ((True, PATIENCE_S), (True, PATIENCE_S), (False, 0.01)):
+            monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", timeout_s)
+            answer = await post(transport, url)
+            assert await answer.next_part(None) == b"a"
+            transport.free_drained(answer)
+            await until(lambda: not transport._open)
+            assert (len(connections), bool(transport._idle)) == (1, ends)

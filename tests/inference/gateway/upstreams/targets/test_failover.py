@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from helexa_site.config import Config
-from helexa_site.routing import build_application
-from inference.gateway.gateway import Gateway
 from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import MakeClient, not_django
+from tests.inference.gateway.asgi_client import Exchange
+from tests.inference.gateway.conftest import MakeClient, MakeGateway, client_of
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, silent
 from tests.inference.gateway.records.recorded import Records
 from tests.inference.gateway.upstreams.forwarding import PATH, text_of
+from tests.inference.gateway.upstreams.passing import SPEECH
 from tests.inference.gateway.upstreams.targets.targeting import (
     BOX,
     CHAT,
@@ -64,19 +62,14 @@ async def test_a_model_that_no_host_holds_fails_over_to_the_next_target(
         assert "tried=own:no_neuron" in caplog.text
 
 
-async def test_the_record_has_the_targets_that_were_tried(rig: TargetsRig, config: Config) -> None:
+async def test_the_record_has_the_targets_that_were_tried(
+    rig: TargetsRig, make_gateway: MakeGateway
+) -> None:
     rig.box.answer = refuses(429)
     records = Records()
-    gateway = Gateway(
-        config,
-        rig.catalogue,
-        directory=rig.directory,
-        make_ledger=lambda _id: rig.ledger,
-        records=records,
-    )
+    gateway = make_gateway(records=records)
     rig.offer("own", "box/org/m", "cloud/m")
-    client = AsgiClient(build_application(gateway, django_app=not_django))
-    assert (await client.post(PATH, CHAT)).status == 200
+    assert (await client_of(gateway).post(PATH, CHAT)).status == 200
     await gateway.drain(0)
     record = records.only()
     assert record.targets_tried == ("own: no_neuron", "box/org/m: rate_limit_exceeded")
@@ -126,32 +119,33 @@ async def test_a_failure_before_the_answer_begins_fails_over_and_is_billed_once(
         assert settled.metered.num_units == 6
 
 
-async def test_after_the_first_token_a_cut_is_an_error_with_what_was_used(rig: TargetsRig) -> None:
-    def cuts_late(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        wire.event(PARTS[0])
-        wire.cut()
-
-    rig.box.answer = cuts_late
-    rig.offer("box/m", "cloud/m", **BOX)
-    answer = await rig.chat(stream=True)
-    assert answer.chunks[-1]["error"]["code"] == "upstream_failed"
-    assert not rig.cloud.asked
-    assert rig.settled.completion_tokens >= 1
-
-
-async def test_after_the_first_byte_an_answer_is_cut_and_charged(rig: TargetsRig) -> None:
-    def breaks(asked: Asked, wire: Wire) -> None:
+def cuts_late(asked: Asked, wire: Wire) -> None:
+    if asked.path == SPEECH:
         wire.begin_stream("audio/mpeg")
         wire.part(b"half")
-        wire.cut()
+    else:
+        wire.begin_stream()
+        wire.event(PARTS[0])
+    wire.cut()
 
-    rig.box.answer = breaks
-    rig.offer("box/m", "cloud/m", **SPEAKS)
-    answer = await rig.speak()
-    assert (answer.body, answer.ended.is_set()) == (b"half", False)
+
+@each_case(("ask", "kind"), KINDS)
+async def test_after_its_first_token_or_byte_an_answer_is_cut_and_charged(
+    rig: TargetsRig, ask: Ask, kind: dict[str, Any]
+) -> None:
+    rig.forget()
+    rig.box.answer = cuts_late
+    rig.offer("box/m", "cloud/m", **kind)
+    answer = await ask(rig)
     assert not rig.cloud.asked
-    assert (rig.settled.outcome, rig.settled.metered.num_units) == ("upstream_failed", 6)
+    settled = rig.settled
+    assert settled.outcome == "upstream_failed"
+    if ask is chats:
+        assert answer.chunks[-1]["error"]["code"] == "upstream_failed"
+        assert settled.completion_tokens >= 1
+    else:
+        assert (answer.body, answer.ended.is_set()) == (b"half", False)
+        assert settled.metered.num_units == 6
 
 
 @each_case(("ask", "kind"), KINDS)
@@ -167,26 +161,27 @@ async def test_the_callers_own_mistake_is_not_tried_elsewhere(
     assert "x-helexa-served-by" not in answer.headers
 
 
-async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(rig: TargetsRig) -> None:
-    rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
-    rig.offer("own", "box/m", "cloud/m")
-    answer = await rig.chat()
-    assert (answer.status, answer.headers["retry-after"]) == (429, "7")
-    assert (len(rig.box.asked), len(rig.cloud.asked)) == (1, 1)
-    assert (rig.settled.prompt_tokens, rig.settled.cost_micro_usd) == (0, 0)
-    assert not rig.ledger.held
-
-
-async def test_the_log_names_the_targets_that_were_left(
+async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(
     rig: TargetsRig, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log names the targets that were left."""
     caplog.set_level(logging.INFO)
     rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
-    rig.offer("box/m", "cloud/m", **SPEAKS)
-    answer = await rig.speak()
-    assert (answer.status, answer.headers["retry-after"]) == (429, "7")
-    (line,) = (one.message for one in caplog.records if one.name == "helexa.requests")
-    assert line.endswith(" tried=box/m:upstream_failed")
+    tried = "own:no_neuron,box/m:upstream_failed"
+    for ask, kind, targets, log in (
+        (chats, {}, ("own", "box/m", "cloud/m"), f" tried={tried}"),
+        (speaks, SPEAKS, ("box/m", "cloud/m"), " tried=box/m:upstream_failed"),
+    ):
+        rig.forget()
+        caplog.clear()
+        rig.offer(*targets, **kind)
+        answer = await ask(rig)
+        assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+        assert (len(rig.box.asked), len(rig.cloud.asked)) == (1, 1)
+        assert (rig.settled.prompt_tokens, rig.settled.cost_micro_usd) == (0, 0)
+        assert not rig.ledger.held
+        (line,) = (one.message for one in caplog.records if one.name == "helexa.requests")
+        assert line.endswith(log)
     caplog.clear()
     rig.offer("box/m", **SPEAKS)
     assert (await rig.speak()).status == 502

@@ -9,7 +9,7 @@ from typing import Any
 from fleet.catalogue import CatalogueEntry
 from inference.protocol.generation import GenerationRequest
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking
 from tests.inference.gateway.upstreams.forwarding import PATH, RED_PIXELS, text_of
 from tests.inference.gateway.upstreams.targets.targeting import (
     AUTHORIZED,
@@ -55,35 +55,29 @@ async def test_own_replicas_that_are_ready_are_taken_and_none_is_loaded_for_it(
     assert (refused.status, refused.error["code"]) == (503, "no_target_ready")
 
 
-async def test_images_go_to_a_target_that_sees_them(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    rig.offer("own", "box/m")
-    image = {"type": "image_url", "image_url": {"url": RED_PIXELS}}
-    parts = [{"type": "text", "text": "look"}, image]
-    assert text_of(await rig.chat(messages=[{"role": "user", "content": parts}])) == FAR
-    assert rig.box.asked[0].json["messages"][0]["content"] == parts
-    assert not neuron.frames
-
-
-async def test_only_text_goes_to_upstreams(rig: TargetsRig, neuron: FakeNeuron) -> None:
+async def test_only_text_of_a_whole_model_goes_to_upstreams(
+    rig: TargetsRig, neuron: FakeNeuron
+) -> None:
+    adapter = CatalogueEntry(name="tuned", source="path:/a", base="tiny")
+    rig.catalogue.listed = [rig.offer("box/m", "own"), adapter]
+    assert text_of(await rig.chat(model="tuned")) == OWN, "an adapter is beside its base alone"
     neuron.script = breaking("queue_full")
-    rig.offer("box/m", "own")
     embedded = await rig.client.post("/v1/embeddings", {"model": "tiny", "input": "a"})
     assert embedded.error["code"] == "queue_full"
     assert (await rig.client.post("/v1/messages/count_tokens", CHAT)).status == 503
     assert not rig.box.asked
 
 
-async def test_an_adapter_is_beside_its_base_alone(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    base = rig.offer("box/m", "own")
-    adapter = CatalogueEntry(name="tuned", source="path:/a", base="tiny")
-    rig.catalogue.listed = [base, adapter]
-    assert text_of(await rig.chat(model="tuned")) == OWN
-    assert not rig.box.asked
-
-
-async def test_a_field_that_is_not_translated_is_for_own_replicas(
+async def test_images_and_fields_go_to_a_target_that_takes_them(
     rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
+    rig.offer("own", "box/m")
+    image = {"type": "image_url", "image_url": {"url": RED_PIXELS}}
+    parts = [{"type": "text", "text": "look"}, image]
+    assert text_of(await rig.chat(messages=[{"role": "user", "content": parts}])) == FAR
+    assert rig.box.asked[0].json["messages"][0]["content"] == parts
+    assert not neuron.frames
+    rig.forget()
     rig.offer("box/m", "own")
     assert text_of(await rig.chat(guided_regex="a+")) == OWN
     neuron.script = breaking("queue_full")
@@ -108,18 +102,6 @@ async def test_defaults_hold_where_there_is_a_word_for_them(
     assert text_of(await rig.chat()) == FAR
     sent = rig.box.asked[-1].json
     assert (sent["temperature"], sent["min_p"], "repetition_window" in sent) == (0.5, 0.1, False)
-
-
-async def test_streams_of_own_replicas_are_not_held_back(
-    rig: TargetsRig, neuron: FakeNeuron
-) -> None:
-    neuron.script = endless
-    rig.offer("own", "box/m")
-    exchange = rig.open_chat(stream=True)
-    await exchange.until(b"on and")
-    exchange.leave()
-    await exchange.finish()
-    assert await neuron.cancelled.get()
 
 
 async def test_requests_that_must_stay_reach_no_target_outside(
