@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -79,7 +78,7 @@ from inference.settings.neuron import ENGINE_THREADS
 class LoadedEngine:
     engine: Engine | EmbeddingEngine
     report: LoadReport
-    children: Children[Any] | None = None
+    children: Children | None = None
     """The processes of other ranks or stages, where the model has some."""
     sleeper: Sleeper | None = None
     """``None``: the loaded model cannot sleep."""

@@ -22,7 +22,7 @@ from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 
-SIZE = NewKV(number=1, num_blocks=6, block_tokens=16, num_state_slots=4)
+SIZE = NewKV(num_blocks=6, block_tokens=16, num_state_slots=4)
 NUM_POSITIONS = 64
 NUM_FEATURES = 8
 STEP = StepInput.of_queries(

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
+from inference.engine.children import encode
 from inference.engine.errors import DeviceFault, EngineError
 from inference.engine.stages.messages import (
     AdapterAdded,
@@ -24,7 +25,6 @@ from inference.engine.stages.messages import (
     RunStep,
     StageOpened,
     ToStage,
-    encode,
 )
 from inference.protocol.engine import LoadFailedMessage, StageReleased
 from inference.protocol.load import LinkIdentity, LoadSpec
@@ -120,7 +120,7 @@ NO_ENGINES = {
     "a frame without an end": TOO_LARGE,
     "its end": b"",
     "a step first": framed(
-        RunStep(number=1, kv=1, step={"arrays": {}, "block_tokens": 16, "num_decodes": 0})  # type: ignore[arg-type]
+        RunStep(number=1, step={"arrays": {}, "block_tokens": 16, "num_decodes": 0})  # type: ignore[arg-type]
     ),
     "building first": framed(BuildStage(context_tokens=2**62, has_images=False)),
     "a stage's frame": framed(Done()),

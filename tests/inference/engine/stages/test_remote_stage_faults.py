@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from inference.channel import Channel
+from inference.engine.children import encode
 from inference.engine.errors import EngineExit
-from inference.engine.stages.messages import BuildStage, MeetStage, encode
+from inference.engine.stages.messages import BuildStage, MeetStage
 from inference.engine.stages.stage_specs import files_digest
 from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (

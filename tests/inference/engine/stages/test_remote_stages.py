@@ -14,8 +14,6 @@ from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.stages import stage_processes, stage_runner
 from inference.engine.stages.stage_specs import are_narrow
 from inference.protocol.engine import (
-    Awake,
-    FellAsleep,
     SequenceStep,
     StageAlive,
     StageReady,
@@ -165,21 +163,6 @@ def test_a_mixture(tmp_path: Path, data_dir: Path) -> None:
     expected = answers(load(spec_of(directory), data_dir), prompt)
     with remote_stages(directory, data_dir, [HERE, "b"], 1, 2, **EXACT) as there:
         assert answers(load(there.spec, data_dir), prompt) == expected
-        close_all()
-
-
-def test_it_sleeps_and_wakes_with_all_its_stages(tiny_model_dir: Path, data_dir: Path) -> None:
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 2, 3) as there:
-        staged = load(there.spec, data_dir)
-        before, sleeper, report = answers(staged), staged.sleeper, staged.report
-        assert sleeper is not None
-        del staged
-        held = sleeper.fall_asleep()
-        asleep = there.message(FellAsleep)
-        assert isinstance(asleep, FellAsleep) and asleep.held.device_bytes > 0
-        assert held.device_bytes == sum(held.by_device.values()), "what this host holds alone"
-        assert answers(LoadedEngine(sleeper.wake(), report)) == before
-        there.message(Awake)
         close_all()
 
 
