@@ -21,7 +21,6 @@ from inference.engine.embedding.embedding_queue import (
 from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.scheduling.pace import StepPacer
-from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.engine.step import Output, PendingOutputs, TokenRates
 from inference.protocol.engine import (
     CancelSequence,
@@ -72,7 +71,6 @@ class EmbeddingEngine:
         self._bounds = bounds
         self._clock = clock
         self._queue = EmbeddingQueue(limits)
-        self._long_waits = LongWaits(self._queue.overdue, limits.max_queue_wait_s)
         self._jobs: dict[str, EmbeddingJob] = {}
         self._outputs = PendingOutputs()
         self._pacer = StepPacer(1, bounds.step_tokens, STEP_S)
@@ -93,7 +91,6 @@ class EmbeddingEngine:
         ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
-        self._long_waits.warn(started_s)
         rows = self._queue.take_batch(self._pacer.prefill_tokens(0))
         if rows:
             outcome = isolate_faults(
@@ -203,7 +200,6 @@ class EmbeddingEngine:
 
     def _forget(self, job: EmbeddingJob) -> None:
         del self._jobs[job.sequence_id]
-        self._long_waits.forget(job.sequence_id)
         self._queue.remove(job)
 
     def _record(self, rows: Sequence[Row], step_s: float) -> None:

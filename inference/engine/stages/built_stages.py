@@ -39,7 +39,7 @@ from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_pe
 from inference.models.config import ModelConfig
 from inference.models.stages.build import as_first_stage, build_stage
 from inference.models.stages.layer_range import stage_config
-from inference.protocol.load import LoadSpec, StageSpec
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 
 
@@ -169,7 +169,9 @@ def build_stages(
 @dataclass(frozen=True, slots=True)
 class DevicePart:
     device: AnyDevice
-    specs: tuple[StageSpec, ...]
+    promised_bytes: int
+    """The bytes of the device that its neuron promised to others."""
+    limit_bytes: int | None
     config: ModelConfig
     """The config of the device's layers together."""
     kv_format: KVFormat
@@ -218,9 +220,11 @@ def device_parts(model: StagedModel) -> Iterator[DevicePart]:
     for device in dict.fromkeys(one.device for one in model.stages):
         here = [index for index, one in enumerate(model.stages) if one.device == device]
         stages = [model.stages[index] for index in here]
+        limits = [one.spec.memory_limit_bytes for one in stages]
         yield DevicePart(
             device=device,
-            specs=tuple(one.spec for one in stages),
+            promised_bytes=max(one.spec.promised_bytes for one in stages),
+            limit_bytes=min((limit for limit in limits if limit is not None), default=None),
             config=stage_config(model.config, *(one.layers for one in stages)),
             kv_format=stages[0].kv_format,
             weight_bytes=sum(one.weight_bytes for one in stages),

@@ -253,6 +253,9 @@ class StageProcesses(Children):
         self.all[index].send(MeasureMemory())
         return self.all[index].reply(StageMemory)
 
+    def memories(self, indices: Sequence[int]) -> list[StageMemory]:
+        return [self.memory(index) for index in indices]
+
     def fall_asleep(self) -> list[tuple[str, AsleepBytes]]:
         """Puts every stage to sleep. Returns the device of each stage of this host, and the memory
         that it still holds."""

@@ -148,17 +148,6 @@ def test_a_full_queue(executor: FakeExecutor) -> None:
     assert all(isinstance(output, SequencesEmbedded) for output in ended.values())
 
 
-def test_a_long_wait_is_warned_of_once(executor: FakeExecutor, caplog) -> None:
-    engine = engine_of(executor, max_started=1)
-    engine.submit(command("a", *[100] * 400))
-    engine.submit(command("b", 5))
-    for executor.now_s in (9.0, 10.0, 11.0):
-        engine.step()
-    assert [record.getMessage() for record in caplog.records] == [
-        "request b has waited 10 s for a place"
-    ]
-
-
 def test_waiting_too_long(executor: FakeExecutor) -> None:
     engine = engine_of(executor, max_started=1, max_queue_wait_s=0.5)
     engine.submit(command("a", *[100] * 40))

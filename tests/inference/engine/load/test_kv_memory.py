@@ -23,6 +23,7 @@ from inference.engine.load.kv_memory import (
     shared_budget,
     wanted_slots,
 )
+from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
@@ -155,7 +156,9 @@ def built_of(model: Any, load_bytes: int = 0, process_bytes: int = 0) -> Any:
         model=model,
         ranked=None,
         staged=None,
-        trial=SimpleNamespace(bound=None, load_bytes=load_bytes, process_bytes=process_bytes),
+        trial=SimpleNamespace(
+            bound=None, devices=[DeviceTrial(model.device, load_bytes, process_bytes)]
+        ),
         draft=None,
         draft_block_bytes=0,
         num_positions=None,
