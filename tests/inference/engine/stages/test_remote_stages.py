@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
@@ -20,19 +19,9 @@ from inference.protocol.engine import (
     StageReleased,
     SubmitSequence,
 )
-from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams
-from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of
 from tests.inference.engine.stages.remote_stages import HERE, last_messages, remote_stages
-from tests.inference.engine.stages.test_staged_engine import (
-    GREEDY,
-    cancel_in_every_phase,
-    engine_of,
-)
-from tests.inference.engine.stages.test_staged_engine import answers as engine_answers
-from tests.inference.loading.conftest import save_directory
-from tests.inference.models.families import tiny_hybrid
 
 pytestmark = pytest.mark.slow
 
@@ -91,11 +80,8 @@ def test_in_any_order(
 
 @pytest.mark.parametrize(
     ("neurons", "ends"),
-    [
-        pytest.param([HERE, "b"], (1, 3), id="there and back"),
-        *(pytest.param(*o, id=name, marks=pytest.mark.slow) for name, o in ORDERS.items()),
-        pytest.param([HERE, "b", "b"], (1, 2, 3), id="beside each other", marks=pytest.mark.slow),
-    ],
+    [*ORDERS.values(), ([HERE, "b", "b"], (1, 2, 3))],
+    ids=[*ORDERS, "beside each other"],
 )
 def test_rows_are_rounded_where_they_leave_a_host(
     tiny_model_dir: Path,
@@ -133,71 +119,4 @@ def scores(loaded: LoadedEngine) -> list[float]:
             assert isinstance(output, SequenceStep), output
             parts = [*(output.prompt_logprobs or []), *(output.logprobs or [])]
             found += [one.logprob for one in parts if one.logprob is not None]
-    return found
-
-
-@pytest.mark.parametrize(
-    "changes", [{"quantization": "q8", **EXACT}, {"dtype": "bfloat16"}], ids=str
-)
-def test_quantised_and_on_torchs_operators(
-    tiny_model_dir: Path, data_dir: Path, changes: dict[str, str]
-) -> None:
-    expected = answers(load(spec_of(tiny_model_dir, **changes), data_dir))
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 1, 3, **changes) as there:
-        assert answers(load(there.spec, data_dir)) == expected
-        close_all()
-
-
-def test_a_hybrid_that_crosses_three_hosts(tmp_path: Path, data_dir: Path) -> None:
-    """States of two neurons, and keys of a third."""
-    directory = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
-    expected = answers(load(spec_of(directory), data_dir))
-    with remote_stages(directory, data_dir, [HERE, "b", "c"], 1, 3, 4, **EXACT) as there:
-        assert answers(load(there.spec, data_dir)) == expected
-        close_all()
-
-
-def test_a_mixture(tmp_path: Path, data_dir: Path) -> None:
-    directory = save_directory(tmp_path / "mixture", "qwen3_moe")
-    prompt = [1 + token % 60 for token in PROMPT]
-    expected = answers(load(spec_of(directory), data_dir), prompt)
-    with remote_stages(directory, data_dir, [HERE, "b"], 1, 2, **EXACT) as there:
-        assert answers(load(there.spec, data_dir), prompt) == expected
-        close_all()
-
-
-def test_whatever_is_asked_and_cancelled(tiny_model_dir: Path, data_dir: Path) -> None:
-    """Grammars, drawing, scores, drafts, choices and preemption, then cancels in every phase."""
-    expected, _ = engine_answers(engine_of(tiny_model_dir, data_dir))
-    changes = {"speculation": "prompt_lookup", "kv_memory_bytes": 130_000, **EXACT}
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b", HERE], 1, 2, 3, **changes) as there:
-        engine = load(there.spec, data_dir).engine
-        assert isinstance(engine, Engine)
-        found, stats = engine_answers(engine)
-        assert found == expected
-        assert stats.num_preemptions > 0 and stats.num_drafted_tokens > 0
-        cancel_in_every_phase(engine)
-        close_all()
-
-
-def test_an_adapter_over_two_hosts(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
-    base = load_file(tiny_model_dir / "model.safetensors")
-    write_adapter(tmp_path / "adapter", base, seed=3)
-    adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
-    expected = answers_with(load(spec_of(tiny_model_dir), data_dir), adapter)
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 1, 3, **EXACT) as there:
-        assert answers_with(load(there.spec, data_dir), adapter) == expected
-        close_all()
-    assert expected != answers_with(load(spec_of(tiny_model_dir), data_dir), None)
-
-
-def answers_with(loaded: LoadedEngine, adapter: AdapterSpec | None) -> list[int]:
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
-    engine.submit(SubmitSequence(sequence_id="a", token_ids=PROMPT, params=GREEDY, adapter=adapter))
-    found: list[int] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            found += output.token_ids
     return found

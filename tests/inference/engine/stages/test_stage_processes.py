@@ -3,8 +3,6 @@ requests fail once, nothing hangs, and no process stays."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +75,7 @@ def test_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
     assert memory.process_bytes > 100_000_000, "three processes"
 
 
-@pytest.mark.parametrize(("index", "is_busy"), [(0, True), (1, True), (0, False)])
+@pytest.mark.parametrize(("index", "is_busy"), [(0, True), (1, False)])
 def test_a_stage_that_dies_ends_the_model_at_once(
     tiny_model_dir: Path, data_dir: Path, index: int, is_busy: bool
 ) -> None:
@@ -92,28 +90,10 @@ def test_a_stage_that_dies_ends_the_model_at_once(
         assert_gone(stages)
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_stage_that_stands_still_is_noticed(
-    tiny_model_dir: Path, data_dir: Path, is_busy: bool
-) -> None:
-    """Long before a step takes too long, and where there is none."""
+def test_a_stage_that_stands_still_is_noticed(tiny_model_dir: Path, data_dir: Path) -> None:
+    """Also where there is no step."""
     with three_stages(tiny_model_dir, data_dir) as (engine, stages, _):
         stages[1].suspend()
-        if is_busy:
-            engine.submit("long", LONG)
         assert ended_by(engine) == "engine_hung"
         assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.HUNG
-        assert_gone(stages)
-
-
-@pytest.mark.parametrize("is_stage_stopped", [False, True])
-def test_no_stage_outlives_the_engine(
-    tiny_model_dir: Path, data_dir: Path, is_stage_stopped: bool
-) -> None:
-    with three_stages(tiny_model_dir, data_dir) as (engine, stages, _):
-        engine.submit("long", LONG)
-        if is_stage_stopped:
-            stages[0].suspend()
-        os.kill(engine.process.pid, signal.SIGKILL)
-        engine.process.wait(EXIT_TIMEOUT_S)
         assert_gone(stages)

@@ -15,7 +15,8 @@ from inference.protocol.engine import (
     SequenceStep,
     SubmitSequence,
 )
-from inference.protocol.sampling import SamplingParams, TokenLogprob
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import Answers, run
 from tests.inference.engine.stages.loads import load, spec_of
 from tests.inference.engine.test_engine_grammars import PEOPLE, json_grammar
 
@@ -70,32 +71,22 @@ def engine_of(source: Path, data_dir: Path, *ends: int) -> Engine:
     return loaded.engine
 
 
-Found = dict[str, tuple[list[int], list[TokenLogprob], list[TokenLogprob]]]
-
-
-def answers(engine: Engine) -> tuple[Found, EngineStats]:
-    """Returns the answers of all of ``COMMANDS`` at once: tokens, their log probabilities and the
-    prompt's."""
+def answers(engine: Engine) -> tuple[Answers, EngineStats]:
+    """Returns the answers of all of ``COMMANDS`` at once."""
     for command in COMMANDS:
         engine.submit(command)
-    found: Found = {command.sequence_id: ([], [], []) for command in COMMANDS}
-    while engine.has_work:
-        outputs = engine.step()
-        for output in outputs.outputs:
-            assert isinstance(output, SequenceStep), output
-            tokens, logprobs, of_prompt = found[output.sequence_id]
-            tokens += output.token_ids
-            logprobs += output.logprobs or []
-            of_prompt += output.prompt_logprobs or []
-    return found, outputs.stats
+    found = run(engine)
+    assert found.failed == {}
+    return found, engine.stats()
 
 
 def test_stages_answer_as_one_whatever_is_asked(tiny_model_dir: Path, own_data_dir: Path) -> None:
     expected, _ = answers(engine_of(tiny_model_dir, own_data_dir))
     found, stats = answers(engine_of(tiny_model_dir, own_data_dir, 1, 2, 3))
-    assert found == expected
-    assert len(found["scored"][1]) == 8 and len(found["scored"][2]) == len(PROMPT) - 1
-    assert found["choice"] == found["other choice"]
+    for of in ("tokens", "logprobs", "scored"):
+        assert getattr(found, of) == getattr(expected, of)
+    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == len(PROMPT) - 1
+    assert found.tokens["choice"] == found.tokens["other choice"]
     assert stats.num_preemptions > 0
     assert stats.num_drafted_tokens > 0
 

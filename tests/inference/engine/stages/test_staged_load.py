@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
+from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
-from inference.protocol.load import spec_digest
+from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
+from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
 from tests.cases import each_case
+from tests.inference.adapter_files import write_adapter
+from tests.inference.engine.asking import submit, tokens_of
 from tests.inference.engine.stages.loads import PROMPT, answers, load, spec_of
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.vision.tiny_gemma3 import GEMMA3
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
+from tests.inference.models.vision.tiny_qwen import QWEN3_VL
+
+TEXT = [(7 * n) % 90 + 1 for n in range(40)]
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +137,44 @@ def test_stages_of_one_device_share_its_memory(
 def test_a_plan_changes_no_digest(tiny_model_dir: Path) -> None:
     """Where layers go does not change the model."""
     assert spec_digest(spec_of(tiny_model_dir, 1, 3)) == spec_digest(spec_of(tiny_model_dir))
+
+
+def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+    base = load_file(tiny_model_dir / "model.safetensors")
+    write_adapter(tmp_path / "adapter", base, seed=3)
+    adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
+    found = []
+    for ends, asked in (((), adapter), ((1, 3), adapter), ((), None)):
+        engine = load(spec_of(tiny_model_dir, *ends), data_dir).engine
+        assert isinstance(engine, Engine)
+        submit(engine, "a", PROMPT, 24, adapter=asked)
+        found.append(tokens_of(engine))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"), [(QWEN3_VL, (1, 2, 3)), (GEMMA3, (2, 7))], ids=["qwen3-vl", "gemma3"]
+)
+def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ...]) -> None:
+    """The first family adds rows of its images to the output of its first two layers, each on
+    another stage; tokens of the second one's see the later ones of an image, in windows."""
+    pillow = pytest.importorskip("PIL.Image")
+    directory = family.save(tmp_path / "model")
+    found = []
+    for bounds in ((), ends):
+        loaded = load(spec_of(directory, *bounds), data_dir)
+        takes, engine = loaded.report.vision, loaded.engine
+        assert takes is not None and isinstance(engine, Engine)
+        token_ids, images = TEXT[:5], []
+        for size_px in ((23, 14), (30, 22)):
+            data, grid = encoded(noise_image(pillow, size_px), "PNG"), image_grid(*size_px, takes)
+            run = TokenRun(len(token_ids), num_image_tokens(grid, takes.merge))
+            digest = hashlib.sha256(data).hexdigest()
+            images.append(SequenceImage(digest=digest, data=data, runs=[run], grid=grid))
+            token_ids = [*token_ids, *[IMAGE_TOKEN] * run.num_tokens, *TEXT[5:25]]
+        submit(engine, "seen", token_ids, 8, images=images)
+        submit(engine, "blind", TEXT, 8)
+        submit(engine, "again", token_ids, 8, images=images, same_prompt_as="seen")
+        found.append(tokens_of(engine))
+    assert found[0] == found[1]
+    assert found[0]["seen"] == found[0]["again"] and len(found[0]["seen"]) == 8

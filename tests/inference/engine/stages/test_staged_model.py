@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from inference.engine.errors import DeviceFault, StepInputFault
+from inference.engine.children import Child
+from inference.engine.errors import DeviceFault, HangFault, StepFault, StepInputFault
+from inference.engine.stages import stage_processes
+from inference.engine.stages.messages import Alive
 from inference.engine.stages.row_link import Arrival
+from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import StagedModel
 from inference.models.stages.layer_range import LayerRange
 from inference.models.step_input import StepInput
+from inference.protocol.load import LoadSpec, StageSpec
+from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 
 STEP = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)
@@ -114,3 +121,39 @@ def test_a_fault_is_an_answer_too(model: StagedModel, processes: FakeProcesses) 
     processes.arrivals = [Arrival(number, None, StepInputFault("shapes"))]
     with pytest.raises(StepInputFault):
         model.finish(number)
+
+
+SPEC = LoadSpec(
+    job_id="job",
+    model="m",
+    source="path:/m",
+    stages=[StageSpec(device="cpu", layers=layers) for layers in ((0, 1), (1, 2), (2, 3))],
+)
+
+
+@each_case("silent_index", [0, 1])
+def test_a_stage_that_stands_still_ends_the_model_in_time(
+    monkeypatch: pytest.MonkeyPatch, silent_index: int
+) -> None:
+    """The silent stage sends until the sixtieth second. Until then there are up to four checks
+    between two messages, as of processes of a busy host; from then on the other sends always."""
+    processes, lost = StageProcesses(SPEC), list[StepFault]()
+    names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
+    processes.all = cast("list[Child]", names)
+    slept_s: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+        if sum(slept_s) > 60:
+            processes._note(1 - silent_index, Alive())
+        elif len(slept_s) % 4 == 0:
+            for index in (0, 1):
+                processes._note(index, Alive())
+
+    monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
+    processes._on_lost = lost.append
+    processes._watch_silence()
+    (fault,) = lost
+    assert isinstance(fault, HangFault)
+    assert f"stage {silent_index + 2} has sent nothing" in str(fault)
+    assert 0 < sum(slept_s) - 60 < 10
