@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.engine_costs import bookkeeping_ms_per_step
-from inference.engine.step import Sampled, Schedule
+from inference.engine.step import PrefillAverage, Schedule
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -13,8 +13,14 @@ from inference.protocol.engine import (
     SequenceTiming,
     SequenceUsage,
 )
+from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
 from tests.inference.engine.counting_engine import Harness, TimedExecutor
+
+
+class HalfASecond(TimedExecutor):
+    def seconds_of(self, schedule: Schedule) -> float:
+        return 0.5
 
 
 def test_one_sequence_to_max_tokens() -> None:
@@ -40,13 +46,7 @@ def test_stop_token_is_counted_and_not_emitted() -> None:
 
 def test_the_end_reports_how_long_the_engine_worked_on_it() -> None:
     harness = Harness()
-    execute = harness.executor.execute
-
-    def execute_in_half_a_second(schedule: Schedule) -> Sampled:
-        harness.now_s += 0.5
-        return execute(schedule)
-
-    harness.executor.execute = execute_in_half_a_second  # type: ignore[method-assign]
+    harness.engine.executor = HalfASecond(harness)
     harness.submit("a", num_tokens=4, max_tokens=3)
     harness.now_s += 7.0  # in the queue
     *before, last = harness.drain()
@@ -59,13 +59,7 @@ def test_the_end_reports_how_long_the_engine_worked_on_it() -> None:
 
 def test_a_traced_sequence_reports_its_prefill_with_its_first_token_or_its_end() -> None:
     harness = Harness(prefill_tokens_per_step=4)
-    execute = harness.executor.execute
-
-    def execute_in_half_a_second(schedule: Schedule) -> Sampled:
-        harness.now_s += 0.5
-        return execute(schedule)
-
-    harness.executor.execute = execute_in_half_a_second  # type: ignore[method-assign]
+    harness.engine.executor = HalfASecond(harness)
     harness.submit("a", num_tokens=8, is_traced=True)
     harness.submit("b", num_tokens=4)
     harness.submit("c", num_tokens=12, is_traced=True)
@@ -200,3 +194,24 @@ def test_a_crowd_is_served_in_steps_that_a_cancellation_can_wait_for() -> None:
 
 def test_bookkeeping_benchmark_measures_full_steps() -> None:
     assert bookkeeping_ms_per_step(num_sequences=8, num_steps=3) > 0
+
+
+def slowdown(num_requests: int, max_tokens: int) -> float:
+    """Returns the average's slowdown after that many prompts, one after the other, whose tokens
+    take twice the expected time."""
+    expected = PrefillSpeed(token_s=0.00025)
+    harness = Harness(context_tokens=2000, num_blocks=500, prefill_average=PrefillAverage(expected))
+    harness.engine.executor = TimedExecutor(harness)
+    for number in range(num_requests):
+        harness.submit(chr(33 + number), num_tokens=1000, max_tokens=max_tokens)
+        harness.drain()
+    speed = harness.engine.stats().prefill_speed
+    assert speed is not None
+    return speed.token_s / expected.token_s
+
+
+def test_the_average_of_prompts_moves_with_each_and_not_by_steps_that_decode() -> None:
+    assert slowdown(0, 1) == 1.0
+    assert 1.0 < slowdown(1, 1) < slowdown(10, 1) < 2.0
+    assert slowdown(88, 1) == pytest.approx(2.0, abs=0.15)
+    assert slowdown(10, 4) == pytest.approx(slowdown(10, 1))

@@ -19,10 +19,9 @@ from inference.engine.load.build import AdapterLoader, build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.protocol.engine import SubmitSequence
-from inference.protocol.sampling import SamplingParams
 from tests.inference import greedy
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
+from tests.inference.engine.asking import submit, tokens_of
 from tests.inference.models.families import tiny_hybrid as tiny
 
 LINEAR_TARGETS = {
@@ -88,16 +87,9 @@ def answers_of(
         adapters=Adapters(AdapterLoader(model, Path("/nowhere")), 2),
         check_when_idle=True,
     )
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
     for name, prompt in prompts.items():
-        engine.submit(
-            SubmitSequence(
-                sequence_id=name,
-                token_ids=prompt,
-                params=params,
-                adapter=spec_of(adapter) if name == "with" else None,
-            )
-        )
-    answers, _ = tiny.run(engine)
+        own = spec_of(adapter) if name == "with" else None
+        submit(engine, name, prompt, NUM_TOKENS, adapter=own)
+    answers = tokens_of(engine)
     assert all(len(answer) == NUM_TOKENS for answer in answers.values())
     return answers

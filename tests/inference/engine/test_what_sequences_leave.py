@@ -18,8 +18,8 @@ from inference.engine.model_runner import TensorExecutor
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.protocol.engine import CancelSequence, SubmitSequence
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.engine import CancelSequence
+from tests.inference.engine.asking import submit
 from tests.inference.engine.counting_engine import CountingExecutor
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
@@ -54,11 +54,8 @@ def test_sequences_that_ended_are_freed_at_once(
     assert isinstance(engine.executor, TensorExecutor)
     engine.executor = FaultyExecutor(engine.executor, stage=stage, after=2)
     for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
-        params = SamplingParams(
-            max_tokens=8, temperature=0.8, seed=number, top_logprobs=2, frequency_penalty=0.5
-        )
-        command = SubmitSequence(sequence_id=str(number), token_ids=[kind, 1, 2, 3], params=params)
-        engine.submit(command)
+        drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
+        submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
     for _ in range(4):
         engine.step()
     engine.cancel(CancelSequence(sequence_id="5"))
@@ -78,8 +75,7 @@ def test_a_full_collection_does_not_look_at_kept_blocks(no_collector: None) -> N
     numbers = random.Random(1)
     for number in range(40):
         prompt = [numbers.randrange(90_000) for _ in range(3200)]
-        params = SamplingParams(max_tokens=1)
-        engine.submit(SubmitSequence(sequence_id=str(number), token_ids=prompt, params=params))
+        submit(engine, str(number), prompt, 1)
         while engine.has_work:
             engine.step()
     del prompt

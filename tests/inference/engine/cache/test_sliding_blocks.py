@@ -13,8 +13,9 @@ from inference.engine.engine import Engine
 from inference.engine.sequence import Sequence
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import submit, tokens_of
 from tests.inference.engine.conftest import Pair, build_pair
-from tests.inference.engine.test_parity import engine_for, prompt_of, run, submit
+from tests.inference.engine.test_parity import engine_for, prompt_of
 
 NUM_TOKENS = 120
 
@@ -73,7 +74,7 @@ def test_what_slid_out_stays_known(sliding: Pair) -> None:
     prompt = prompt_of(100, seed=3)
     for name in ("first", "again"):
         submit(engine, name, prompt, 40)
-        assert run(engine)[name] == sliding.greedy(prompt, 40)
+        assert tokens_of(engine)[name] == sliding.greedy(prompt, 40)
     assert engine.stats().prefix_hit_tokens >= 64
 
 
