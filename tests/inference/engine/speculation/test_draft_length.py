@@ -35,26 +35,25 @@ def sequence_of(name: str, token_ids: list[int], **params: int) -> Sequence:
     return Sequence(name, token_ids, own, context_tokens=1000, arrival=1, deadline_s=0.0)
 
 
-def test_rows_that_cost_nothing_are_all_run() -> None:
-    assert best_length(1, [(8, 0.5)], Each(0.0), 128) == 8
-
-
-def test_rows_that_cost_as_much_as_a_step_are_not() -> None:
-    assert best_length(32, [(8, 0.6)] * 32, Each(10.0), 1024) == 0
+@each_case(
+    ("num_rows", "candidates", "part", "most_rows", "expected"),
+    [
+        (1, [(8, 0.5)], 0.0, 128, 8),  # rows that cost nothing are all run
+        (32, [(8, 0.6)] * 32, 10.0, 1024, 0),  # rows that cost as much as a step are not
+        (1, [(8, 0.05)], 0.1, 128, 0),  # hopeless
+        (4, [(8, 1.0)] * 4, 0.0, 12, 2),  # a step holds so many rows
+    ],
+)
+def test_how_many_are_run(
+    num_rows: int, candidates: list[tuple[int, float]], part: float, most_rows: int, expected: int
+) -> None:
+    assert best_length(num_rows, candidates, Each(part), most_rows) == expected
 
 
 def test_sure_proposals_are_longer() -> None:
     costs = Each(0.2)
     doubtful, sure = (best_length(1, [(15, rate)], costs, 128) for rate in (0.4, 0.95))
     assert 0 < doubtful < sure
-
-
-def test_hopeless_ones_are_not_run() -> None:
-    assert best_length(1, [(8, 0.05)], Each(0.1), 128) == 0
-
-
-def test_a_step_holds_so_many_rows() -> None:
-    assert best_length(4, [(8, 1.0)] * 4, Each(0.0), 12) == 2
 
 
 class Device:
