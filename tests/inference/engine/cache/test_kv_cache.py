@@ -8,15 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sequence import Sequence
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import sequence_of
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 12
-
-
-def sequence_of(tokens: list[int]) -> Sequence:
-    params = SamplingParams(max_tokens=1000)
-    return Sequence("r", tokens, params, context_tokens=1000, arrival=1, deadline_s=0.0)
 
 
 class KVCacheMachine(RuleBasedStateMachine):

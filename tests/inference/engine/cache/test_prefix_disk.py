@@ -19,10 +19,10 @@ from inference.engine.cache import prefix_disk
 from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
 from inference.engine.load.build import AdapterLoader
-from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
+from inference.protocol.engine import CancelSequence
 from inference.protocol.load import AdapterSpec
-from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
+from tests.inference.engine.asking import run, submit
 from tests.inference.engine.conftest import Pair
 
 NUM_BLOCKS = 5
@@ -61,23 +61,11 @@ def answer(
 ) -> tuple[list[int], int]:
     """Tokens, and how many of the prompt's blocks' tokens were not computed. The engine then closes
     in order."""
-    command = SubmitSequence(
-        sequence_id="one",
-        token_ids=prompt,
-        params=SamplingParams(max_tokens=4, temperature=0.0),
-        cache_salt=salt,
-        adapter=adapter,
-    )
-    engine.submit(command)
-    tokens: list[int] = []
-    num_cached = 0
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            tokens += output.token_ids
-            num_cached += output.num_cached_tokens or 0
+    submit(engine, "one", prompt, 4, cache_salt=salt, adapter=adapter)
+    answers = run(engine)
+    assert answers.failed == {}
     engine.close()
-    return tokens, num_cached
+    return answers.tokens["one"], answers.cached["one"]
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -91,6 +79,7 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
     assert len(files(tmp_path)) == NUM_BLOCKS
     assert answer(make(), prompt) == (wanted, NUM_BLOCKS * llama.block_tokens)
     longer = prompt[: 3 * llama.block_tokens] + prompt_of(llama, 2, seed=2)
+    assert answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)[1] == NUM_BLOCKS * llama.block_tokens
     assert answer(make(), longer) == (llama.greedy(longer, 4), 3 * llama.block_tokens)
 
 
@@ -214,31 +203,24 @@ def remount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "utime", refuse)
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["while it writes", "while it reads"])
+@pytest.mark.parametrize("when", ["while it writes", "while it reads", "from the start"])
 def test_a_disk_that_becomes_read_only_is_switched_off_and_answers_continue(
-    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, is_known: bool
+    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     first, second = prompt_of(llama, seed=1), prompt_of(llama, seed=2)
-    if is_known:
+    if when == "while it reads":
         answer(make(), first)
+    if when == "from the start":
+        remount_read_only(monkeypatch)
     engine = make()
-    assert engine.stats().warnings == []
-    remount_read_only(monkeypatch)
+    if when != "from the start":
+        assert engine.stats().warnings == []
+        remount_read_only(monkeypatch)
     assert answer(engine, first)[0] == llama.greedy(first, 4)
     (warning,) = engine.stats().warnings
     assert "Read-only file system" in warning
     assert answer(engine, second) == (llama.greedy(second, 4), 0)
     assert not engine.has_work
-
-
-def test_a_disk_that_is_read_only_from_the_start_is_switched_off(
-    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = prompt_of(llama)
-    remount_read_only(monkeypatch)
-    engine = make()
-    assert answer(engine, prompt) == (llama.greedy(prompt, 4), 0)
-    assert len(engine.stats().warnings) == 1
 
 
 def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
@@ -255,14 +237,6 @@ def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_p
     assert files(tmp_path) == []
 
 
-def test_what_is_read_takes_no_blocks_that_are_in_use(llama: Pair, make: MakeEngine) -> None:
-    prompt = prompt_of(llama)
-    wanted = llama.greedy(prompt, 4)
-    answer(make(), prompt)
-    tokens, num_cached = answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)
-    assert (tokens, num_cached) == (wanted, NUM_BLOCKS * llama.block_tokens)
-
-
 def test_one_that_is_cancelled_while_it_is_read(
     llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,8 +250,7 @@ def test_one_that_is_cancelled_while_it_is_read(
         return read(files, names)
 
     monkeypatch.setattr(PrefixFiles, "read", slow_read)
-    params = SamplingParams(max_tokens=4, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id="gone", token_ids=prompt, params=params))
+    submit(engine, "gone", prompt)
     engine.step()
     assert engine.stats().queue_depth == 1, "it is held"
     engine.cancel(CancelSequence(sequence_id="gone"))

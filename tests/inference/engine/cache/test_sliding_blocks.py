@@ -10,10 +10,8 @@ import torch
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.sequence import Sequence
 from inference.models.cache.paged_kv import LayerKV, PagedKV
-from inference.protocol.sampling import SamplingParams
-from tests.inference.engine.asking import submit, tokens_of
+from tests.inference.engine.asking import sequence_of, submit, tokens_of
 from tests.inference.engine.conftest import Pair, build_pair
 from tests.inference.engine.test_parity import engine_for, prompt_of
 
@@ -24,12 +22,6 @@ NUM_TOKENS = 120
 def sliding(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     """A window of 24 tokens."""
     return build_pair("mistral", request.param, native_cache_dir)
-
-
-def sequence_of(num_tokens: int) -> Sequence:
-    params = SamplingParams(max_tokens=8)
-    tokens = list(range(num_tokens))
-    return Sequence("s", tokens, params, context_tokens=100, arrival=1, deadline_s=0.0)
 
 
 def kv_cache_of(engine: Engine) -> KVCache:
@@ -80,7 +72,7 @@ def test_what_slid_out_stays_known(sliding: Pair) -> None:
 
 def test_a_sequence_holds_its_window_and_what_is_not_computed_yet() -> None:
     cache = KVCache(num_blocks=16, block_tokens=4, window=6)
-    sequence = sequence_of(40)
+    sequence = sequence_of(range(40))
     assert cache.admit(sequence)
     held = []
     for num_computed in (3, 8, 9, 16, 40):
@@ -98,7 +90,7 @@ def test_a_sequence_holds_its_window_and_what_is_not_computed_yet() -> None:
 
 def test_without_a_window_nothing_is_released() -> None:
     cache = KVCache(num_blocks=16, block_tokens=4)
-    sequence = sequence_of(40)
+    sequence = sequence_of(range(40))
     assert cache.admit(sequence)
     sequence.num_computed_tokens = 40
     cache.register_computed(sequence)
@@ -107,13 +99,11 @@ def test_without_a_window_nothing_is_released() -> None:
 
 def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
     cache = KVCache(num_blocks=6, block_tokens=4, window=6)
-    first = sequence_of(24)
+    first = sequence_of(range(24))
     assert cache.admit(first)
     first.num_computed_tokens = 24
     cache.register_computed(first)
-    other = Sequence(
-        "o", [77] * 9, SamplingParams(max_tokens=8), context_tokens=100, arrival=2, deadline_s=0.0
-    )
+    other = sequence_of([77] * 9)
     assert cache.admit(other), "in blocks that the first one released"
     assert set(other.block_ids) & set(first.block_ids)
     other.num_computed_tokens = 8
@@ -127,7 +117,7 @@ def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
 
 def test_blocks_that_slid_out_and_are_still_its_own_are_forgotten() -> None:
     cache = KVCache(num_blocks=6, block_tokens=4, window=6)
-    sequence = sequence_of(24)
+    sequence = sequence_of(range(24))
     assert cache.admit(sequence)
     sequence.num_computed_tokens = 24
     cache.register_computed(sequence)

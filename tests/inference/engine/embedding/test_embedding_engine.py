@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
+import torch
 
 from inference.engine.embedding.embedding_engine import STEP_S, EmbeddingBounds, EmbeddingEngine
-from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
+from inference.engine.embedding.embedding_load import EmbeddingRunner
+from inference.engine.embedding.embedding_queue import EmbeddingJob, EmbeddingLimits, Row
 from inference.engine.errors import DeviceFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS, recover
+from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -158,26 +163,6 @@ def test_waiting_too_long(executor: FakeExecutor) -> None:
     assert failed.code == "queue_timeout"
 
 
-def test_what_is_no_number_fails_its_request_alone(executor: FakeExecutor) -> None:
-    engine = engine_of(executor)
-    engine.submit(command("bad", *[20] * 200, first=NOT_A_NUMBER))
-    engine.submit(command("good", 20))
-    ended = run(engine)
-    assert isinstance(failed := ended["bad"], SequenceFailed)
-    assert failed.code == "numerical_error"
-    assert isinstance(ended["good"], SequencesEmbedded)
-
-
-def test_an_input_that_does_not_fit_fails_its_request_alone(executor: FakeExecutor) -> None:
-    engine = engine_of(executor)
-    engine.submit(command("bad", 5, 20, 6, first=TOO_LARGE))
-    engine.submit(command("good", *[20] * 9))
-    ended = run(engine)
-    assert isinstance(failed := ended["bad"], SequenceFailed)
-    assert failed.code == "out_of_memory"
-    assert isinstance(ended["good"], SequencesEmbedded)
-
-
 def test_a_lost_device_is_not_the_engines_to_survive(executor: FakeExecutor) -> None:
     engine = engine_of(executor)
     engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
@@ -195,7 +180,35 @@ def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeEx
         run(engine)
 
 
-def test_an_unknown_cancel_changes_nothing(executor: FakeExecutor) -> None:
+@pytest.mark.parametrize(
+    ("first", "lengths", "code"),
+    [(NOT_A_NUMBER, [20] * 200, "numerical_error"), (TOO_LARGE, [5, 20, 6], "out_of_memory")],
+)
+def test_an_input_at_fault_fails_its_request_alone(
+    executor: FakeExecutor, first: int, lengths: list[int], code: str
+) -> None:
     engine = engine_of(executor)
-    engine.cancel(CancelSequence(sequence_id="a"))
-    assert not engine.has_work
+    engine.cancel(CancelSequence(sequence_id="nobody"))
+    engine.submit(command("bad", *lengths, first=first))
+    engine.submit(command("good", *[20] * 9))
+    ended = run(engine)
+    assert isinstance(failed := ended["bad"], SequenceFailed)
+    assert failed.code == code
+    assert isinstance(ended["good"], SequencesEmbedded)
+
+
+class FakeModel:
+    def embed(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
+        nan, inf = float("nan"), float("inf")
+        return torch.tensor([[0.6, 0.0, 0.8], [1.0, nan, 0.0], [0.0, inf, 1.0]])[: len(prompts)]
+
+
+@pytest.mark.parametrize(("dimensions", "vector"), [(None, (0.6, 0.0, 0.8)), (2, (1.0, 0.0))])
+def test_vectors_are_bytes_and_leading_dimensions_brought_to_length_one(
+    dimensions: int | None, vector: tuple[float, ...]
+) -> None:
+    job = EmbeddingJob(command("a", 2, 1, 1, dimensions=dimensions), deadline_s=0.0)
+    runner = EmbeddingRunner(cast(EmbeddingModel, FakeModel()))
+    found = runner.embed([Row(job, index) for index in range(3)])
+    assert found[0] is not None and found[1:] == [None, None]
+    assert struct.unpack(f"<{len(vector)}f", found[0]) == pytest.approx(vector)

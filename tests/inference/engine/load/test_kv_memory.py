@@ -26,7 +26,7 @@ from inference.engine.load.kv_memory import (
     wanted_slots,
 )
 from inference.engine.load.trial import DeviceTrial
-from inference.models.adapter import planned_adapter_bytes
+from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layer_configs import DeltaConfig
@@ -351,3 +351,9 @@ def test_parts_without_keys_bound_no_blocks() -> None:
     assert found.states.num_slots == 4
     assert found.states.state_bytes == 4 * 16
     assert found.states.max_sequences == 2
+
+
+def test_a_planned_adapter_changes_every_projection() -> None:
+    hidden, inner, kv = CONFIG.hidden_size, CONFIG.intermediate_size, 2 * 16
+    of_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
+    assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer

@@ -206,14 +206,6 @@ def test_scored_tokens_have_a_bound_of_their_own() -> None:
     assert second.num_scored_tokens == 199 and third.num_scored_tokens == 7
 
 
-def test_prompts_that_are_not_scored_have_no_such_bound() -> None:
-    num_tokens = 3 * SCORED_TOKENS_PER_STEP
-    scored = sequence_of("a", 100, prompt_logprobs=0)
-    scheduler = scheduler_of([scored, sequence_of("b", num_tokens)])
-    schedule = scheduler.schedule(FixedPace(tokens=1000))
-    assert chunks(schedule) == [("a", 0, 100, True), ("b", 0, num_tokens, True)]
-
-
 def test_what_is_scored_of_a_chunk() -> None:
     sequence = sequence_of("a", 10, prompt_logprobs=0)
     assert PrefillChunk(sequence, 0, 4, False).scored == range(4)

@@ -24,44 +24,6 @@ def test_a_step_ahead_has_a_row_for_each_that_continues() -> None:
     assert len(long.block_ids) == 2, "for its fifth token"
 
 
-def test_no_step_ahead_where_everybody_ends() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3, 1)])
-    assert scheduler.schedule_ahead(scheduler.schedule(PACE), PACE) is None
-
-
-def test_no_step_ahead_of_a_prompt_that_continues() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 60)])
-    assert scheduler.schedule_ahead(scheduler.schedule(FixedPace(tokens=16)), PACE) is None
-
-
-def test_no_step_ahead_without_a_block_for_each() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=2)
-    schedule = scheduler.schedule(PACE)
-    assert len(schedule.sampled) == 2
-    assert scheduler.schedule_ahead(schedule, PACE) is None, (
-        "the second needs one for its fifth token"
-    )
-    roomy = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=3)
-    assert roomy.schedule_ahead(roomy.schedule(PACE), PACE) is not None
-
-
-@each_case(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
-def test_no_step_ahead_of_who_has_a_slot_and_blocks(max_running: int, is_ahead: bool) -> None:
-    scheduler = scheduler_of([sequence_of("a", 3)], max_running=max_running)
-    schedule = scheduler.schedule(PACE)
-    scheduler.add(sequence_of("b", 3))
-    assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
-
-
-@each_case(("num_blocks", "is_ahead"), [(2, True), (3, False)])
-def test_a_step_ahead_of_who_lacks_blocks(num_blocks: int, is_ahead: bool) -> None:
-    scheduler = scheduler_of([sequence_of("a", 3)], num_blocks=num_blocks)
-    schedule = scheduler.schedule(PACE)
-    scheduler.add(sequence_of("b", 8))
-    assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
-    assert scheduler.is_full_for("b") is False
-
-
 def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
     scheduler = scheduler_of([sequence_of("a", 3)])
     schedule = scheduler.schedule(PACE)
@@ -92,3 +54,30 @@ def test_a_launched_row_of_who_has_ended_counts_for_nothing() -> None:
     assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
     assert stays.num_computed_tokens == 4
     scheduler.check_integrity()
+
+
+@each_case(
+    ("sequences", "how", "tokens", "later", "is_ahead"),
+    [
+        ([("a", 3, 1)], {}, 100, None, False),  # everybody ends
+        ([("a", 3), ("b", 60)], {}, 16, None, False),  # a prompt continues
+        ([("a", 3), ("b", 4)], {"num_blocks": 2}, 100, None, False),  # for the fifth token of b
+        ([("a", 3), ("b", 4)], {"num_blocks": 3}, 100, None, True),
+        # Whoever has a slot and blocks starts before.
+        *(([("a", 3)], {"max_running": n}, 100, ("b", 3), n == 1) for n in (1, 2, 3)),
+        *(([("a", 3)], {"num_blocks": n}, 100, ("b", 8), n == 2) for n in (2, 3)),
+    ],
+)
+def test_when_there_is_a_step_ahead(
+    sequences: list[tuple[str, int]],
+    how: dict[str, int],
+    tokens: int,
+    later: tuple[str, int] | None,
+    is_ahead: bool,
+) -> None:
+    scheduler = scheduler_of((sequence_of(*one) for one in sequences), **how)
+    schedule = scheduler.schedule(FixedPace(tokens=tokens))
+    if later is not None:
+        scheduler.add(sequence_of(*later))
+    assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
+    assert later is None or not scheduler.is_full_for("b")
