@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache import prefix_disk
@@ -33,6 +32,8 @@ MakeEngine = Callable[..., Engine]
 @pytest.fixture(autouse=True)
 def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_disk, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(prefix_disk, "COPIED_PER_STEP", 4)
+    monkeypatch.setattr(prefix_disk, "MOST_SENT_BYTES", 10_000)
 
 
 @pytest.fixture
@@ -81,52 +82,6 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
     longer = prompt[: 3 * llama.block_tokens] + prompt_of(llama, 2, seed=2)
     assert answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)[1] == NUM_BLOCKS * llama.block_tokens
     assert answer(make(), longer) == (llama.greedy(longer, 4), 3 * llama.block_tokens)
-
-
-def test_a_step_s_blocks_leave_the_device_in_one_transfer(
-    llama: Pair, make: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_views = []
-    copy_to_host = prefix_disk.copy_to_host
-
-    def counted(views: Sequence[torch.Tensor]) -> torch.Tensor:
-        num_views.append(len(views))
-        return copy_to_host(views)
-
-    monkeypatch.setattr(prefix_disk, "copy_to_host", counted)
-    monkeypatch.setattr(prefix_disk, "COPIED_PER_STEP", 4)
-    prompt = prompt_of(llama, num_blocks=6)
-    answer(make(), prompt)
-    assert len(files(tmp_path)) == 6
-    assert len(num_views) == 2, "four blocks, and two"
-    assert num_views[0] == 2 * num_views[1]
-    assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
-
-
-@pytest.mark.parametrize(("most_sent_blocks", "num_transfers"), [(100, 1), (4, 2)])
-def test_what_is_read_reaches_the_device_in_few_transfers(
-    llama: Pair,
-    make: MakeEngine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    most_sent_blocks: int,
-    num_transfers: int,
-) -> None:
-    num_sent = []
-
-    def counted(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        num_sent.append(len(tensors))
-        return prefix_disk.in_one_transfer(tensors, device)
-
-    prompt = prompt_of(llama, num_blocks=6)
-    answer(make(), prompt)
-    block_bytes = load_file(files(tmp_path)[0])
-    sizes = sum(tensor.nbytes for tensor in block_bytes.values())
-    monkeypatch.setattr(prefix_disk, "copy_to_device", counted)
-    monkeypatch.setattr(prefix_disk, "MOST_SENT_BYTES", most_sent_blocks * sizes)
-    assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
-    assert len(num_sent) == num_transfers
-    assert sum(num_sent) == 6 * len(block_bytes)
 
 
 def test_a_transfer_keeps_every_dtype_and_shape() -> None:

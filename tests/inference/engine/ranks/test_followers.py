@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.channel import Channel, ChannelClosedError
 from inference.engine import children
-from inference.engine.errors import DeviceFault
 from inference.engine.ranks.ranked_model import Followers, Join
 from inference.protocol.load import LoadSpec
 
@@ -59,17 +57,3 @@ def test_none_stays_where_one_cannot_be_started(processes: Processes) -> None:
         Followers(JOINS)
     (process,) = processes.started
     assert process.returncode is not None
-
-
-def test_none_stays_where_one_cannot_be_reported(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def send(channel: Channel, payload: bytes) -> None:
-        if len(processes.started) == len(JOINS):
-            processes.started[-1].kill()
-            raise ChannelClosedError("it is gone")
-
-    monkeypatch.setattr(Channel, "send", send)
-    with pytest.raises(DeviceFault):
-        Followers(JOINS)
-    assert all(process.returncode is not None for process in processes.started)

@@ -5,22 +5,16 @@ from __future__ import annotations
 import weakref
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from inference.engine.cache.kv_cache import KVCache
 from inference.engine.children import encode
 from inference.engine.errors import DeviceFault
 from inference.engine.load.build import build_engine
-from inference.engine.model_runner import ModelRunner
 from inference.engine.ranks import follower
-from inference.engine.ranks.ranked_model import LeaderMessage, RankedModel, decode_leader_message
-from inference.engine.sequence import Sequence
-from inference.engine.step import PrefillChunk, Schedule
+from inference.engine.ranks.ranked_model import RankedModel, decode_leader_message
 from inference.engine.step_frames import Step, message_of, step_of
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import PagedKV
@@ -109,51 +103,6 @@ def test_the_free_memory_that_another_rank_reports_is_without_the_trial_s_blocks
     model.new_kv(8, 8, 4)
     model.new_kv(8, 8, 4)
     assert [memory.free_bytes for memory in model.memory] == [1000]
-
-
-class Followers:
-    """Records the sent messages."""
-
-    def __init__(self) -> None:
-        self.sent: list[LeaderMessage] = []
-
-    def send(self, message: LeaderMessage) -> None:
-        self.sent.append(message)
-
-    def watch(self, on_lost: object) -> None:
-        pass
-
-
-def test_inputs_go_to_other_ranks_from_the_host() -> None:
-    """``meta`` stands for a card: tensors there cannot be copied back."""
-    card, followers, steps = torch.device("meta"), Followers(), []
-    decoder: Any = SimpleNamespace(
-        config=CONFIG, dtype=torch.float32, device=card, kv_format="fp32", tower=None
-    )
-    decoder.new_kv = lambda *sizes: SimpleNamespace(block_tokens=8)
-    decoder.forward = lambda step, kv: steps.append(step)
-    group: Any = SimpleNamespace(num_ranks=2, synchronize=lambda: None)
-    model = RankedModel(decoder, group, followers, [], 1.0)  # type: ignore[arg-type]
-    kv = model.new_kv(4, 8)
-    cache = KVCache(4, 8)
-    sequence = Sequence(
-        "a",
-        [*range(10)],
-        SamplingParams(max_tokens=4),
-        context_tokens=20,
-        arrival=1,
-        deadline_s=0.0,
-    )
-    assert cache.admit(sequence)
-    runner = ModelRunner(model, kv)
-    runner.run(Schedule(prefills=[PrefillChunk(sequence, 0, 10, is_last=True)]))
-    message = followers.sent[-1]
-    assert isinstance(message, Step)
-    sent = step_of(message)
-    assert sent.token_ids.tolist() == sequence.token_ids
-    assert sent.block_table[0].tolist() == sequence.block_ids
-    (own,) = steps
-    assert_same(sent, own)
 
 
 @each_case("num_decodes", [0, 2])

@@ -194,18 +194,6 @@ def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() ->
     assert choice.block_ids[:2] == first.block_ids[:2]
 
 
-def test_is_full_counts_every_choice() -> None:
-    scheduler = Scheduler(
-        KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=1, max_queue_depth=2)
-    )
-    first = sequence_of(1, [1] * 4)
-    scheduler.add(first)
-    for arrival in (2, 3):
-        assert not scheduler.is_full
-        scheduler.add(sequence_of(arrival, [1] * 4, first))
-    assert scheduler.is_full
-
-
 def test_who_runs_is_not_preempted_for_one_that_came_before_and_started_later() -> None:
     scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=3))
     burst = [sequence_of(arrival, [arrival] * 8, account="burst") for arrival in range(3)]
@@ -232,22 +220,6 @@ def test_an_account_s_blocks_are_not_another_s() -> None:
         cache.release(sequence)
         cache.check_integrity([])
     assert known == {"acme": 12, "bert": 0, "": 0}
-
-
-def test_fewer_slots_keep_new_ones_waiting_and_evict_nobody() -> None:
-    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits())
-    sequences = [sequence_of(arrival, [arrival] * 2) for arrival in range(1, 5)]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    scheduler.commit(scheduler.schedule(FixedPace(running_limit=3)), [5, 5, 5])
-    assert scheduler.running == sequences[:3]
-    schedule = scheduler.schedule(FixedPace(running_limit=1))
-    assert schedule.decodes == sequences[:3]
-    scheduler.commit(schedule, [5, 5, 5])
-    scheduler.end_many(sequences[:2])
-    assert scheduler.schedule(FixedPace(running_limit=1)).decodes == sequences[2:3]
-    scheduler.schedule(FixedPace(running_limit=2))
-    assert scheduler.running == sequences[2:]
 
 
 def chunks(length: int, budget: int) -> list[int]:
