@@ -20,7 +20,7 @@ from inference.engine.faults import (
     isolate_faults,
 )
 from inference.engine.prompt_images import prompt_images
-from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
+from inference.engine.sampling.grammars import GrammarCompiler, PendingGrammars
 from inference.engine.scheduling.pace import StepTimes
 from inference.engine.scheduling.run_ahead import StepsAhead
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler, command_problem
@@ -65,7 +65,7 @@ class Engine:
         limits: EngineLimits,
         *,
         run_ahead: StepsAhead | None = None,
-        grammars: GrammarSource | None = None,
+        grammars: GrammarCompiler | None = None,
         adapters: Adapters | None = None,
         prefix_disk: PrefixDisk | None = None,
         prefill_average: PrefillAverage | None = None,

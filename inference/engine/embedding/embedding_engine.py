@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from inference.engine.embedding.embedding_queue import (
     EmbeddingJob,
@@ -32,21 +32,10 @@ from inference.protocol.engine import (
     StepOutputs,
 )
 
+if TYPE_CHECKING:
+    from inference.engine.embedding.embedding_load import EmbeddingRunner
+
 STEP_S = 0.1
-
-
-class EmbeddingExecutor(Protocol):
-    """The tensor half of a step."""
-
-    def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
-        """Returns each row's vector, float32 little-endian, of as many dimensions as its job asked
-        for; ``None`` where it is not finite."""
-        ...
-
-    def recover(self, error: Exception) -> StepFault:
-        """Classifies ``error``, raised by ``embed``, as a fault of the step or of the device.
-        Frees the memory of the attempt."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +50,7 @@ class EmbeddingBounds:
 class EmbeddingEngine:
     def __init__(
         self,
-        executor: EmbeddingExecutor,
+        executor: EmbeddingRunner,
         bounds: EmbeddingBounds,
         limits: EmbeddingLimits,
         *,

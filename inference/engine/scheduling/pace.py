@@ -22,8 +22,7 @@ clock of the last forward pass.
 from __future__ import annotations
 
 import time
-
-import numpy as np
+from collections.abc import Sequence
 
 from inference.engine.errors import OutOfMemoryFault, StepFault
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
@@ -68,7 +67,7 @@ ALWAYS_REFITTED = 32
 SCALED_ROWS, SCALED_TOKENS = 64, 512
 """The rows and tokens of a typical large step. Terms are divided by them, so that coefficients are
 of one magnitude."""
-STIFFNESS = np.array((0.02, 0.001, 0.02, 0.001))
+STIFFNESS = (0.02, 0.001, 0.02, 0.001)
 """How firmly each coefficient keeps its value while steps do not separate them: a time is explained
 by the cost of a row or token before a fixed cost."""
 LEAST_HOLD = 1e-9
@@ -89,10 +88,10 @@ class StepTimeModel:
 
     def __init__(self, *, row_s: float, token_s: float) -> None:
         self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
-        self._squares = np.zeros((4, 4))
+        self._squares = [[0.0] * 4 for _ in range(4)]
         """Faded sums over steps of the products of two of their terms, divided by the step's
         time."""
-        self._sums = np.zeros(4)
+        self._sums = [0.0] * 4
         self._num_steps = 0
         self._decode_rows = Spread()
         self._row_share = UNTRIED_ROW_SHARE
@@ -158,28 +157,46 @@ class StepTimeModel:
             self._row_share += FORGETTING * (UNTRIED_ROW_SHARE - self._row_share)
 
     def _add(self, num_rows: int, num_tokens: int, step_s: float) -> None:
-        has_prompt = 1.0 if num_tokens else 0.0
-        scaled = (1.0, num_rows / SCALED_ROWS, has_prompt, num_tokens / SCALED_TOKENS)
-        terms = np.array(scaled) / step_s
-        self._squares = FADING * self._squares + np.outer(terms, terms)
-        self._sums = FADING * self._sums + terms
+        terms = [1 / step_s, num_rows / SCALED_ROWS / step_s, 0.0, 0.0]
+        if num_tokens:
+            terms[2:] = [1 / step_s, num_tokens / SCALED_TOKENS / step_s]
+        for index, (row, term) in enumerate(zip(self._squares, terms, strict=True)):
+            row[:] = [
+                FADING * value + term * other for value, other in zip(row, terms, strict=True)
+            ]
+            self._sums[index] = FADING * self._sums[index] + term
 
     def _fit(self) -> None:
         """Fits by least squares over the faded steps, held near the last fit. A coefficient that
         would be negative is 0, and the others are fitted without it."""
-        # Relative to the data: as firm on any device, for prompts as for the steps between.
-        holds = STIFFNESS * self._squares.diagonal() + LEAST_HOLD
-        matrix = self._squares + np.diag(holds)
-        right = self._sums + holds * self._coefficients
-        free = np.arange(len(right))
-        found = np.zeros(len(right))
-        while len(free):
-            solution = np.linalg.solve(matrix[np.ix_(free, free)], right[free])
-            if (solution >= 0).all():
-                found[free] = solution
+        free = list(range(len(self._coefficients)))
+        found = [0.0] * len(free)
+        while free:
+            solution = self._solution(free)
+            if all(value >= 0 for value in solution):
+                for index, value in zip(free, solution, strict=True):
+                    found[index] = value
                 break
-            free = free[solution >= 0]
-        self._coefficients = found.tolist()
+            free = [index for index, value in zip(free, solution, strict=True) if value >= 0]
+        self._coefficients = found
+
+    def _solution(self, free: Sequence[int]) -> list[float]:
+        """Gaussian elimination of a symmetric positive definite system, which needs no pivots."""
+        rows = []
+        for i in free:
+            # Relative to the data: as firm on any device, for prompts as for the steps between.
+            hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD
+            row = [self._squares[i][j] + (hold if i == j else 0.0) for j in free]
+            rows.append([*row, self._sums[i] + hold * self._coefficients[i]])
+        for i, row in enumerate(rows):
+            for other in rows[i + 1 :]:
+                factor = other[i] / row[i]
+                other[i:] = [a - factor * b for a, b in zip(other[i:], row[i:], strict=True)]
+        found = [0.0] * len(rows)
+        for i in reversed(range(len(rows))):
+            rest = sum(rows[i][j] * found[j] for j in range(i + 1, len(rows)))
+            found[i] = (rows[i][-1] - rest) / rows[i][i]
+        return found
 
 
 def untried_step_time() -> StepTimeModel:

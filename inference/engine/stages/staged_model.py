@@ -218,7 +218,7 @@ class BegunStep:
 
 
 class StagedExecutor:
-    """``scheduling.run_ahead.BeginningExecutor`` over an executor of a staged model."""
+    """An executor of a staged model, whose ``execute`` has two halves."""
 
     def __init__(self, executor: TensorExecutor, model: StagedModel) -> None:
         self._executor = executor
@@ -229,12 +229,14 @@ class StagedExecutor:
 
     @torch.inference_mode()
     def begin(self, schedule: Schedule) -> BegunStep:
+        """Computes the first stage and waits for no other."""
         runner = self._executor.runner
         number = self._model.begin(runner.step_input(schedule), runner.kv)
         return BegunStep(number, _owners(schedule))
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, live: Schedule) -> Sampled:
+        """Waits for the step, and samples ``live``: its schedule without ended sequences."""
         logits = self._model.finish(step.number)
         if any(owner.state is SequenceState.ENDED for owner in step.owners):
             rows = [r for r, s in enumerate(step.owners) if s.state is not SequenceState.ENDED]
