@@ -1,20 +1,24 @@
-"""Steps that go to other ranks, and the model's end where one fails."""
+"""Steps that go to other ranks, and the model's end where one fails or cannot be started."""
 
 from __future__ import annotations
 
+import subprocess
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from inference.engine import children
 from inference.engine.children import encode
 from inference.engine.errors import DeviceFault
 from inference.engine.load.build import build_engine
 from inference.engine.ranks import follower
-from inference.engine.ranks.ranked_model import RankedModel, decode_leader_message
+from inference.engine.ranks.ranked_model import Followers, Join, RankedModel, decode_leader_message
 from inference.engine.step_frames import Step, message_of, step_of
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import PagedKV
@@ -22,6 +26,7 @@ from inference.models.decoder import DecoderModel
 from inference.models.registry import build_model
 from inference.models.step_input import ImageEmbeddings, StepImages, StepInput, block_table_of
 from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 from tests.inference.engine.ranks.thread_ranks import ranked_model
@@ -138,3 +143,50 @@ def test_tokens_that_only_the_device_knows_are_sent() -> None:
     blocks = block_table_of([[0], [1]])
     step = StepInput.of_decodes([0, 0], [1, 2], blocks, 8, unread_ids=torch.tensor([70, 80]))
     assert step_of(message_of(step)).token_ids.tolist() == [70, 80]
+
+
+JOINS = [
+    Join(
+        spec=LoadSpec(job_id="j", model="m", source="path:/m"),
+        rank=rank,
+        meeting="/meeting",
+        cache_dir="/cache",
+        num_threads=1,
+        context_tokens=16,
+        timeout_s=1.0,
+    )
+    for rank in (1, 2)
+]
+
+
+class Processes:
+    """Stands for ranks by processes that wait; the machine has room for ``room`` of them."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
+        if len(self.started) == self.room:
+            raise BlockingIOError("no more processes")
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[fd for _, fd in fds])
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = Processes(room=2)
+    monkeypatch.setattr(children, "start_process", found.start)
+    yield found
+    for process in found.started:
+        process.kill()
+        process.communicate()
+
+
+def test_none_stays_where_one_cannot_be_started(processes: Processes) -> None:
+    processes.room = 1
+    with pytest.raises(BlockingIOError):
+        Followers(JOINS)
+    (process,) = processes.started
+    assert process.returncode is not None
