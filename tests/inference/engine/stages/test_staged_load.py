@@ -40,16 +40,6 @@ from tests.inference.models.vision.tiny_qwen import QWEN3_VL
 TEXT = [(7 * n) % 90 + 1 for n in range(40)]
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
-    """Makes a data directory that other tests do not use: a quality figure that is found there is
-    not measured again."""
-    directory = tmp_path_factory.mktemp("staged")
-    (directory / "cache").mkdir()
-    (directory / "cache" / "native").symlink_to(native_cache_dir)
-    return directory
-
-
 @pytest.mark.parametrize("changes", [{"quantization": "q8"}, {"dtype": "bfloat16"}], ids=str)
 def test_stages_answer_as_one(
     tiny_model_dir: Path, data_dir: Path, changes: dict[str, str]
