@@ -16,6 +16,7 @@ import msgspec
 
 from inference.engine.children import OutOfMemory, PartFailed, PartProgressed
 from inference.engine.step_frames import Array, Step
+from inference.models.cache.kv_format import KVFormat
 from inference.protocol.load import LinkIdentity, LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport
 
@@ -143,7 +144,7 @@ class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 
 class StageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    kv_format: str
+    kv_format: KVFormat
     copies_context: bool
     execution: str
     """A sentence for people: which code computes it."""

@@ -286,17 +286,21 @@ def build_runner(
         num_positions=build.context_tokens,
         on_event=on_event,
     )
-    engine.send(
-        StageBuilt(
-            kv_format=stage.kv_format,
-            copies_context=stage.copies_context,
-            execution=words,
-            weights=opened.weights.report(),
-            estimated_bytes=opened.estimated_load_bytes,
-            process_bytes=runner.process_bytes,
-        )
-    )
+    engine.send(built_message(stage, words, opened, runner.process_bytes))
     return runner
+
+
+def built_message(
+    stage: BuiltStage, execution: str, opened: OpenedModel, process_bytes: int
+) -> StageBuilt:
+    return StageBuilt(
+        kv_format=stage.kv_format,
+        copies_context=stage.copies_context,
+        execution=execution,
+        weights=opened.weights.report(),
+        estimated_bytes=opened.estimated_load_bytes,
+        process_bytes=process_bytes,
+    )
 
 
 def _build(join: JoinStage, opened: OpenedModel, context_tokens: int) -> tuple[BuiltStage, str]:

@@ -23,7 +23,7 @@ import torch
 from inference.engine.errors import DeviceFault
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sequence import Sequence, SequenceState
-from inference.engine.stages.messages import NewKV, RunStep
+from inference.engine.stages.messages import NewKV, RunStep, StageBuilt
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.step import Sampled, Schedule
@@ -44,15 +44,8 @@ class StageFacts:
     """The spec with the memory that its neuron promised to others, and its limit there."""
     layers: LayerRange
     device: AnyDevice
-    kv_format: KVFormat
-    copies_context: bool
-    execution: str
-    """A sentence for people: which code computes it."""
-    weights: str
-    """A sentence for people: how the weights are held."""
     weight_bytes: int
-    estimated_bytes: int
-    """The bytes without keys and values."""
+    built: StageBuilt
 
 
 class StagedAdapter:
@@ -107,7 +100,7 @@ class StagedModel(PlainBackend):
 
     @property
     def copies_context(self) -> bool:
-        return any(one.copies_context for one in self.stages)
+        return any(one.built.copies_context for one in self.stages)
 
     @property
     def sampler(self) -> BackendSampler | None:
@@ -130,7 +123,7 @@ class StagedModel(PlainBackend):
         found: Counter[AnyDevice] = Counter(self.first.cache_bytes(*sizes))
         for one in self.stages[1:]:
             config = stage_config(self.config, one.layers)
-            found[one.device] += cache_bytes(config, one.kv_format, *sizes)
+            found[one.device] += cache_bytes(config, one.built.kv_format, *sizes)
         return found
 
     def prepare_adapter(self, weights: AdapterWeights) -> StagedAdapter:

@@ -30,7 +30,7 @@ from tests.inference.engine.stages.loads import spec_of
 
 HERE = ""
 """The neuron of stages beside the engine."""
-WAIT_S = 60.0
+WAIT_S = 20.0
 held: list[HeldStage] = []
 
 

@@ -15,7 +15,7 @@ import pytest
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
 from inference.engine.children import encode
 from inference.engine.engine import Engine
-from inference.engine.errors import DeviceFault, EngineExit
+from inference.engine.errors import EngineExit
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.stages import remote_stage, stage_processes, stage_runner
 from inference.engine.stages.messages import (
@@ -230,28 +230,3 @@ def test_what_no_engine_sends_ends_the_stage(
         control.close()
     assert isinstance(there.stages[0].last(), LoadFailedMessage | StageReleased)
     control.close()
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_two_other_hosts_that_lose_each_other_end_the_model(
-    tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, index: int
-) -> None:
-    """The engine reaches both and sees nothing of it but what they report."""
-    monkeypatch.setattr(stage_runner, "LOST_LINK_S", 0.1)
-    made: list[stage_runner.RowLink] = []
-    link = stage_runner.RowLink
-
-    def remembering(*arguments: object, **options: object) -> stage_runner.RowLink:
-        made.append(link(*arguments, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    monkeypatch.setattr(stage_runner, "RowLink", remembering)
-    there = started(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir)
-    loaded, lost = load(there.spec, data_dir), []
-    assert loaded.children is not None and len(made) == 4
-    loaded.children.watch(lost.append)
-    made[2 * index].close()
-    with pytest.raises(DeviceFault):
-        answers(loaded)
-    (fault,) = lost
-    assert isinstance(fault, DeviceFault)

@@ -3,11 +3,14 @@ them dies or stands still. Requests fail once, nothing hangs, and no process sta
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -20,6 +23,7 @@ from inference.protocol.engine import (
     StageReady,
     StageReleased,
 )
+from inference.stage_links.addresses import address_of
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S
 from tests.inference.engine.stages.loads import spec_of
 from tests.inference.engine.stages.remote_stages import (
@@ -115,3 +119,50 @@ def test_a_stage_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path, is_a
         expected = EngineExit.OK if is_asked else EngineExit.ORPHANED
         assert remote.process.wait(EXIT_TIMEOUT_S) == expected
         assert engine.next(EngineFaulted).code == "device_fault"
+
+
+class Proxy:
+    """Forwards connections to a stage, and cuts them one by one."""
+
+    def __init__(self, address: str) -> None:
+        self._to = address_of(address)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, index: int) -> None:
+        for one in self.pairs[index]:
+            one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            ours, _ = self._listener.accept()
+            theirs = socket.create_connection(self._to)
+            self.pairs.append((ours, theirs))
+            for source, sink in ((ours, theirs), (theirs, ours)):
+                threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
+    """The engine reaches both and sees nothing of it but what they report."""
+    with processes(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir) as there:
+        stages = list(there.spec.stages)
+        proxy = Proxy(stages[2].address)
+        stages[2] = msgspec.structs.replace(stages[2], address=proxy.address)
+        spec = msgspec.structs.replace(there.spec, stages=stages)
+        with process_of(spec, data_dir) as engine:
+            assert isinstance(engine.wait_loaded(), Loaded)
+            proxy.cut(1)  # control came first, then rows, then rows back
+            assert engine.next(EngineFaulted).code == "device_fault"
+            for stage in there.stages:
+                stage.next(StageReleased)
