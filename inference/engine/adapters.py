@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from inference.engine.errors import AdapterError
 from inference.engine.sequence import Sequence
 from inference.protocol.load import DEFAULT_ADAPTER_SLOTS, AdapterSpec
+
+if TYPE_CHECKING:
+    from inference.engine.load.build import AdapterLoader
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +29,6 @@ class LoadedAdapter:
     prepared: Any
     fingerprint: str
     """Sequences whose adapters have one fingerprint may share blocks."""
-
-
-class AdapterSource(Protocol):
-    def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
-        """Does not wait. The future raises ``AdapterError``, whose message clients receive."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +46,7 @@ class Adapters:
     """``source`` ``None``: this engine has no adapters."""
 
     def __init__(
-        self, source: AdapterSource | None, num_slots: int = DEFAULT_ADAPTER_SLOTS
+        self, source: AdapterLoader | None, num_slots: int = DEFAULT_ADAPTER_SLOTS
     ) -> None:
         self._source = source
         self._num_slots = num_slots

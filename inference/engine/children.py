@@ -1,8 +1,8 @@
-"""The processes that compute parts of the engine's model: starts them, sends to them, reads from
-them. One that ends by itself ends the model.
+"""The processes that compute parts of the engine's model, ranks or stages, from both ends. One that
+ends by itself ends the model, and none outlives its engine.
 
-    any thread      ── frames ──▶ child       a reader thread for each child
-    reader thread   ◀── frames ──             end of file: the child is gone, and so is the model
+    engine   Child  ── frames ──▶  ParentLink   the part's process
+                    ◀── frames ──               a reader thread at each end; end of file: it is gone
 
 A process is this one's child, or another host's at the end of a connection. Knows connections and
 processes; no tensors.
@@ -21,13 +21,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
-from inference.engine.errors import DeviceFault, StepFault, describe_exit
+from inference.engine.errors import DeviceFault, EngineExit, StepFault, describe_exit
+from inference.loading.progress import OnProgress
 from inference.logs.setup import configure_logging
+from inference.protocol.load_errors import PartFailedError
+from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -38,8 +41,29 @@ REAP_S = 5.0
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
+REPLY_TIMEOUT_S = 3600.0
+"""How long a part may take to open or build. A load that makes no progress is ended by its neuron
+before."""
 
-Message = TypeVar("Message")
+
+class PartProgressed(msgspec.Struct, frozen=True, kw_only=True, tag="progressed"):
+    progress: LoadProgress
+
+
+class PartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The part could not be opened or built; its process ends."""
+
+    failure: LoadFailure
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
+    """The request does not fit the part's device."""
+
+    message: str
+
+
+encode = msgspec.msgpack.Encoder().encode
+Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class ChildEnd(Protocol):
@@ -83,23 +107,23 @@ class ChildProcess:
         self._process.wait()
 
 
-class Child(Generic[Message]):
+class Child:
     """``received``: its messages, filled by its reader's thread."""
 
     def __init__(
         self,
         name: str,
         end: ChildEnd,
-        decode: Callable[[bytes], Message],
+        decode: Callable[[bytes], Any],
         *,
-        on_end: Callable[[Child[Message]], None],
-        on_message: Callable[[Message], bool],
+        on_end: Callable[[Child], None],
+        on_message: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
         returns whether the message goes to ``received`` as well."""
         self.name = name
         self.end = end
-        self.received: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.has_ended = threading.Event()
         self._decode = decode
         self._on_end = on_end
@@ -108,17 +132,36 @@ class Child(Generic[Message]):
         self._channel = Channel(end.connection)
         SupervisedThread(self._read, name=name.replace(" ", "-"), restarts=False).start()
 
-    def send(self, frame: bytes) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Any thread. Raises ``DeviceFault`` where the child is gone."""
         try:
             with self._sending:
-                self._channel.send(frame)
+                self._channel.send(encode(message))
         except ChannelClosedError as error:
             raise DeviceFault(self.end_in_words()) from error
 
-    def next(self, timeout_s: float) -> Message:
-        """The next message of ``received``. Raises ``DeviceFault`` where the child ends before it
-        or sends none within ``timeout_s``."""
+    def reply(
+        self,
+        kind: type[Reply],
+        on_progress: OnProgress = lambda _: None,
+        timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> Reply:
+        """The next answer. Raises ``PartFailedError``, ``MemoryError`` where its device has no
+        room, and ``DeviceFault`` where the child ends before or is silent for ``timeout_s``."""
+        while True:
+            match self._next(timeout_s):
+                case PartProgressed(progress=progress):
+                    on_progress(progress)
+                case PartFailed(failure=failure):
+                    raise PartFailedError(failure)
+                case OutOfMemory(message=message):
+                    raise MemoryError(message)
+                case answer if isinstance(answer, kind):
+                    return answer
+                case other:
+                    raise DeviceFault(f"{self.name} sent {type(other).__name__}")
+
+    def _next(self, timeout_s: float) -> Any:
         waited_s = 0.0
         while waited_s < timeout_s:
             try:
@@ -181,16 +224,62 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit(1)
 
 
-OneChild = TypeVar("OneChild", bound=Child[Any])
+class ParentLink:
+    """The child's end of its connection to the engine. Any thread may send."""
+
+    def __init__(
+        self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
+    ) -> None:
+        """``on_gone`` is called by the thread that notices that the engine is gone."""
+        self._channel = channel
+        self._decode = decode
+        self._on_gone = on_gone
+        self._sending = threading.Lock()
+        self.is_gone = threading.Event()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """The messages since ``start``, then ``None``."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        try:
+            with self._sending:
+                self._channel.send(encode(message))
+        except ChannelError:
+            self._note_gone()
+
+    def receive(self) -> Any:
+        """``None``: the engine is gone, or sends what no engine does."""
+        try:
+            return self._decode(self._channel.receive())
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("the engine's control link: %s", error)
+            self._note_gone()
+            return None
+
+    def start(self) -> None:
+        """Receives into ``inbox``, in a thread of its own."""
+        SupervisedThread(
+            self._read,
+            name="engine-reader",
+            restarts=False,
+            on_broken=lambda _: os._exit(EngineExit.FAILED),
+        ).start()
+
+    def _read(self) -> None:
+        while not self.is_gone.is_set():
+            self.inbox.put(self.receive())
+
+    def _note_gone(self) -> None:
+        self.is_gone.set()
+        self._on_gone()
 
 
-class Children(Generic[OneChild]):
+class Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_closed = False
         self._lost: StepFault | None = None
         self._on_lost: Callable[[StepFault], object] | None = None
-        self.all: list[OneChild] = []
+        self.all: list[Child] = []
         """Filled by whatever starts them."""
 
     def __len__(self) -> int:
@@ -200,6 +289,11 @@ class Children(Generic[OneChild]):
     def lost(self) -> StepFault | None:
         with self._lock:
             return self._lost
+
+    def send(self, message: msgspec.Struct) -> None:
+        """To all. Raises ``DeviceFault`` where one is gone."""
+        for child in self.all:
+            child.send(message)
 
     def watch(self, on_lost: Callable[[StepFault], object]) -> None:
         """``on_lost`` is called once, on some thread, when a child ends by itself."""
@@ -216,6 +310,9 @@ class Children(Generic[OneChild]):
             self._lost, on_lost = fault, self._on_lost
         if on_lost is not None:
             on_lost(fault)
+
+    def lose_child(self, child: Child) -> None:
+        self.lose(DeviceFault(child.end_in_words()))
 
     def close(self) -> None:
         """Kills all of them."""

@@ -20,11 +20,10 @@ from inference.engine.faults import (
     isolate_faults,
 )
 from inference.engine.prompt_images import prompt_images
-from inference.engine.sampling.grammars import GrammarSource, PendingGrammars
+from inference.engine.sampling.grammars import GrammarCompiler, PendingGrammars
 from inference.engine.scheduling.pace import StepTimes
 from inference.engine.scheduling.run_ahead import StepsAhead
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler, command_problem
-from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.engine.sequence import Sequence
 from inference.engine.step import PendingOutputs, PrefillAverage, Sampled, Schedule, emit_step
 from inference.protocol.engine import (
@@ -66,7 +65,7 @@ class Engine:
         limits: EngineLimits,
         *,
         run_ahead: StepsAhead | None = None,
-        grammars: GrammarSource | None = None,
+        grammars: GrammarCompiler | None = None,
         adapters: Adapters | None = None,
         prefix_disk: PrefixDisk | None = None,
         prefill_average: PrefillAverage | None = None,
@@ -86,7 +85,6 @@ class Engine:
         self._outputs = PendingOutputs()
         self._num_submitted = 0
         self._step_end_s = 0.0
-        self._long_waits = LongWaits(self._overdue_by_limit, scheduler.limits.max_queue_wait_s)
         self._times = StepTimes(scheduler.limits, prefill_average)
         if scheduler.speculator is not None:
             scheduler.speculator.weigh_by(self._times.pacer.step_time)
@@ -112,7 +110,6 @@ class Engine:
         ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
-        self._long_waits.warn(started_s)
         self._take_grammars_and_adapters()
         if self._prefix_disk is not None:
             self._prefix_disk.before_step()
@@ -311,11 +308,6 @@ class Engine:
         asked_s = command.max_queue_wait_s
         return most_s if asked_s is None else min(most_s, asked_s)
 
-    def _overdue_by_limit(self, now_s: float) -> list[Sequence]:
-        most_s = self.scheduler.limits.max_queue_wait_s
-        late = self.scheduler.overdue(now_s)
-        return [one for one in late if now_s - one.submitted_s >= most_s]
-
     def _fail(
         self, sequence: Sequence, code: str, message: str, *, num_unusable_tokens: int = 0
     ) -> None:
@@ -325,7 +317,6 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
-        self._long_waits.forget(sequence.sequence_id)
         if sequence.params.grammar is not None:
             self._pending_grammars.forget(sequence)
         self._adapters.forget(sequence)

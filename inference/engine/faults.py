@@ -153,8 +153,6 @@ def _unforeseen(error: BaseException) -> LoadFailure:
     return LoadFailure(code="engine_crashed", message=message)
 
 
-log = logging.getLogger(__name__)
-
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 

@@ -238,6 +238,8 @@ class TensorExecutor:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Queues the step's work on the device and does not wait. ``after``: a step that has not
+        been read, whose tokens the rows of this one start from; its sequences are settled."""
         unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
         logits = self.runner.run(schedule, unread_ids)
         return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
@@ -247,6 +249,7 @@ class TensorExecutor:
         return self.read(self._choose(schedule, logits, num_ahead=0))
 
     def read(self, step: LaunchedStep) -> Sampled:
+        """Waits for the step, whatever has been launched after it."""
         if step.unread is None:
             return sample_drafted(self.sampler, step.schedule, step.logits)
         sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
@@ -263,6 +266,7 @@ class TensorExecutor:
         return LaunchedStep(schedule, logits, unread)
 
     def is_settled(self, sequence: Sequence) -> bool:
+        """Whether the device alone can sample its next token and the one after."""
         return self.sampler.is_settled(sequence)
 
     def recover(self, error: Exception) -> StepFault:

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from typing import Protocol
 
 import torch
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.cache.prefix_files import PrefixFiles, Tensors, chain, root_of
 from inference.engine.sequence import Sequence
+from inference.models.backend import KVStorage
 from inference.supervised_threads import SupervisedPool
 
 log = logging.getLogger(__name__)
@@ -36,12 +35,6 @@ MOST_SENT_BYTES = 64 * 1024**2
 TRANSFER_ALIGNMENT = 16
 MOST_WRITING = 32
 """The most steps whose blocks wait in memory for the disk."""
-
-
-class BlockStorage(Protocol):
-    def block(self, block_id: int) -> Mapping[str, torch.Tensor]:
-        """Views of one block, by name; writing to them changes it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +98,7 @@ def in_one_transfer(tensors: Ordered[torch.Tensor], device: torch.device) -> lis
 
 class PrefixDisk:
     def __init__(
-        self, files: PrefixFiles, cache: KVCache, storage: BlockStorage, fingerprint: str
+        self, files: PrefixFiles, cache: KVCache, storage: KVStorage, fingerprint: str
     ) -> None:
         """``fingerprint``: of all that determines a block's content beside its tokens."""
         self._files = files

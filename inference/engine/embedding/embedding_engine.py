@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from inference.engine.embedding.embedding_queue import (
     EmbeddingJob,
@@ -21,7 +21,6 @@ from inference.engine.embedding.embedding_queue import (
 from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.scheduling.pace import StepPacer
-from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.engine.step import Output, PendingOutputs, TokenRates
 from inference.protocol.engine import (
     CancelSequence,
@@ -33,21 +32,10 @@ from inference.protocol.engine import (
     StepOutputs,
 )
 
+if TYPE_CHECKING:
+    from inference.engine.embedding.embedding_load import EmbeddingRunner
+
 STEP_S = 0.1
-
-
-class EmbeddingExecutor(Protocol):
-    """The tensor half of a step."""
-
-    def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
-        """Returns each row's vector, float32 little-endian, of as many dimensions as its job asked
-        for; ``None`` where it is not finite."""
-        ...
-
-    def recover(self, error: Exception) -> StepFault:
-        """Classifies ``error``, raised by ``embed``, as a fault of the step or of the device.
-        Frees the memory of the attempt."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +50,7 @@ class EmbeddingBounds:
 class EmbeddingEngine:
     def __init__(
         self,
-        executor: EmbeddingExecutor,
+        executor: EmbeddingRunner,
         bounds: EmbeddingBounds,
         limits: EmbeddingLimits,
         *,
@@ -72,7 +60,6 @@ class EmbeddingEngine:
         self._bounds = bounds
         self._clock = clock
         self._queue = EmbeddingQueue(limits)
-        self._long_waits = LongWaits(self._queue.overdue, limits.max_queue_wait_s)
         self._jobs: dict[str, EmbeddingJob] = {}
         self._outputs = PendingOutputs()
         self._pacer = StepPacer(1, bounds.step_tokens, STEP_S)
@@ -93,7 +80,6 @@ class EmbeddingEngine:
         ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
-        self._long_waits.warn(started_s)
         rows = self._queue.take_batch(self._pacer.prefill_tokens(0))
         if rows:
             outcome = isolate_faults(
@@ -203,7 +189,6 @@ class EmbeddingEngine:
 
     def _forget(self, job: EmbeddingJob) -> None:
         del self._jobs[job.sequence_id]
-        self._long_waits.forget(job.sequence_id)
         self._queue.remove(job)
 
     def _record(self, rows: Sequence[Row], step_s: float) -> None:

@@ -116,8 +116,8 @@ class EmbeddingRunner:
         self._model = model
 
     def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
-        """See ``EmbeddingExecutor``. Where a job asks for fewer dimensions, the leading ones are
-        kept and normalized again."""
+        """Returns each row's vector, float32 little-endian; ``None`` where it is not finite. Where
+        a job asks for fewer dimensions, the leading ones are kept and normalized again."""
         prompts = [torch.tensor(row.token_ids, dtype=torch.int64) for row in rows]
         vectors = self._model.embed(prompts)
         are_numbers = vectors.isfinite().all(dim=1).tolist()

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 
-from inference.engine.scheduling.waiting_queue import QueueLimits, overdue
+from inference.engine.scheduling.waiting_queue import QueueLimits
 from inference.protocol.engine import EmbedSequences
 
 MAX_QUEUED_TOKENS = 2**24
@@ -121,7 +121,7 @@ class EmbeddingQueue:
             self._given.clear()
 
     def overdue(self, now_s: float) -> list[EmbeddingJob]:
-        return overdue(self._jobs, now_s)
+        return [one for one in self._jobs if one.deadline_s is not None and one.deadline_s <= now_s]
 
     def take_batch(self, max_tokens: int) -> list[Row]:
         """Takes the next forward's rows, longest first, at least one if any job has an open input.

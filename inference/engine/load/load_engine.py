@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -41,10 +40,10 @@ from inference.engine.load.drafts import (
     open_draft_model,
     speculation_in_words,
 )
-from inference.engine.load.kv_budget import kv_plan, staged_asleep_bytes
+from inference.engine.load.kv_budget import asleep_at_most, kv_plan
 from inference.engine.load.kv_memory import KVPlan
-from inference.engine.load.memory_use import HostGauge, allocated_bytes
-from inference.engine.load.sleeper import Sleeper, Sleeps, asleep_bytes
+from inference.engine.load.memory_use import HostGauge
+from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
 from inference.engine.ranks.lead import with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
@@ -71,7 +70,7 @@ from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_report import AsleepBytes, LoadReport
+from inference.protocol.load_report import LoadReport
 from inference.settings.neuron import ENGINE_THREADS
 
 
@@ -79,7 +78,7 @@ from inference.settings.neuron import ENGINE_THREADS
 class LoadedEngine:
     engine: Engine | EmbeddingEngine
     report: LoadReport
-    children: Children[Any] | None = None
+    children: Children | None = None
     """The processes of other ranks or stages, where the model has some."""
     sleeper: Sleeper | None = None
     """``None``: the loaded model cannot sleep."""
@@ -137,7 +136,7 @@ def _load(
         files.close()
         plan = kv_plan(spec, opened, built)
         # Before there are blocks: they hold nothing while the model sleeps.
-        sleeping = _asleep_bytes(built)
+        sleeping = asleep_at_most(spec, opened, built)
         build = _engine_builder(
             spec,
             opened,
@@ -207,15 +206,6 @@ def _engine_builder(
         return engine
 
     return build
-
-
-def _asleep_bytes(built: BuiltModel) -> AsleepBytes | None:
-    """Bytes of its devices that it will hold at most while it sleeps; ``None``: it does not
-    sleep."""
-    trial = built.trial
-    if built.staged is not None:
-        return staged_asleep_bytes(built.staged, trial)
-    return asleep_bytes(trial.devices[0], allocated_bytes(built.model.device))
 
 
 def _sleeper(built: BuiltModel, build: Callable[[], Engine]) -> Sleeper:

@@ -27,6 +27,7 @@ from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes
 from inference.engine.load.trial import DeviceTrial, synchronize
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.garbage import collect_all, release_freed_memory
+from inference.models.backend import AnyModel
 from inference.protocol.load_report import AsleepBytes
 
 log = logging.getLogger(__name__)
@@ -92,13 +93,6 @@ class RestingModels:
         )
 
 
-class Captures(Protocol):
-    """A model whose decode steps may be captured."""
-
-    @property
-    def capture_in_words(self) -> str: ...
-
-
 class Sleeper:
     """Owns the models while they sleep; the engine's owner drops its reference."""
 
@@ -109,7 +103,7 @@ class Sleeper:
         *,
         process_bytes: int,
         others: StageProcesses | None = None,
-        captures: Sequence[Captures] = (),
+        captures: Sequence[AnyModel] = (),
     ) -> None:
         """``models``: the one that answers, and what drafts for it. ``build`` makes an engine
         as the load did, with KV of its own, and warms it up. ``process_bytes``: what this process

@@ -7,32 +7,20 @@ and meets them.
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import msgspec
 import torch
 
-from inference.engine.errors import DeviceFault
 from inference.engine.load.kv_memory import CUDA_MARGIN_BYTES
-from inference.engine.ranks.ranked_model import (
-    Built,
-    Followers,
-    Join,
-    RankedModel,
-    RankFailed,
-    meeting,
-)
+from inference.engine.ranks.ranked_model import Followers, Join, RankedModel
 from inference.loading.loader import OpenedModel
 from inference.loading.sources.files import is_safetensors
 from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
-from inference.models.parallel.group import (
-    BUILD_TIMEOUT_S,
-    SharedChoices,
-    TorchRankGroup,
-    file_store,
-)
+from inference.models.parallel.group import SharedChoices, TorchRankGroup, file_store
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
-from inference.protocol.load_errors import PartFailedError
 from inference.protocol.load_report import LoadReport, RankReport
 from inference.settings.neuron import STEP_TIMEOUT_S
 
@@ -48,7 +36,9 @@ def lead_ranks(
     num_ranks = spec.tensor_parallel
     timeout_s = STEP_TIMEOUT_S.read(os.environ) or ENDLESS_S
     torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
-    with meeting() as place:
+    # A folder by which ranks meet. Once they have joined the group they need it no more.
+    with tempfile.TemporaryDirectory(prefix="helexa-ranks-") as folder:
+        place = Path(folder) / "meeting"
         followers = Followers(
             [
                 Join(
@@ -70,7 +60,7 @@ def lead_ranks(
             model, words = build_rank(
                 opened.config, opened.weights, context_tokens, kv_format, group, opened.shares
             )
-            built = _wait_built(followers)
+            built = followers.built()
             group.join(file_store(place, num_ranks), timeout_s)
         except BaseException:
             followers.close()
@@ -142,14 +132,3 @@ def with_ranks(report: LoadReport, model: RankedModel, cache_bytes: int) -> Load
         actual_bytes=all_cache_bytes + sum(rank.actual_bytes for rank in ranks),
         process_bytes=sum(rank.process_bytes for rank in ranks),
     )
-
-
-def _wait_built(followers: Followers) -> list[Built]:
-    found = []
-    for message in followers.next_of_each(BUILD_TIMEOUT_S):
-        if isinstance(message, RankFailed):
-            raise PartFailedError(message.failure)
-        if not isinstance(message, Built):
-            raise DeviceFault(f"a rank sent {type(message).__name__} before it was built")
-        found.append(message)
-    return found

@@ -1,36 +1,25 @@
 """Rank 0's ``Model``: sends each step to the other ranks, and computes its own part of it.
 
     forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
-       │ a rank raised, this one or (StepFailed) another
-       └─▶ all leave their process group, and join a new one: the step may be tried again in parts
 
-The first rank that failed by itself reports the fault. On cards a collective only orders streams:
-``forward`` waits for them, and when a rank reports a failed step the group is aborted at once,
-which ends the wait. ``Followers`` are the other ranks' processes, from this end. The frames:
+A step that goes well has no reply: its collectives are one. One that raises on any rank ends the
+model, as a rank that dies does. The frames:
 
-    engine   ─ Join ─▶ … ─ NewKV ─▶ ─ Step ─▶ ─ Step ─▶ … ─ Regroup ─▶ …
-    follower ─ Built | RankFailed ─▶ …       ─ StepFailed ─▶
+    engine   ─ Join ─▶ … ─ NewKV ─▶ ─ Step ─▶ ─ Step ─▶ …
+    follower ─ Built | PartFailed ─▶ … ─ RankMemory ─▶
 
-A step that goes well has no reply: its collectives are one. End of file ends a follower.
+``Followers`` are the other ranks' processes, from this end.
 """
 
 from __future__ import annotations
 
-import queue
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import torch
-from torch.distributed import DistError
 
-from inference.engine import errors
-from inference.engine.children import Child, ChildProcess, Children
-from inference.engine.errors import DeviceFault, HangFault, StepFault
+from inference.engine.children import Child, ChildProcess, Children, PartFailed
+from inference.engine.errors import DeviceFault, HangFault
 from inference.engine.faults import classify
 from inference.engine.step_frames import Step, message_of
 from inference.models.adapter import AdapterWeights
@@ -40,10 +29,11 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
-from inference.models.parallel.group import TorchRankGroup, file_store
+from inference.models.parallel.group import TorchRankGroup
 from inference.models.step_input import StepInput
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_progress import LoadFailure
+
+FOLLOWER = "inference.engine.ranks.follower"
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
@@ -70,24 +60,9 @@ class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
     num_state_slots: int
 
 
-class Regroup(msgspec.Struct, frozen=True, kw_only=True, tag="regroup"):
-    """A step failed somewhere: leave the process group and join the one that meets there."""
-
-    meeting: str
-
-
-LeaderMessage = Join | NewKV | Step | Regroup
-
-
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     device: str
     estimated_bytes: int
-
-
-class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """This rank could not build its part; its process ends."""
-
-    failure: LoadFailure
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
@@ -100,80 +75,34 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     """Left on its device."""
 
 
-class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
-    """This rank's step failed. It has left the process group, and waits for ``Regroup``."""
-
-    fault: str
-    """Name of the ``StepFault``."""
-    message: str
-    generation: int
-    """The generation of the process group that it has left: how many ``Regroup`` came before."""
-
-
-FollowerMessage = Built | RankFailed | RankMemory | StepFailed
-
-encode = msgspec.msgpack.Encoder().encode
+LeaderMessage = Join | NewKV | Step
 decode_leader_message = msgspec.msgpack.Decoder(LeaderMessage).decode
-decode_follower_message = msgspec.msgpack.Decoder(FollowerMessage).decode
+decode_follower_message = msgspec.msgpack.Decoder(Built | PartFailed | RankMemory).decode
 
 
-FOLLOWER = "inference.engine.ranks.follower"
-OTHERS_FAULT_S = 1.0
-"""How long another rank's report of its fault is waited for. It sends it before it leaves."""
-
-
-class Followers(Children[Child[FollowerMessage]]):
+class Followers(Children):
     """Ranks 1, 2, … of one model."""
 
     def __init__(self, joins: list[Join]) -> None:
         """Starts them, all or none. Raises ``OSError`` where a process cannot be started, and
         ``DeviceFault`` where one is gone at once."""
         super().__init__()
-        self.on_step_failed: Callable[[StepFailed], object] = lambda failed: None
-        """Called by a reader's thread, as soon as a rank reports it: the engine's thread may be
-        waiting for a sum that this rank does not come to."""
         try:
             for join in joins:
-                self.all.append(self._start(join.rank))
-                self.all[-1].send(encode(join))
+                end, name = ChildProcess(FOLLOWER), f"rank {join.rank}"
+                child = Child(name, end, decode_follower_message, on_end=self.lose_child)
+                self.all.append(child)
+                child.send(join)
         except BaseException:
             self.close()
             raise
 
-    def send(self, message: LeaderMessage) -> None:
-        """Raises ``DeviceFault`` where one is gone."""
-        for follower in self.all:
-            follower.send(encode(message))
+    def built(self) -> list[Built]:
+        """Waits until all are built. Raises ``PartFailedError`` and ``DeviceFault``."""
+        return [follower.reply(Built) for follower in self.all]
 
-    def next_of_each(self, timeout_s: float) -> list[FollowerMessage]:
-        """The next message of each rank. Raises ``DeviceFault`` where one ends before it or sends
-        none within ``timeout_s``."""
-        return [follower.next(timeout_s) for follower in self.all]
-
-    def unread(self, wait_s: float) -> list[FollowerMessage]:
-        """Unsolicited messages; waits up to ``wait_s`` for the first."""
-        found: list[FollowerMessage] = []
-        for follower in self.all:
-            try:
-                while True:
-                    found.append(follower.received.get(timeout=0 if found else wait_s))
-            except queue.Empty:
-                continue
-        return found
-
-    def _start(self, rank: int) -> Child[FollowerMessage]:
-        return Child(
-            f"rank {rank}",
-            ChildProcess(FOLLOWER),
-            decode_follower_message,
-            on_end=lambda child: self.lose(DeviceFault(child.end_in_words())),
-            on_message=self._note,
-        )
-
-    def _note(self, message: FollowerMessage) -> bool:
-        if isinstance(message, StepFailed):
-            self.on_step_failed(message)
-        return True
+    def memory(self, timeout_s: float) -> list[RankMemory]:
+        return [follower.reply(RankMemory, timeout_s=timeout_s) for follower in self.all]
 
 
 class RankedModel(PlainBackend):
@@ -200,15 +129,10 @@ class RankedModel(PlainBackend):
         self._timeout_s = timeout_s
         self._kv: PagedKV | None = None
         self._num_kv = 0
-        self._lock = threading.Lock()
-        self._generation = 0
-        """The group's generation: how many were left before it."""
-        self._is_torn = False
-        """Whether another rank has reported that it left this one."""
-        followers.on_step_failed = self._note_step_failed
         self.memory: list[RankMemory] = []
         """Memory of the other ranks over the steps of the first storage; filled by the second
         one."""
+        followers.watch(lambda _: group.drop())  # which ends a collective that this rank waits in
 
     @property
     def num_ranks(self) -> int:
@@ -226,76 +150,22 @@ class RankedModel(PlainBackend):
         self._kv = self._model.new_kv(num_blocks, block_tokens, num_state_slots)
         self._num_kv += 1
         if self._num_kv == 2:
-            messages = self.followers.next_of_each(self._timeout_s)
-            self.memory = [one for one in messages if isinstance(one, RankMemory)]
+            self.memory = self.followers.memory(self._timeout_s)
         return self._kv
 
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
         raise UnsupportedAdapterError("a model that several devices share takes no adapters")
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        """Waits for the step. Raises ``StepFault`` where another rank is at fault, else what this
-        one raised."""
+        """Waits for the step. Raises ``DeviceFault`` or ``HangFault``, whatever was raised: the
+        other ranks are in the middle of the step."""
         assert kv is self._kv, "the other ranks have another one"
         self.followers.send(message_of(step))
         try:
             logits = self._model.forward(step, kv)
             self._group.synchronize()
-            if self._is_torn:
-                raise DistError("another rank has left the process group")
             return logits
         except Exception as error:
-            fault = self._regroup(error)
-            if fault is None:
-                raise
-            raise fault from error
-
-    def _note_step_failed(self, failed: StepFailed) -> None:
-        """Handles a step that failed on another rank. Another thread calls it, while this rank may
-        be waiting for that one."""
-        with self._lock:
-            if failed.generation == self._generation:
-                self._is_torn = True
-                self._group.drop()
-
-    def _regroup(self, error: Exception) -> StepFault | None:
-        """Puts all ranks into a new group, as before the step. Returns the fault that another rank
-        reported; ``None``: the fault was this rank's own. Raises ``DeviceFault`` where the model
-        cannot continue."""
-        self._group.drop()
-        kind = classify(error, self.device.type)
-        if issubclass(kind, HangFault):
-            return kind(str(error))
-        is_torn = not kind.is_device_sound
-        messages = self.followers.unread(OTHERS_FAULT_S) if is_torn else []
-        if (lost := self.followers.lost) is not None:
-            raise lost from error
-        with self._lock:
-            self._generation += 1
-            self._is_torn = False
-        with meeting() as place:
-            self.followers.send(Regroup(meeting=str(place)))
-            try:
-                self._group.join(file_store(place, self.num_ranks), self._timeout_s)
-            except Exception as broken:
-                apart = DeviceFault(f"the ranks do not come together again: {broken}")
-                raise self.followers.lost or apart from broken
-        self.followers.unread(0.0)
-        faults = [fault_of(one) for one in messages if isinstance(one, StepFailed)]
-        # A rank whose collective broke off reports a device fault, though its device is sound.
-        own = [fault for fault in faults if fault.is_device_sound]
-        if is_torn and not own:
-            raise self.followers.lost or DeviceFault(str(error))
-        return own[0] if own else None
-
-
-@contextmanager
-def meeting() -> Iterator[Path]:
-    """A file by which ranks meet. Once they have joined the group they need it no more."""
-    with tempfile.TemporaryDirectory(prefix="helexa-ranks-") as folder:
-        yield Path(folder) / "meeting"
-
-
-def fault_of(failed: StepFailed) -> StepFault:
-    kind: type[StepFault] = getattr(errors, failed.fault)
-    return kind(failed.message)
+            is_hung = issubclass(classify(error, self.device.type), HangFault)
+            fault = HangFault(str(error)) if is_hung else DeviceFault(f"rank 0: {error}")
+            raise self.followers.lost or fault from error

@@ -246,23 +246,16 @@ def row_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
         yield slice(first, min(first + step, num_rows))
 
 
-TRIAL_ROWS = 3
-TRIAL_LIKELY = 40
-"""So many tokens are likely, each e ** -0.25 times as likely as the one before. The others matter
-at high temperatures alone, but much there."""
-TRIAL_PARAMS = (
-    SamplingParams(max_tokens=1),
-    SamplingParams(max_tokens=1, temperature=3.0),
-    SamplingParams(max_tokens=1, temperature=3.0, top_p=0.9),
-    SamplingParams(max_tokens=1, top_k=7),
-    SamplingParams(max_tokens=1, top_p=0.8),
-    SamplingParams(max_tokens=1, min_p=0.25),
-    SamplingParams(max_tokens=1, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+LIKELIEST, SECOND, THIRD = 0.5, 0.3, 0.2
+TRIALS = (
+    (SamplingParams(max_tokens=1), (0.25, 0.65, 0.9), (0, 1, 2)),
+    (SamplingParams(max_tokens=1, temperature=3.0), (0.2, 0.45, 0.75), (0, 1, 2)),
+    (SamplingParams(max_tokens=1, top_k=2), (0.6, 0.7), (0, 1)),
+    (SamplingParams(max_tokens=1, top_p=0.6), (0.6, 0.7), (0, 1)),
+    (SamplingParams(max_tokens=1, min_p=0.5), (0.6, 0.7), (0, 1)),
 )
-"""Filters that end between two likely tokens, far from both, or among the others, of which none
-weighs much."""
-TRIAL_RANKS = (0, 2, 5)
-"""The ranks of the tokens to draw, each with a percent of the mass or more."""
+"""Parameters, uniform numbers, and the ranks of the tokens that these draw: other tokens where a
+parameter does nothing."""
 
 
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
@@ -287,57 +280,28 @@ def drawer_on_card(vocab_size: int, device: torch.device) -> tuple[Drawer, str]:
 
 @torch.inference_mode()
 def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
-    """Draws from rows of the model's vocabulary under every filter. Raises ``WrongResultError``,
-    and whatever launching raises."""
-    scores = trial_scores(vocab_size).to(device)
-    for params in TRIAL_PARAMS:
-        draws, wanted = trial_draws(scores, params)
+    """Draws under each filter from two rows with three likely tokens each, and finds the likeliest
+    of rows, also where scores are equal or not finite. Raises ``WrongResultError``, and whatever
+    launching raises."""
+    places = [0, vocab_size // 2, vocab_size - 1]
+    scores = torch.full((6, vocab_size), -80.0, device=device)
+    likely = torch.tensor([LIKELIEST, SECOND, THIRD], device=device).log()
+    scores[0, places] = likely
+    scores[1, places] = likely.flip(0)
+    scores[2, places] = likely.max()
+    for row, value in enumerate((float("nan"), float("inf"), float("-inf")), start=3):
+        scores[row, -1] = value
+    for params, uniforms, ranks in TRIALS:
+        draws = [Draw(0, params, uniform) for uniform in uniforms]
+        # In the other order the last of those that stay is the likeliest.
+        draws.append(Draw(1, params, 0.99))
         found = drawer.draw(scores, draws, vocab_size)[0].tolist()
-        if found != wanted:
-            raise WrongResultError(f"drew {found}, not {wanted}, with {params}")
-    try_likeliest(drawer, scores)
-
-
-def try_likeliest(drawer: Drawer, scores: torch.Tensor) -> None:
-    """Tries ``likeliest``, also with several equal tokens and with scores that are not finite."""
-    unlike = scores[:1].repeat(5, 1)
-    largest = unlike[0].max()
-    unlike[0, [0, -1]] = largest
-    for row, value in enumerate((float("nan"), float("inf"), float("-inf")), start=1):
-        unlike[row, -1] = value
-    unlike[4] = float("-inf")
-    for rows in (scores, unlike):
-        token_ids, are_finite = drawer.likeliest(rows)
-        wanted_ids, wanted_finite = TorchDrawer().likeliest(rows)
-        same = (token_ids == wanted_ids) | ~wanted_finite
-        if not bool(same.all()) or are_finite.tolist() != wanted_finite.tolist():
-            raise WrongResultError(f"found {token_ids.tolist()}, not {wanted_ids.tolist()}")
-
-
-def trial_scores(vocab_size: int) -> torch.Tensor:
-    """Returns (TRIAL_ROWS, vocab_size) float32: the likely tokens in random places, in one row the
-    likeliest first, in one last, so that a filter that does nothing shifts later tokens."""
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(TRIAL_ROWS, vocab_size, generator=generator) - 24
-    likely = torch.arange(min(TRIAL_LIKELY, vocab_size)) * -0.25
-    places = torch.randperm(vocab_size, generator=generator)[: len(likely)]
-    for row, order in enumerate(
-        (places, places.sort().values, places.sort(descending=True).values)
+        if found != [*(places[rank] for rank in ranks), places[2]]:
+            raise WrongResultError(f"drew {found} with {params}")
+    for found_of, wanted in zip(
+        drawer.likeliest(scores), TorchDrawer().likeliest(scores), strict=True
     ):
-        scores[row, order] = likely
-    return scores
-
-
-def trial_draws(scores: torch.Tensor, params: SamplingParams) -> tuple[list[Draw], list[int]]:
-    """Returns draws from every row, and the tokens that torch would draw. Each uniform number lies
-    in the middle of its token's interval, where rounding does not change the answer."""
-    draws, wanted = [], []
-    for row in range(len(scores)):
-        probabilities = torch.softmax(scores[row : row + 1] / params.temperature, dim=-1)
-        kept = filter_probabilities(probabilities, [params])[0].double()
-        middles = (kept.cumsum(-1) - kept / 2) / kept.sum()
-        likeliest = kept.argsort(descending=True)[: int(kept.count_nonzero())].tolist()
-        for token_id in (likeliest[rank] for rank in TRIAL_RANKS if rank < len(likeliest)):
-            draws.append(Draw(row, params, float(middles[token_id])))
-            wanted.append(token_id)
-    return draws, wanted
+        if found_of[[0, 1, 2, 5]].tolist() != wanted[[0, 1, 2, 5]].tolist():
+            raise WrongResultError(f"found {found_of.tolist()} as the likeliest")
+    if drawer.likeliest(scores)[1][3:5].any():
+        raise WrongResultError("scores that are not numbers count as such")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -174,17 +174,11 @@ def _read_tokenizer(
         ) from error
 
 
-class GrammarSource(Protocol):
-    def compile(self, text: str) -> Future[CompiledGrammar]:
-        """Does not wait. The future raises ``GrammarError``."""
-        ...
-
-
 class PendingGrammars:
     """The grammars being compiled, and the sequences that are held until then. Belongs to the
     engine's thread. ``source`` is ``None`` for an engine without grammars."""
 
-    def __init__(self, source: GrammarSource | None) -> None:
+    def __init__(self, source: GrammarCompiler | None) -> None:
         self._source = source
         self.pending: dict[str, tuple[Sequence, Future[CompiledGrammar]]] = {}
 

@@ -72,7 +72,6 @@ STIFFNESS = (0.02, 0.001, 0.02, 0.001)
 by the cost of a row or token before a fixed cost."""
 LEAST_HOLD = 1e-9
 """The least weight of a coefficient's value, where no recent step depends on it."""
-LARGEST_WEIGHT = 1e9
 UNTRIED_ROW_SHARE = 0.04
 """A row's share of a step of one row, before steps of several sizes have been timed."""
 DIFFERENT = 0.2
@@ -83,21 +82,16 @@ FORGETTING = 0.001
 ``UNTRIED_ROW_SHARE``, so that drafts that did not pay long ago are tried again."""
 SHORTEST_S = 1e-5
 
-Vector = list[float]
-
 
 class StepTimeModel:
     """Starts from assumed costs of a row and a token. No cost is negative."""
 
     def __init__(self, *, row_s: float, token_s: float) -> None:
         self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
-        size = len(self._coefficients)
-        self._squares = [[0.0] * size for _ in range(size)]
-        """Sums over steps of the products of two of their terms, divided by the step's time; the
-        upper triangle only."""
-        self._sums = [0.0] * size
-        self._weight = 1.0
-        """The weight of the next step. It grows, so that earlier steps fade untouched."""
+        self._squares = [[0.0] * 4 for _ in range(4)]
+        """Faded sums over steps of the products of two of their terms, divided by the step's
+        time."""
+        self._sums = [0.0] * 4
         self._num_steps = 0
         self._decode_rows = Spread()
         self._row_share = UNTRIED_ROW_SHARE
@@ -163,24 +157,14 @@ class StepTimeModel:
             self._row_share += FORGETTING * (UNTRIED_ROW_SHARE - self._row_share)
 
     def _add(self, num_rows: int, num_tokens: int, step_s: float) -> None:
-        terms = [1 / step_s, num_rows / SCALED_ROWS / step_s]
+        terms = [1 / step_s, num_rows / SCALED_ROWS / step_s, 0.0, 0.0]
         if num_tokens:
-            terms += [1 / step_s, num_tokens / SCALED_TOKENS / step_s]
-        weight, squares, sums = self._weight, self._squares, self._sums
-        for i, term in enumerate(terms):
-            weighted = weight * term
-            sums[i] += weighted
-            row = squares[i]
-            for j in range(i, len(terms)):
-                row[j] += weighted * terms[j]
-        self._weight = weight / FADING
-        if self._weight > LARGEST_WEIGHT:
-            self._rescale()
-
-    def _rescale(self) -> None:
-        self._squares = [[value / self._weight for value in row] for row in self._squares]
-        self._sums = [value / self._weight for value in self._sums]
-        self._weight = 1.0
+            terms[2:] = [1 / step_s, num_tokens / SCALED_TOKENS / step_s]
+        for index, (row, term) in enumerate(zip(self._squares, terms, strict=True)):
+            row[:] = [
+                FADING * value + term * other for value, other in zip(row, terms, strict=True)
+            ]
+            self._sums[index] = FADING * self._sums[index] + term
 
     def _fit(self) -> None:
         """Fits by least squares over the faded steps, held near the last fit. A coefficient that
@@ -196,39 +180,28 @@ class StepTimeModel:
             free = [index for index, value in zip(free, solution, strict=True) if value >= 0]
         self._coefficients = found
 
-    def _solution(self, free: Sequence[int]) -> Vector:
-        matrix: list[Vector] = []
-        right: Vector = []
+    def _solution(self, free: Sequence[int]) -> list[float]:
+        """Gaussian elimination of a symmetric positive definite system, which needs no pivots."""
+        rows = []
         for i in free:
             # Relative to the data: as firm on any device, for prompts as for the steps between.
-            hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD * self._weight
-            row = [self._squares[min(i, j)][max(i, j)] for j in free]
-            row[len(matrix)] += hold
-            matrix.append(row)
-            right.append(self._sums[i] + hold * self._coefficients[i])
-        return _solve(matrix, right)
+            hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD
+            row = [self._squares[i][j] + (hold if i == j else 0.0) for j in free]
+            rows.append([*row, self._sums[i] + hold * self._coefficients[i]])
+        for i, row in enumerate(rows):
+            for other in rows[i + 1 :]:
+                factor = other[i] / row[i]
+                other[i:] = [a - factor * b for a, b in zip(other[i:], row[i:], strict=True)]
+        found = [0.0] * len(rows)
+        for i in reversed(range(len(rows))):
+            rest = sum(rows[i][j] * found[j] for j in range(i + 1, len(rows)))
+            found[i] = (rows[i][-1] - rest) / rows[i][i]
+        return found
 
 
 def untried_step_time() -> StepTimeModel:
     """Returns a model of any device: its costs matter only until the first step."""
     return StepTimeModel(row_s=0.0125, token_s=0.0002)
-
-
-def _solve(matrix: list[Vector], right: Vector) -> Vector:
-    """Gaussian elimination of a symmetric positive definite system, which needs no pivots. Mutates
-    its arguments."""
-    size = len(right)
-    for i in range(size):
-        for j in range(i + 1, size):
-            factor = matrix[j][i] / matrix[i][i]
-            for k in range(i, size):
-                matrix[j][k] -= factor * matrix[i][k]
-            right[j] -= factor * right[i]
-    found = [0.0] * size
-    for i in reversed(range(size)):
-        rest = sum(matrix[i][k] * found[k] for k in range(i + 1, size))
-        found[i] = (right[i] - rest) / matrix[i][i]
-    return found
 
 
 MIN_RUNNING = 8

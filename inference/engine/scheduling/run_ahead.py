@@ -9,41 +9,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
-from inference.engine.errors import StepFault
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import Pace
-from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 from inference.supervised_threads import contained
 
+if TYPE_CHECKING:
+    from inference.engine.model_runner import LaunchedStep, TensorExecutor
+    from inference.engine.stages.staged_model import BegunStep, StagedExecutor
+
 log = logging.getLogger(__name__)
 
-Step = TypeVar("Step")
-"""An executor's own record of a step that is under way."""
 
-
-class LaunchingExecutor(Protocol[Step]):
-    """An ``Executor`` whose ``execute`` has two halves."""
-
-    def recover(self, error: Exception) -> StepFault: ...
-
-    def launch(self, schedule: Schedule, after: Step | None = None) -> Step:
-        """Queues the step's work on the device and does not wait. ``after``: a step that has not
-        been read, whose tokens the rows of this one start from; its sequences are settled."""
-        ...
-
-    def read(self, step: Step) -> Sampled:
-        """Waits for the step, whatever has been launched after it."""
-        ...
-
-    def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can sample its next token and the one after."""
-        ...
-
-
-class RunAhead(Generic[Step]):
+class RunAhead:
     """Launches a step before the tokens of the one before it are read: it starts from them on the
     device. At most one step is launched and not read.
 
@@ -54,10 +34,10 @@ class RunAhead(Generic[Step]):
     continue, and none of them needs the host to choose its next token.
     """
 
-    def __init__(self, executor: LaunchingExecutor[Step], scheduler: Scheduler) -> None:
+    def __init__(self, executor: TensorExecutor, scheduler: Scheduler) -> None:
         self.executor = executor
         self._scheduler = scheduler
-        self._launched: tuple[Schedule, Step] | None = None
+        self._launched: tuple[Schedule, LaunchedStep] | None = None
         self._pace: Pace | None = None
         """The pace of the step that is scheduled now; steps ahead hold no more."""
 
@@ -86,7 +66,9 @@ class RunAhead(Generic[Step]):
         self._launched = following
         return sampled
 
-    def _launch_after(self, step: Step, schedule: Schedule) -> tuple[Schedule, Step] | None:
+    def _launch_after(
+        self, step: LaunchedStep, schedule: Schedule
+    ) -> tuple[Schedule, LaunchedStep] | None:
         if schedule.num_scored_tokens or not all(map(self.executor.is_settled, schedule.sampled)):
             return None
         assert self._pace is not None, "there was a schedule"
@@ -103,34 +85,16 @@ class RunAhead(Generic[Step]):
             return None
 
 
-class BeginningExecutor(Protocol[Step]):
-    """An ``Executor`` of a model in stages, whose ``execute`` has two halves."""
-
-    def execute(self, schedule: Schedule) -> Sampled: ...
-
-    def begin(self, schedule: Schedule) -> Step:
-        """Computes the first stage and waits for no other."""
-        ...
-
-    def finish(self, step: Step, live: Schedule) -> Sampled:
-        """Waits for the step, and samples ``live``: its schedule without ended sequences."""
-        ...
-
-    def give_up(self, step: Step) -> None:
-        """Drops the step, in place of ``finish``: all of its sequences have ended."""
-        ...
-
-
 @dataclass(slots=True)
-class _Begun(Generic[Step]):
+class _Begun:
     live: Schedule
     """The schedule without the sequences that have ended since."""
-    step: Step | None
+    step: BegunStep | None
     error: Exception | None = None
     """Raised by ``begin`` for the same sequences."""
 
 
-class StepGroups(Generic[Step]):
+class StepGroups:
     """Keeps the stages of a model at work side by side: sequences take part in as many groups as
     there are stages, and each group's next step begins when its tokens are known.
 
@@ -142,13 +106,11 @@ class StepGroups(Generic[Step]):
     stages compute steps in the order in which they began.
     """
 
-    def __init__(
-        self, executor: BeginningExecutor[Step], scheduler: Scheduler, num_groups: int
-    ) -> None:
+    def __init__(self, executor: StagedExecutor, scheduler: Scheduler, num_groups: int) -> None:
         self.executor = executor
         self._scheduler = scheduler
         self._num_groups = num_groups
-        self._begun: deque[_Begun[Step]] = deque()
+        self._begun: deque[_Begun] = deque()
         """The oldest first."""
         self.is_ahead = False
 
@@ -175,7 +137,7 @@ class StepGroups(Generic[Step]):
             return self.executor.execute(schedule)
         return self.executor.finish(begun.step, schedule)
 
-    def _begin(self, schedule: Schedule) -> _Begun[Step]:
+    def _begin(self, schedule: Schedule) -> _Begun:
         try:
             return _Begun(schedule, contained(self.executor.begin, schedule))
         except Exception as error:  # noqa: BLE001 -- execute raises it, when its turn has come
@@ -192,5 +154,5 @@ class StepGroups(Generic[Step]):
                     self.executor.give_up(begun.step)
 
 
-StepsAhead: TypeAlias = RunAhead[Any] | StepGroups[Any]
+StepsAhead: TypeAlias = RunAhead | StepGroups
 """Stands between an engine and its executor."""

@@ -21,9 +21,8 @@ For one thread. Plain Python over ints; times are arguments.
 
 from __future__ import annotations
 
-import logging
 from bisect import insort
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -154,9 +153,6 @@ class FairQueue(Generic[Item]):
         self._sweep_at = 2 * len(self._accounts) + SWEEP_BEYOND
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
     max_queue_depth: int = 256
@@ -252,8 +248,8 @@ class WaitingQueue:
     def overdue(self, now_s: float, num_promised: int) -> list[Sequence]:
         """Returns the sequences that have waited for longer than allowed, oldest first. Skips the
         first ``num_promised``: a running slot is free for each."""
-        num_promised = max(0, num_promised - len(self._preempted))
-        return overdue(islice(self._never_started, num_promised, None), now_s)
+        waiting = islice(self._never_started, max(0, num_promised - len(self._preempted)), None)
+        return [one for one in waiting if one.deadline_s is not None and one.deadline_s <= now_s]
 
     def check_integrity(self) -> None:
         """Raises ``IntegrityError``."""
@@ -282,43 +278,3 @@ class WaitingQueue:
             weight=sequence.weight,
             is_anonymous=sequence.is_anonymous,
         )
-
-
-LONG_WAIT_S = 10.0
-
-
-class Waiting(Protocol):
-    sequence_id: str
-    deadline_s: float | None
-    """The time by which it must have started; ``None``: it has."""
-
-
-W = TypeVar("W", bound=Waiting)
-
-
-def overdue(waiting: Iterable[W], now_s: float) -> list[W]:
-    """Returns those whose deadline is over, in their order."""
-    return [one for one in waiting if one.deadline_s is not None and one.deadline_s <= now_s]
-
-
-class LongWaits:
-    """Warns of requests that wait long. ``overdue(now_s)`` returns those whose longest wait,
-    ``max_wait_s``, is over by then."""
-
-    def __init__(self, overdue: Callable[[float], Iterable[Waiting]], max_wait_s: float) -> None:
-        self._overdue = overdue
-        self._time_left_s = max_wait_s - LONG_WAIT_S
-        self._warned: set[str] = set()
-
-    def warn(self, now_s: float) -> None:
-        if self._time_left_s <= 0:
-            return  # they fail before that
-        for waiting in self._overdue(now_s + self._time_left_s):
-            if waiting.sequence_id not in self._warned:
-                self._warned.add(waiting.sequence_id)
-                log.warning(
-                    "request %s has waited %g s for a place", waiting.sequence_id, LONG_WAIT_S
-                )
-
-    def forget(self, sequence_id: str) -> None:
-        self._warned.discard(sequence_id)

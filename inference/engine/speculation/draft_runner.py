@@ -130,9 +130,9 @@ class _Kept:
 
 
 class PredictorRunner:
-    """A ``Drafter`` that runs the model's own predictor (``inference.models.backend``), and an
-    ``speculator.Follower``. It follows each step, so that it has keys and values of all computed
-    tokens, and drafts on from the last row.
+    """A ``Drafter`` that runs the model's own predictor (``inference.models.backend``). It follows
+    each step, so that it has keys and values of all computed tokens, and drafts on from the last
+    row.
 
     step     rows at      p     p + 1  …  q          hidden rows
     follow   rows at  p - 1     p      …  q - 1      token of each row, hidden row before it
@@ -185,6 +185,7 @@ class PredictorRunner:
             self.following_s += FOLLOWING_GAIN * (took_s - self.following_s)
 
     def rest(self) -> None:
+        """Follows no step until ``resume``, and then the sequences that begin."""
         self._rests = True
         self._kept.clear()
 

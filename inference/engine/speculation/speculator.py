@@ -13,10 +13,13 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inference.engine.scheduling.pace import StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from inference.engine.speculation.draft_runner import PredictorRunner
 
 DEFAULT_DRAFT_TOKENS = 8
 MOST_DRAFT_TOKENS = 16
@@ -183,21 +186,6 @@ STATUS_PERCENT = 10
 """Shares in the status are rounded to this, so that it changes seldom."""
 
 
-class Follower(Protocol):
-    @property
-    def following_s(self) -> float:
-        """Seconds that it takes of a step without prompts, measured on the host."""
-        ...
-
-    def rest(self) -> None:
-        """Follows no step until ``resume``."""
-        ...
-
-    def resume(self) -> None:
-        """Follows sequences that begin from now on."""
-        ...
-
-
 class AutomaticSpeculator:
     """Chooses the origin of each step's drafts by its expected gain and measured cost.
 
@@ -208,7 +196,7 @@ class AutomaticSpeculator:
          not pay
     """
 
-    def __init__(self, lookup: Origin, predicted: Origin, follower: Follower) -> None:
+    def __init__(self, lookup: Origin, predicted: Origin, follower: PredictorRunner) -> None:
         self._lookup = lookup
         self._predicted = predicted
         self._follower = follower

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import torch
@@ -21,6 +20,7 @@ from inference.engine.load.trial import Trial
 from inference.engine.ranks.lead import follower_spec
 from inference.engine.stages.messages import JoinStage, MeetStage, SettleStage
 from inference.engine.stages.stage_processes import StageProcesses
+from inference.engine.stages.stage_runner import built_message
 from inference.engine.stages.stage_specs import (
     files_digest,
     spec_of_stage,
@@ -39,7 +39,7 @@ from inference.models.cache.kv_format import KVFormat, cache_layout, kv_bytes_pe
 from inference.models.config import ModelConfig
 from inference.models.stages.build import as_first_stage, build_stage
 from inference.models.stages.layer_range import stage_config
-from inference.protocol.load import LoadSpec, StageSpec
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 
 
@@ -130,46 +130,26 @@ def build_stages(
         wanted_kv_format(spec),
     )
     processes.wait_built()
-    facts = [
-        StageFacts(
-            spec=spec.stages[0],
-            layers=ranges[0],
-            device=stage.device,
-            kv_format=stage.kv_format,
-            copies_context=stage.copies_context,
-            execution=words,
-            weights=first.weights.report(),
-            weight_bytes=first.need.weight_bytes,
-            estimated_bytes=first.estimated_load_bytes,
-        )
-    ]
+    own = built_message(stage, words, first, process_bytes=0)
+    facts = [StageFacts(spec.stages[0], ranges[0], stage.device, first.need.weight_bytes, own)]
     others = zip(spec.stages[1:], ranges[1:], processes.opened, processes.built, strict=True)
-    for own, layers, opened, built in others:
-        device = torch.device(opened.device)
-        facts.append(
-            StageFacts(
-                spec=msgspec.structs.replace(
-                    own,
-                    promised_bytes=opened.promised_bytes if own.neuron else own.promised_bytes,
-                    memory_limit_bytes=opened.memory_limit_bytes,
-                ),
-                layers=layers,
-                device=RemoteDevice(own.neuron, device) if own.neuron else device,
-                kv_format=cast(KVFormat, built.kv_format),
-                copies_context=built.copies_context,
-                execution=built.execution,
-                weights=built.weights,
-                weight_bytes=opened.weight_bytes,
-                estimated_bytes=built.estimated_bytes,
-            )
-        )
+    for one, layers, opened, built in others:
+        changes = {"memory_limit_bytes": opened.memory_limit_bytes}
+        if one.neuron:
+            changes["promised_bytes"] = opened.promised_bytes
+        local = torch.device(opened.device)
+        device = RemoteDevice(one.neuron, local) if one.neuron else local
+        own_spec = msgspec.structs.replace(one, **changes)
+        facts.append(StageFacts(own_spec, layers, device, opened.weight_bytes, built))
     return StagedModel(config, as_first_stage(stage), facts, processes)
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
     device: AnyDevice
-    specs: tuple[StageSpec, ...]
+    promised_bytes: int
+    """The bytes of the device that its neuron promised to others."""
+    limit_bytes: int | None
     config: ModelConfig
     """The config of the device's layers together."""
     kv_format: KVFormat
@@ -198,12 +178,12 @@ class StageGauge:
 
 
 def stages_in_words(model: StagedModel) -> str:
-    parts = (f"layers {one.layers} on {one.device}: {one.execution}" for one in model.stages)
+    parts = (f"layers {one.layers} on {one.device}: {one.built.execution}" for one in model.stages)
     return f"{model.num_stages} stages: {'; '.join(parts)}"
 
 
 def weights_in_words(model: StagedModel) -> list[str]:
-    return [f"layers {one.layers}: {one.weights}" for one in model.stages]
+    return [f"layers {one.layers}: {one.built.weights}" for one in model.stages]
 
 
 def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
@@ -218,11 +198,13 @@ def device_parts(model: StagedModel) -> Iterator[DevicePart]:
     for device in dict.fromkeys(one.device for one in model.stages):
         here = [index for index, one in enumerate(model.stages) if one.device == device]
         stages = [model.stages[index] for index in here]
+        limits = [one.spec.memory_limit_bytes for one in stages]
         yield DevicePart(
             device=device,
-            specs=tuple(one.spec for one in stages),
+            promised_bytes=max(one.spec.promised_bytes for one in stages),
+            limit_bytes=min((limit for limit in limits if limit is not None), default=None),
             config=stage_config(model.config, *(one.layers for one in stages)),
-            kv_format=stages[0].kv_format,
+            kv_format=stages[0].built.kv_format,
             weight_bytes=sum(one.weight_bytes for one in stages),
             has_head=0 in here,
             processes=tuple(index - 1 for index in here if index),
@@ -291,14 +273,14 @@ def stage_reports(model: StagedModel, plan: KVPlan) -> list[StageReport]:
     found = []
     for one in model.stages:
         config = stage_config(model.config, one.layers)
-        block_bytes = kv_bytes_per_block(config, DEFAULT_BLOCK_TOKENS, one.kv_format)
+        block_bytes = kv_bytes_per_block(config, DEFAULT_BLOCK_TOKENS, one.built.kv_format)
         state_bytes = cache_layout(config).state_bytes_per_slot
         found.append(
             StageReport(
                 device=name_of(one.device),
                 layers=(one.layers.first, one.layers.last),
-                execution=one.execution,
-                estimated_bytes=one.estimated_bytes,
+                execution=one.built.execution,
+                estimated_bytes=one.built.estimated_bytes,
                 kv_bytes=plan.num_blocks * block_bytes + plan.states.num_slots * state_bytes,
                 neuron=one.spec.neuron,
             )

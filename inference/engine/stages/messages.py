@@ -3,7 +3,7 @@ Rows cross links of their own (``row_link``).
 
     engine  ─ JoinStage ─▶   ─ BuildStage ─▶   ─ NewKV ─▶  ─ RunStep ─▶ …  ─ FallAsleep ─▶
     stage   ─ StageOpened ─▶ ─ StageBuilt ─▶   ─ Done ─▶                   ─ StageAsleep ─▶
-                  └────────────────┴ StageFailed: the process ends    Alive, every second ─▶
+                  └────────────────┴ PartFailed: the process ends    Alive, every second ─▶
 
 A stage of another host has its load spec from its own neuron, and gets ``MeetStage`` in place of
 ``JoinStage``. What the engine asks for is answered in its order. A step has no answer here: its
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import msgspec
 
+from inference.engine.children import OutOfMemory, PartFailed, PartProgressed
 from inference.engine.step_frames import Array, Step
+from inference.models.cache.kv_format import KVFormat
 from inference.protocol.load import LinkIdentity, LoadSpec
-from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, StageReport
 
 
@@ -59,14 +60,11 @@ class BuildStage(msgspec.Struct, frozen=True, kw_only=True, tag="build"):
 
 
 class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="new_kv"):
-    number: int
+    """Allocates keys, values and states, instead of the previous ones."""
+
     num_blocks: int
     block_tokens: int
     num_state_slots: int
-
-
-class DropKV(msgspec.Struct, frozen=True, kw_only=True, tag="drop_kv"):
-    number: int
 
 
 class LowRankArrays(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +86,6 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """The rows of the same number come from the stage before."""
 
     number: int
-    kv: int
     step: Step
     adapters: list[int | None] | None = None
     """The adapter of each sequence; ``None``: no sequence has one here."""
@@ -99,7 +96,7 @@ class WatchMemory(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
 
 
 class MeasureMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
-    pass
+    """Keys and values are dropped before: those of a trial are of no use after it."""
 
 
 class FallAsleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
@@ -123,7 +120,6 @@ ToStage = (
     | MeetStage
     | BuildStage
     | NewKV
-    | DropKV
     | AddAdapter
     | DropAdapter
     | RunStep
@@ -133,16 +129,6 @@ ToStage = (
     | WakeUp
     | SettleStage
 )
-
-
-class StageProgressed(msgspec.Struct, frozen=True, kw_only=True, tag="progressed"):
-    progress: LoadProgress
-
-
-class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The stage could not be opened or built; its process ends."""
-
-    failure: LoadFailure
 
 
 class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -158,7 +144,7 @@ class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 
 class StageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    kv_format: str
+    kv_format: KVFormat
     copies_context: bool
     execution: str
     """A sentence for people: which code computes it."""
@@ -185,12 +171,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     pass
 
 
-class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
-    """The request does not fit the stage's device."""
-
-    message: str
-
-
 class AdapterAdded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="adapter"):
     number: int
     refusal: str = ""
@@ -208,8 +188,8 @@ class LinkLost(msgspec.Struct, frozen=True, kw_only=True, tag="link_lost"):
 
 
 FromStage = (
-    StageProgressed
-    | StageFailed
+    PartProgressed
+    | PartFailed
     | StageOpened
     | StageBuilt
     | StageMemory
@@ -221,6 +201,5 @@ FromStage = (
     | LinkLost
 )
 
-encode = msgspec.msgpack.Encoder().encode
 decode_to_stage = msgspec.msgpack.Decoder(ToStage).decode
 decode_from_stage = msgspec.msgpack.Decoder(FromStage).decode

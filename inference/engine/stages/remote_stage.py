@@ -22,14 +22,14 @@ import msgspec
 import torch
 
 from inference.channel import Channel
+from inference.engine.children import ParentLink, PartFailed, PartProgressed
 from inference.engine.errors import EngineExit, UnexpectedFrameError
 from inference.engine.faults import load_failure
 from inference.engine.load.load_engine import configure_threads
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.serving.loop import FINAL_MESSAGE_TIMEOUT_S, Messenger
-from inference.engine.stages.messages import JoinStage, MeetStage, StageFailed, StageProgressed
+from inference.engine.stages.messages import JoinStage, MeetStage, decode_to_stage
 from inference.engine.stages.stage_runner import (
-    Replies,
     RowEnds,
     StageRunner,
     build_runner,
@@ -144,7 +144,7 @@ class _Holder:
         self._messenger = messenger
         self._listener = listener
         self._index = spec.stage_of.index
-        self._replies = Replies(Channel(control), self._end)
+        self._engine = ParentLink(Channel(control), decode_to_stage, self._end)
         self._links: Future[dict[Purpose, SecureConnection]] = Future()
         self._behind: SecureConnection | None = None
 
@@ -161,18 +161,18 @@ class _Holder:
         torch.set_num_threads(join.num_threads)
         opened = open_stage(join, self._note_progress)
         forget_secrets(os.environ)  # all downloads are done
-        meet = self._replies.receive()
+        meet = self._engine.receive()
         if meet is None:
             return None
         if not isinstance(meet, MeetStage):
             raise UnexpectedFrameError(f"{type(meet).__name__} before the stage was met")
         self._meet(meet, opened)
         return build_runner(
-            join, opened, self._replies, self._row_ends, gauge, on_event=self._messenger.send
+            join, opened, self._engine, self._row_ends, gauge, on_event=self._messenger.send
         )
 
     def report(self, failure: LoadFailure) -> None:
-        self._replies.send(StageFailed(failure=failure))
+        self._engine.send(PartFailed(failure=failure))
 
     def _meet(self, meet: MeetStage, opened: OpenedModel) -> None:
         if meet.files_digest != files_digest(opened):
@@ -205,7 +205,7 @@ class _Holder:
 
     def _note_progress(self, progress: LoadProgress) -> None:
         self._messenger.send(LoadProgressed(progress=progress))
-        self._replies.send(StageProgressed(progress=progress))
+        self._engine.send(PartProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
         """Called by the thread that notices that the engine is gone: the main thread may

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 import torch
 
 from inference.channel import Channel, Connection, as_connection
-from inference.engine.children import begin_child
+from inference.engine.children import ParentLink, PartFailed, PartProgressed, begin_child
 from inference.engine.errors import EngineExit
 from inference.engine.faults import load_failure
 from inference.engine.load.memory_use import HostGauge
-from inference.engine.stages.messages import JoinStage, StageFailed, StagePeer, StageProgressed
+from inference.engine.stages.messages import JoinStage, StagePeer, decode_to_stage
 from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
-from inference.engine.stages.stage_runner import Replies, build_runner, open_stage
+from inference.engine.stages.stage_runner import build_runner, open_stage
 from inference.engine.stages.stage_specs import dial_stage
 from inference.environment import forget_secrets
 from inference.garbage import freeze_heap
@@ -33,17 +33,19 @@ def main(arguments: list[str] | None = None) -> int:
     fds = {ROWS_IN: options.rows_in, ROWS_OUT: options.rows_out}
     rows = {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
     # At once: the main thread may be computing, or waiting for rows.
-    replies = Replies(
-        Channel(socket.socket(fileno=options.fd)), lambda: os._exit(EngineExit.ORPHANED)
+    engine = ParentLink(
+        Channel(socket.socket(fileno=options.fd)),
+        decode_to_stage,
+        lambda: os._exit(EngineExit.ORPHANED),
     )
-    return serve(replies, rows)
+    return serve(engine, rows)
 
 
-def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
+def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
     """Serves one stage until the engine is gone. ``rows``: the sockets to neighbours on this host,
     by option. Returns the exit status of the process."""
     gauge = HostGauge()
-    join = replies.receive()
+    join = engine.receive()
     if join is None:
         return EngineExit.ORPHANED
     assert isinstance(join, JoinStage), "the first frame"
@@ -53,11 +55,11 @@ def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
             _row_end(join.before, "rows-back", rows.get(ROWS_IN)),
             _row_end(join.behind, "rows", rows.get(ROWS_OUT)),
         )
-        opened = open_stage(join, lambda one: replies.send(StageProgressed(progress=one)))
-        stage = build_runner(join, opened, replies, lambda: ends, gauge)
+        opened = open_stage(join, lambda one: engine.send(PartProgressed(progress=one)))
+        stage = build_runner(join, opened, engine, lambda: ends, gauge)
     except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
         failure = load_failure(error, f"stage {join.stage + 1} of {join.spec.model}")
-        replies.send(StageFailed(failure=failure))
+        engine.send(PartFailed(failure=failure))
         return EngineExit.FAILED
     if stage is None:
         return EngineExit.ORPHANED

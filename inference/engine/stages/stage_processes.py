@@ -17,12 +17,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TypeVar
 
 import torch
 
 from inference.channel import ChannelClosedError, ChannelError
-from inference.engine.children import POLL_S, Child, ChildEnd, ChildProcess, Children
+from inference.engine.children import POLL_S, Child, ChildEnd, ChildProcess, Children, Reply
 from inference.engine.errors import DeviceFault, HangFault, StepFault, UnexpectedFrameError
 from inference.engine.stages.checks import message_of_adapter
 from inference.engine.stages.messages import (
@@ -31,7 +30,6 @@ from inference.engine.stages.messages import (
     BuildStage,
     Done,
     DropAdapter,
-    DropKV,
     FallAsleep,
     FromStage,
     JoinStage,
@@ -39,20 +37,16 @@ from inference.engine.stages.messages import (
     MeasureMemory,
     MeetStage,
     NewKV,
-    OutOfMemory,
     RunStep,
     SettleStage,
     StageAsleep,
     StageBuilt,
-    StageFailed,
     StageMemory,
     StageOpened,
-    StageProgressed,
     ToStage,
     WakeUp,
     WatchMemory,
     decode_from_stage,
-    encode,
 )
 from inference.engine.stages.row_link import (
     ROWS_IN,
@@ -71,7 +65,6 @@ from inference.loading.progress import OnProgress
 from inference.models.adapter import AdapterWeights
 from inference.models.errors import UnsupportedAdapterError
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import PartFailedError
 from inference.protocol.load_report import AsleepBytes
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.identities import Purpose
@@ -86,37 +79,9 @@ SILENT_CHECKS = 8
 than this is stopped or stuck. Checks are counted and not seconds, since all processes of a host may
 stand still together."""
 SILENCE_S = SILENT_CHECKS * CHECK_INTERVAL_S
-REPLY_TIMEOUT_S = 3600.0
-"""How long a stage may take to open or build. A load that makes no progress is ended by its neuron
-before."""
-
-Reply = TypeVar("Reply", bound=FromStage)
 
 
-class StageProcess(Child[FromStage]):
-    def ask(self, message: ToStage, kind: type[Reply]) -> Reply:
-        """Raises ``DeviceFault`` where the stage is gone, ``MemoryError`` where its device has no
-        room."""
-        self.send(encode(message))
-        return self.reply(kind)
-
-    def reply(self, kind: type[Reply], on_progress: OnProgress = lambda _: None) -> Reply:
-        """The next answer. Raises what ``ask`` does, and ``PartFailedError``."""
-        while True:
-            match self.next(REPLY_TIMEOUT_S):
-                case StageProgressed(progress=progress):
-                    on_progress(progress)
-                case StageFailed(failure=failure):
-                    raise PartFailedError(failure)
-                case OutOfMemory(message=message):
-                    raise MemoryError(message)
-                case answer if isinstance(answer, kind):
-                    return answer
-                case other:
-                    raise DeviceFault(f"{self.name} sent {type(other).__name__}")
-
-
-class StageProcesses(Children[StageProcess]):
+class StageProcesses(Children):
     """The stages' processes, in order of their layers: children of this process, and processes of
     other hosts. Only the engine's thread sends steps and asks; adapters come from another
     thread."""
@@ -136,9 +101,9 @@ class StageProcesses(Children[StageProcess]):
         self._silent_checks = [0] * (len(spec.stages) - 1)
         """Checks since each stage's last message. One that arrives during a check may be lost: the
         next message counts."""
-        self._dropped: deque[DropKV | DropAdapter] = deque()
-        """Sent before the next message: any thread drops storages and adapters, at any point."""
-        self._by_index: dict[int, StageProcess] = {}
+        self._dropped: deque[DropAdapter] = deque()
+        """Sent before the next message: any thread drops adapters, at any point."""
+        self._by_index: dict[int, Child] = {}
         self._first_link: RowLink | None = None
         self._arrivals: RowReader | None = None
         try:
@@ -179,11 +144,11 @@ class StageProcesses(Children[StageProcess]):
     def _add(self, index: int, end: ChildEnd) -> None:
         stages = self._spec.stages
         where = f" of {stages[index].neuron}" if stages[index].neuron else ""
-        child = StageProcess(
+        child = Child(
             f"stage {index + 1} of {len(stages)}{where}",
             end,
             decode_from_stage,
-            on_end=lambda child: self.lose(DeviceFault(child.end_in_words())),
+            on_end=self.lose_child,
             on_message=lambda message: self._note(index - 1, message),
         )
         self._by_index[index] = child
@@ -199,7 +164,7 @@ class StageProcesses(Children[StageProcess]):
         calling thread. Raises ``PartFailedError`` and ``DeviceFault``."""
         child = self.all[len(self.opened)]
         self._on_progress.append(on_progress)
-        child.send(encode(frame))
+        child.send(frame)
         self.opened.append(child.reply(StageOpened, on_progress))
         return self.opened[-1]
 
@@ -216,7 +181,7 @@ class StageProcesses(Children[StageProcess]):
 
     def settle(self, stages: Mapping[int, SettleStage]) -> None:
         for index, report in stages.items():
-            self._by_index[index].send(encode(report))
+            self._by_index[index].send(report)
 
     def close(self) -> None:
         super().close()
@@ -233,16 +198,12 @@ class StageProcesses(Children[StageProcess]):
         """Raises ``MemoryError`` and ``DeviceFault``."""
         self._ask_all(wanted, Done)
 
-    def drop_kv(self, number: int) -> None:
-        """Any thread; sends nothing by itself."""
-        self._dropped.append(DropKV(number=number))
-
     def run(self, messages: Sequence[RunStep], hidden: torch.Tensor) -> None:
         """Begins a step: ``messages`` of each stage, ``hidden`` of the first. Raises
         ``DeviceFault``."""
         self._send_dropped()
         for child, message in zip(self.all, messages, strict=True):
-            child.send(encode(message))
+            child.send(message)
         assert self._first_link is not None, "it was started"
         try:
             self._first_link.send(messages[0].number, hidden)
@@ -266,7 +227,7 @@ class StageProcesses(Children[StageProcess]):
             self._num_adapters += 1
             number = self._num_adapters
             answer = self._answers[number] = Future()
-        self.all[index].send(encode(message_of_adapter(number, weights)))
+        self.all[index].send(message_of_adapter(number, weights))
         while True:
             try:
                 refusal = answer.result(POLL_S)
@@ -285,11 +246,15 @@ class StageProcesses(Children[StageProcess]):
         self._dropped.append(DropAdapter(number=number))
 
     def watch_memory(self, index: int) -> None:
-        self.all[index].send(encode(WatchMemory()))
+        self.all[index].send(WatchMemory())
 
     def memory(self, index: int) -> StageMemory:
         self._send_dropped()
-        return self.all[index].ask(MeasureMemory(), StageMemory)
+        self.all[index].send(MeasureMemory())
+        return self.all[index].reply(StageMemory)
+
+    def memories(self, indices: Sequence[int]) -> list[StageMemory]:
+        return [self.memory(index) for index in indices]
 
     def fall_asleep(self) -> list[tuple[str, AsleepBytes]]:
         """Puts every stage to sleep. Returns the device of each stage of this host, and the memory
@@ -317,14 +282,11 @@ class StageProcesses(Children[StageProcess]):
 
     def _send_all(self, message: ToStage) -> None:
         self._send_dropped()
-        for child in self.all:
-            child.send(encode(message))
+        self.send(message)
 
     def _send_dropped(self) -> None:
         while self._dropped:
-            frame = encode(self._dropped.popleft())
-            for child in self.all:
-                child.send(frame)
+            self.send(self._dropped.popleft())
 
     def _note(self, index: int, message: FromStage) -> bool:
         """Handles a message; called by the stage's reader. Returns whether the message is an answer

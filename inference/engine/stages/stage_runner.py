@@ -1,7 +1,7 @@
 """A later stage in its process: its files are opened and its layers built when the engine asks for
 that, then it runs what the engine sends, in its order.
 
-    control ──reader thread──▶ inbox ──▶ main thread: each step, storages, adapters, sleep
+    control ──reader thread──▶ inbox ──▶ main thread: each step, storage, adapters, sleep
     rows-in ──reader thread──▶ rows  ──▶      │
                                               └──▶ rows-out: the next stage, or the engine
 
@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
-from inference.channel import Channel, ChannelClosedError, ChannelError, Connection
+from inference.channel import ChannelError, Connection
+from inference.engine.children import OutOfMemory, ParentLink
 from inference.engine.errors import BadRowsError, EngineExit, StepFault, UnexpectedFrameError
 from inference.engine.faults import is_out_of_memory, recover
 from inference.engine.load.kv_memory import positions_of_part
@@ -39,14 +36,11 @@ from inference.engine.stages.messages import (
     BuildStage,
     Done,
     DropAdapter,
-    DropKV,
     FallAsleep,
-    FromStage,
     JoinStage,
     LinkLost,
     MeasureMemory,
     NewKV,
-    OutOfMemory,
     RunStep,
     SettleStage,
     StageAsleep,
@@ -56,8 +50,6 @@ from inference.engine.stages.messages import (
     ToStage,
     WakeUp,
     WatchMemory,
-    decode_to_stage,
-    encode,
 )
 from inference.engine.stages.row_link import RowLink, RowReader
 from inference.engine.stages.stage_specs import are_narrow
@@ -67,7 +59,7 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
 from inference.models.errors import UnsupportedAdapterError, UnsupportedKVError
 from inference.models.stages.build import BuiltStage, build_stage, on_card
-from inference.protocol.engine import Awake, EngineMessage, FellAsleep, StageAlive, StageReady
+from inference.protocol.engine import EngineMessage, StageAlive, StageReady
 from inference.protocol.load_errors import BadSourceError
 from inference.supervised_threads import SupervisedThread
 
@@ -83,43 +75,11 @@ RowEnds = tuple[Connection, Connection]
 """The ends that the stage's rows come from and go to."""
 
 
-class Replies:
-    """The control connection. Any thread may send."""
-
-    def __init__(self, channel: Channel, on_gone: Callable[[], object]) -> None:
-        """``on_gone`` is called by the thread that notices that the engine is gone."""
-        self._channel = channel
-        self._on_gone = on_gone
-        self._sending = threading.Lock()
-        self.is_gone = threading.Event()
-
-    def send(self, message: FromStage) -> None:
-        try:
-            with self._sending:
-                self._channel.send(encode(message))
-        except ChannelClosedError:
-            self._note_gone()
-
-    def receive(self) -> ToStage | None:
-        """``None``: the engine is gone, or sends what no engine does."""
-        try:
-            message: ToStage = decode_to_stage(self._channel.receive())
-            return message
-        except (ChannelError, msgspec.MsgspecError) as error:
-            log.info("the engine's control link: %s", error)
-            self._note_gone()
-            return None
-
-    def _note_gone(self) -> None:
-        self.is_gone.set()
-        self._on_gone()
-
-
 class StageRunner:
     def __init__(
         self,
         stage: BuiltStage,
-        replies: Replies,
+        engine: ParentLink,
         rows_in: RowReader,
         rows_out: RowLink,
         gauge: HostGauge,
@@ -130,13 +90,12 @@ class StageRunner:
         self._stage = stage
         self._num_positions = num_positions
         self._on_event = on_event
-        self._replies = replies
+        self._engine = engine
         self._rows_in = rows_in
         self._rows_out = rows_out
         self._gauge = gauge_for(stage.device, gauge)
         self._resting = RestingModels([stage], process_bytes=self._gauge.process_bytes)
-        self._inbox: queue.SimpleQueue[ToStage | None] = queue.SimpleQueue()
-        self._kv: dict[int, tuple[NewKV, Any]] = {}
+        self._kv: tuple[NewKV, Any] | None = None
         self._adapters: dict[int, Any] = {}
         self._is_settled = False
 
@@ -145,11 +104,14 @@ class StageRunner:
         return self._gauge.process_bytes
 
     def run(self) -> None:
-        for target, name in ((self._read, "stage-control"), (self._report_alive, "stage-alive")):
-            SupervisedThread(
-                target, name=name, restarts=False, on_broken=lambda _: os._exit(EngineExit.FAILED)
-            ).start()
-        while (message := self._inbox.get()) is not None:
+        self._engine.start()
+        SupervisedThread(
+            self._report_alive,
+            name="stage-alive",
+            restarts=False,
+            on_broken=lambda _: os._exit(EngineExit.FAILED),
+        ).start()
+        while (message := self._engine.inbox.get()) is not None:
             self._handle(message)
 
     @torch.inference_mode()
@@ -158,9 +120,7 @@ class StageRunner:
             case RunStep():
                 self._run(message)
             case NewKV():
-                self._replies.send(self._unless_too_large(lambda: self._renew_kv(message)))
-            case DropKV(number=number):
-                self._kv.pop(number, None)  # sleep has dropped all
+                self._engine.send(self._unless_too_large(lambda: self._renew_kv(message)))
             case AddAdapter():
                 self._add_adapter(message)
             case DropAdapter(number=number):
@@ -168,18 +128,12 @@ class StageRunner:
             case WatchMemory():
                 self._gauge.watch()
             case MeasureMemory():
-                self._replies.send(self._memory())
+                self._engine.send(self._memory())
             case FallAsleep():
-                self._kv.clear()
-                held = self._resting.fall_asleep()
-                self._on_event(FellAsleep(held=held))
-                self._replies.send(StageAsleep(held=held))
+                self._kv = None
+                self._engine.send(StageAsleep(held=self._resting.fall_asleep()))
             case WakeUp():
-                started_s = time.monotonic()
-                answer = self._unless_too_large(self._resting.wake)
-                if isinstance(answer, Done):
-                    self._on_event(Awake(seconds=time.monotonic() - started_s))
-                self._replies.send(answer)
+                self._engine.send(self._unless_too_large(self._resting.wake))
             case SettleStage(report=report, memory=memory):
                 self._on_event(StageReady(report=report, memory=memory))
                 self._is_settled = True
@@ -199,13 +153,14 @@ class StageRunner:
                 assert arrival.rows is not None
                 self._compute(message, arrival.rows)
         except ChannelError as error:
-            report_lost_link(self._replies, error)
+            report_lost_link(self._engine, error)
 
     def _compute(self, message: RunStep, rows: torch.Tensor) -> None:
         """Sends the step's rows, or its fault. Raises ``ChannelClosedError``."""
         stage = self._stage
         try:
-            size, kv = self._kv[message.kv]
+            assert self._kv is not None, "it comes before the first step"
+            size, kv = self._kv
             step = checked_step(message.step, rows, size, self._num_positions)
             if message.adapters is not None:
                 adapters = tuple(n if n is None else self._adapters[n] for n in message.adapters)
@@ -221,8 +176,9 @@ class StageRunner:
             self._rows_out.send(message.number, found)
 
     def _renew_kv(self, wanted: NewKV) -> None:
+        self._kv = None
         kv = self._stage.new_kv(wanted.num_blocks, wanted.block_tokens, wanted.num_state_slots)
-        self._kv[wanted.number] = wanted, kv
+        self._kv = wanted, kv
 
     def _add_adapter(self, message: AddAdapter) -> None:
         refusal = ""
@@ -236,7 +192,7 @@ class StageRunner:
             if not is_out_of_memory(error, self._stage.device.type):
                 raise
             refusal = f"{self._stage.device} has no memory left for it"
-        self._replies.send(AdapterAdded(number=message.number, refusal=refusal))
+        self._engine.send(AdapterAdded(number=message.number, refusal=refusal))
 
     def _unless_too_large(self, action: Callable[[], None]) -> Done | OutOfMemory:
         try:
@@ -248,6 +204,7 @@ class StageRunner:
         return Done()
 
     def _memory(self) -> StageMemory:
+        self._kv = None
         device, used_bytes = self._stage.device, self._gauge.used_bytes()
         free_cached(device)
         return StageMemory(
@@ -256,23 +213,19 @@ class StageRunner:
             free_bytes=free_memory_bytes(device),
         )
 
-    def _read(self) -> None:
-        while not self._replies.is_gone.is_set():
-            self._inbox.put(self._replies.receive())
-
     def _report_alive(self) -> None:
-        while not self._replies.is_gone.wait(ALIVE_INTERVAL_S):
-            self._replies.send(Alive())
+        while not self._engine.is_gone.wait(ALIVE_INTERVAL_S):
+            self._engine.send(Alive())
             if self._is_settled:  # its neuron waits for it no more
                 self._on_event(StageAlive())
 
 
-def report_lost_link(replies: Replies, error: ChannelError) -> None:
+def report_lost_link(engine: ParentLink, error: ChannelError) -> None:
     """Waits before reporting: the engine may see by itself that a stage is gone, and how it ended.
     Of two stages that lost each other, it would notice neither."""
     log.info("a link of rows has ended: %s", error)
-    if not replies.is_gone.wait(LOST_LINK_S):
-        replies.send(LinkLost(message=str(error)))
+    if not engine.is_gone.wait(LOST_LINK_S):
+        engine.send(LinkLost(message=str(error)))
 
 
 def open_stage(join: JoinStage, on_progress: OnProgress) -> OpenedModel:
@@ -287,7 +240,7 @@ def open_stage(join: JoinStage, on_progress: OnProgress) -> OpenedModel:
 def build_runner(
     join: JoinStage,
     opened: OpenedModel,
-    replies: Replies,
+    engine: ParentLink,
     row_ends: Callable[[], RowEnds],
     gauge: HostGauge,
     *,
@@ -297,7 +250,7 @@ def build_runner(
     ``row_ends`` is called once the layers are there. ``None``: the engine has gone. Raises what a
     load raises, and ``ChannelError``."""
     try:
-        replies.send(
+        engine.send(
             StageOpened(
                 device=str(opened.weights.device),
                 required_bytes=opened.need.required_bytes,
@@ -307,7 +260,7 @@ def build_runner(
                 memory_limit_bytes=join.spec.memory_limit_bytes,
             )
         )
-        build = replies.receive()
+        build = engine.receive()
         if build is None:
             return None
         if not isinstance(build, BuildStage):
@@ -323,27 +276,31 @@ def build_runner(
     num_features = opened.config.hidden_size
     rows_in, rows_out = row_ends()
     incoming = RowLink(rows_in, num_features)
-    reader = RowReader(incoming, "stage-rows", partial(report_lost_link, replies))
+    reader = RowReader(incoming, "stage-rows", partial(report_lost_link, engine))
     runner = StageRunner(
         stage,
-        replies,
+        engine,
         reader,
         RowLink(rows_out, num_features, is_narrow=are_narrow(join.spec, join.stage)),
         gauge,
         num_positions=build.context_tokens,
         on_event=on_event,
     )
-    replies.send(
-        StageBuilt(
-            kv_format=stage.kv_format,
-            copies_context=stage.copies_context,
-            execution=words,
-            weights=opened.weights.report(),
-            estimated_bytes=opened.estimated_load_bytes,
-            process_bytes=runner.process_bytes,
-        )
-    )
+    engine.send(built_message(stage, words, opened, runner.process_bytes))
     return runner
+
+
+def built_message(
+    stage: BuiltStage, execution: str, opened: OpenedModel, process_bytes: int
+) -> StageBuilt:
+    return StageBuilt(
+        kv_format=stage.kv_format,
+        copies_context=stage.copies_context,
+        execution=execution,
+        weights=opened.weights.report(),
+        estimated_bytes=opened.estimated_load_bytes,
+        process_bytes=process_bytes,
+    )
 
 
 def _build(join: JoinStage, opened: OpenedModel, context_tokens: int) -> tuple[BuiltStage, str]:

@@ -16,14 +16,14 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from inference.engine.errors import DeviceFault
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sequence import Sequence, SequenceState
-from inference.engine.stages.messages import NewKV, RunStep
+from inference.engine.stages.messages import NewKV, RunStep, StageBuilt
 from inference.engine.stages.row_link import Arrival
 from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.step import Sampled, Schedule
@@ -44,30 +44,8 @@ class StageFacts:
     """The spec with the memory that its neuron promised to others, and its limit there."""
     layers: LayerRange
     device: AnyDevice
-    kv_format: KVFormat
-    copies_context: bool
-    execution: str
-    """A sentence for people: which code computes it."""
-    weights: str
-    """A sentence for people: how the weights are held."""
     weight_bytes: int
-    estimated_bytes: int
-    """The bytes without keys and values."""
-
-
-class StagedKV:
-    """The first stage's storage, and the number of the others'."""
-
-    def __init__(self, first: KVStorage, number: int) -> None:
-        self.first = first
-        self.number = number
-
-    @property
-    def block_tokens(self) -> int:
-        return self.first.block_tokens
-
-    def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        raise NotImplementedError("blocks of stages are in several processes")
+    built: StageBuilt
 
 
 class StagedAdapter:
@@ -97,16 +75,11 @@ class StagedModel(PlainBackend):
         self.processes = processes
         self.tower = first.tower
         self.has_own_threads = first.has_own_threads
-        self._num_kv = 0
         self._num_steps = 0
         self._num_rows: dict[int, int] = {}
-        """The number of rows that the last stage is to send, by the steps that it has sent none
-        of."""
+        """The number of rows that the last stage is to send, by the steps that are waited for."""
         self._early: dict[int, Arrival] = {}
         """Steps that arrived while an older one was waited for, and are waited for still."""
-        self._given_up: set[int] = set()
-        self._first_number = 1
-        """The number of the first step over the newest storage: earlier ones are not waited for."""
 
     @property
     def num_stages(self) -> int:
@@ -127,29 +100,20 @@ class StagedModel(PlainBackend):
 
     @property
     def copies_context(self) -> bool:
-        return any(one.copies_context for one in self.stages)
+        return any(one.built.copies_context for one in self.stages)
 
     @property
     def sampler(self) -> BackendSampler | None:
         return self.first.sampler
 
-    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> StagedKV:
-        self._num_kv += 1
-        number = self._num_kv
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KVStorage:
+        """Only the newest storage can be stepped: the other stages have freed theirs."""
         self._num_rows.clear()
         self._early.clear()
-        self._given_up.clear()
-        self._first_number = self._num_steps + 1
-        kv = StagedKV(self.first.new_kv(num_blocks, block_tokens, num_state_slots), number)
-        weakref.finalize(kv, self.processes.drop_kv, number).atexit = False
         self.processes.new_kv(
-            NewKV(
-                number=number,
-                num_blocks=num_blocks,
-                block_tokens=block_tokens,
-                num_state_slots=num_state_slots,
-            )
+            NewKV(num_blocks=num_blocks, block_tokens=block_tokens, num_state_slots=num_state_slots)
         )
+        kv: KVStorage = self.first.new_kv(num_blocks, block_tokens, num_state_slots)
         return kv
 
     def cache_bytes(
@@ -159,7 +123,7 @@ class StagedModel(PlainBackend):
         found: Counter[AnyDevice] = Counter(self.first.cache_bytes(*sizes))
         for one in self.stages[1:]:
             config = stage_config(self.config, one.layers)
-            found[one.device] += cache_bytes(config, one.kv_format, *sizes)
+            found[one.device] += cache_bytes(config, one.built.kv_format, *sizes)
         return found
 
     def prepare_adapter(self, weights: AdapterWeights) -> StagedAdapter:
@@ -172,10 +136,10 @@ class StagedModel(PlainBackend):
             weakref.finalize(adapter, self.processes.drop_adapter, number).atexit = False
         return adapter
 
-    def forward(self, step: StepInput, kv: StagedKV) -> torch.Tensor:
+    def forward(self, step: StepInput, kv: KVStorage) -> torch.Tensor:
         return self.finish(self.begin(step, kv))
 
-    def begin(self, step: StepInput, kv: StagedKV) -> int:
+    def begin(self, step: StepInput, kv: KVStorage) -> int:
         """Returns the step's number. The first stage has computed it then; the others wait for no
         one. Raises the error of the first stage: then nothing is under way."""
         last = len(self.stages) - 1
@@ -184,13 +148,12 @@ class StagedModel(PlainBackend):
             for index, one in enumerate(self.stages)
         ]
         with on_card(self.device):
-            hidden = self.first.forward_rows(steps[0], None, kv.first)
+            hidden = self.first.forward_rows(steps[0], None, kv)
         self._num_steps += 1
         self._num_rows[self._num_steps] = steps[-1].num_logits
         messages = [
             RunStep(
                 number=self._num_steps,
-                kv=kv.number,
                 step=message_of(own),
                 adapters=None if own.adapters is None else list(own.adapters),
             )
@@ -212,8 +175,8 @@ class StagedModel(PlainBackend):
     def give_up(self, number: int) -> None:
         """Gives the step up, in place of ``finish``: all of its sequences have ended. The stages
         compute it all the same, in its turn."""
-        if self._early.pop(number, None) is None:
-            self._given_up.add(number)
+        self._num_rows.pop(number, None)
+        self._early.pop(number, None)
 
     def sleep(self) -> None:
         """Puts the first stage alone to sleep, as ``wake`` wakes it alone. ``processes`` does this
@@ -224,33 +187,20 @@ class StagedModel(PlainBackend):
         self.first.wake()
 
     def _wait(self, number: int) -> Arrival:
-        found = self._early.pop(number, None)
-        while found is None:
+        """Rows of steps that nobody waits for are dropped: of ended sequences, or of an older
+        storage. Raises ``DeviceFault`` where a step has another number of rows than it was to."""
+        while (found := self._early.pop(number, None)) is None:
             arrival = self.processes.next_arrival()
-            if not self._is_expected(arrival):
+            num_rows = self._num_rows.pop(arrival.number, None)
+            if num_rows is None:
                 continue
-            if arrival.number in self._given_up:
-                self._given_up.remove(arrival.number)
-            elif arrival.number == number:
-                found = arrival
-            else:
-                self._early[arrival.number] = arrival
+            if arrival.rows is not None and len(arrival.rows) != num_rows:
+                raise DeviceFault(
+                    f"the last stage sent {len(arrival.rows)} rows of step {arrival.number}, "
+                    f"which has {num_rows}"
+                )
+            self._early[arrival.number] = arrival
         return found
-
-    def _is_expected(self, arrival: Arrival) -> bool:
-        """Whether a step of the newest storage waits for it. Raises ``DeviceFault`` for steps that
-        are not under way, of which there might be any number."""
-        num_rows = self._num_rows.pop(arrival.number, None)
-        if num_rows is None:
-            if 0 < arrival.number < self._first_number:
-                return False
-            raise DeviceFault(f"the last stage sent step {arrival.number}, which is not under way")
-        if arrival.rows is not None and len(arrival.rows) != num_rows:
-            raise DeviceFault(
-                f"the last stage sent {len(arrival.rows)} rows of step {arrival.number}, "
-                f"which has {num_rows}"
-            )
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +211,7 @@ class BegunStep:
 
 
 class StagedExecutor:
-    """``scheduling.run_ahead.BeginningExecutor`` over an executor of a staged model."""
+    """An executor of a staged model, whose ``execute`` has two halves."""
 
     def __init__(self, executor: TensorExecutor, model: StagedModel) -> None:
         self._executor = executor
@@ -272,14 +222,14 @@ class StagedExecutor:
 
     @torch.inference_mode()
     def begin(self, schedule: Schedule) -> BegunStep:
+        """Computes the first stage and waits for no other."""
         runner = self._executor.runner
-        # The model made it: ``build_engine`` gives the runner the KV cache of its model.
-        kv = cast(StagedKV, runner.kv)
-        number = self._model.begin(runner.step_input(schedule), kv)
+        number = self._model.begin(runner.step_input(schedule), runner.kv)
         return BegunStep(number, _owners(schedule))
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, live: Schedule) -> Sampled:
+        """Waits for the step, and samples ``live``: its schedule without ended sequences."""
         logits = self._model.finish(step.number)
         if any(owner.state is SequenceState.ENDED for owner in step.owners):
             rows = [r for r, s in enumerate(step.owners) if s.state is not SequenceState.ENDED]

@@ -11,7 +11,7 @@ from inference.engine.faults import recover
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled, Schedule
+from inference.engine.step import PrefillAverage, Sampled, Schedule
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,
@@ -53,13 +53,21 @@ class CountingExecutor:
 
 
 class Harness:
-    def __init__(self, *, num_blocks: int = 64, context_tokens: int = 64, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        context_tokens: int = 64,
+        prefill_average: PrefillAverage | None = None,
+        **limits: Any,
+    ) -> None:
         self.now_s = 0.0
         self.executor = CountingExecutor()
         self.engine = Engine(
             self.executor,
             Scheduler(KVCache(num_blocks, 4), SchedulerLimits(**limits)),
             EngineLimits(context_tokens=context_tokens, vocab_size=100),
+            prefill_average=prefill_average,
             clock=lambda: self.now_s,
             check_when_idle=True,
         )
@@ -108,7 +116,10 @@ class TimedExecutor(CountingExecutor):
         self.seconds: list[float] = []
 
     def execute(self, schedule: Schedule) -> Sampled:
-        took_s = 0.002 * len(schedule.decodes) + 0.0005 * schedule.num_prefill_tokens
+        took_s = self.seconds_of(schedule)
         self.seconds.append(took_s)
         self.harness.now_s += took_s
         return super().execute(schedule)
+
+    def seconds_of(self, schedule: Schedule) -> float:
+        return 0.002 * len(schedule.decodes) + 0.0005 * schedule.num_prefill_tokens

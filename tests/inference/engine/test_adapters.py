@@ -4,7 +4,9 @@ else runs beside it."""
 from __future__ import annotations
 
 import copy
+import ctypes
 import random
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +14,24 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from inference.engine.adapters import Adapters, LoadedAdapter
 from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
-from inference.engine.load.build import AdapterLoader
+from inference.engine.load.build import AdapterLoader, build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
-from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
+from inference.models.backend import AnyModel
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep
 from inference.protocol.load import AdapterSpec
-from inference.protocol.sampling import SamplingParams
-from tests.inference.adapter_files import spec_of, write_adapter
+from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
+from tests.inference.engine.asking import run, submit, tokens_of
 from tests.inference.engine.conftest import Pair, build_pair, greedy
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
+from tests.inference.greedy import check_greedy
+from tests.inference.models.families import tiny_hybrid as tiny
 
 VOCAB_SIZE = 128
 KINDS: dict[str, dict[str, Any]] = {
@@ -89,43 +96,16 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
-def submit(
-    engine: Engine,
-    sequence_id: str,
-    prompt: list[int],
-    num_tokens: int,
-    adapter: AdapterSpec | None = None,
-) -> None:
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    engine.submit(
-        SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params, adapter=adapter)
-    )
-
-
-def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """Runs until nothing is left. Returns every sequence's output, and how much of its prompt was
-    cached."""
-    answers: dict[str, list[int]] = {}
-    cached: dict[str, int] = {}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
-            if output.num_cached_tokens is not None:
-                cached[output.sequence_id] = output.num_cached_tokens
-    return answers, cached
-
-
 def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: Adapted) -> None:
     engine = adapted.engine(prefill_tokens_per_step=19)
     wanted = {}
     for seed in range(2):
         for name in (*KINDS, None):
             prompt = prompt_of(11 + 23 * seed, seed)
-            submit(engine, f"{name}{seed}", prompt, 8, adapted.specs.get(name or ""))
+            submit(engine, f"{name}{seed}", prompt, 8, adapter=adapted.specs.get(name or ""))
             wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 8)
     assert len({tuple(answer) for answer in wanted.values()}) == len(wanted), "adapters do nothing"
-    assert run(engine)[0] == wanted
+    assert tokens_of(engine) == wanted
     assert engine.stats().adapters == [*KINDS]
 
 
@@ -133,8 +113,8 @@ def test_long_prompts_go_through_the_layers_in_blocks(adapted: Adapted) -> None:
     engine = adapted.engine()
     prompts = {name: prompt_of(150, seed) for seed, name in enumerate(("all", "attention"))}
     for name, prompt in prompts.items():
-        submit(engine, name, prompt, 8, adapted.specs[name])
-    assert run(engine)[0] == {n: adapted.greedy(n, p, 8) for n, p in prompts.items()}
+        submit(engine, name, prompt, 8, adapter=adapted.specs[name])
+    assert tokens_of(engine) == {n: adapted.greedy(n, p, 8) for n, p in prompts.items()}
 
 
 def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) -> None:
@@ -146,8 +126,8 @@ def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) ->
     scripted = adapted.engine(speculator=ScriptedSpeculator(wanted))
     for engine in (scripted, adapted.engine(draft_model=adapted.pair.model)):
         for name, prompt in prompts.items():
-            submit(engine, name, prompt, 16, adapted.specs.get(name))
-        assert run(engine)[0] == wanted
+            submit(engine, name, prompt, 16, adapter=adapted.specs.get(name))
+        assert tokens_of(engine) == wanted
     assert scripted.stats().num_accepted_drafts > 20
 
 
@@ -157,8 +137,8 @@ def test_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:
     prompts = {name: prompt_of(20, seed) for seed, name in enumerate(KINDS)}
     for num_tokens in (1, 40):  # only adapters that are loaded already begin together
         for name, prompt in prompts.items():
-            submit(engine, name, prompt, num_tokens, adapted.specs[name])
-        answers, _ = run(engine)
+            submit(engine, name, prompt, num_tokens, adapter=adapted.specs[name])
+        answers = tokens_of(engine)
     assert engine.stats().num_preemptions > 0
     assert answers == {name: adapted.greedy(name, p, 40) for name, p in prompts.items()}
 
@@ -168,10 +148,10 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) 
     engine, prompt = adapted.engine(), prompt_of(3 * size, seed=3)
     found = []
     for name in ("all", None, "output", "all", None):
-        submit(engine, "one", prompt, 6, adapted.specs.get(name or ""))
-        answers, cached = run(engine)
-        assert answers["one"] == adapted.greedy(name, prompt, 6), name
-        found.append(cached["one"])
+        submit(engine, "one", prompt, 6, adapter=adapted.specs.get(name or ""))
+        answers = run(engine)
+        assert answers.tokens["one"] == adapted.greedy(name, prompt, 6), name
+        found.append(answers.cached["one"])
     assert found == [0, 0, 0, 2 * size, 2 * size]
 
 
@@ -179,30 +159,18 @@ def test_more_adapters_than_slots_take_turns(adapted: Adapted) -> None:
     engine = adapted.engine(slots=2)
     prompt = prompt_of(9, seed=5)
     for name in KINDS:
-        submit(engine, name, prompt, 10, adapted.specs[name])
-    answers, _ = run(engine)
+        submit(engine, name, prompt, 10, adapter=adapted.specs[name])
+    answers = tokens_of(engine)
     assert answers == {name: adapted.greedy(name, prompt, 10) for name in KINDS}
     assert engine.stats().adapters == ["mlp", "output"]
 
 
 def logprobs_of(adapted: Adapted, mates: list[str | None]) -> list[dict[int, float]]:
-    engine, specs = adapted.engine(), adapted.specs
-    params = SamplingParams(max_tokens=10, temperature=0.0, top_logprobs=20)
+    engine = adapted.engine()
     for number, name in enumerate(["all", *mates]):
-        command = SubmitSequence(
-            sequence_id=str(number),
-            token_ids=prompt_of(9 + number, seed=number),
-            params=params,
-            adapter=specs.get(name or ""),
-        )
-        engine.submit(command)
-    found = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep)
-            if output.sequence_id == "0" and output.logprobs:
-                found.append(dict(output.logprobs[0].top))
-    return found
+        prompt, adapter = prompt_of(9 + number, seed=number), adapted.specs.get(name or "")
+        submit(engine, str(number), prompt, 10, adapter=adapter, top_logprobs=20)
+    return [dict(one.top) for one in run(engine).logprobs["0"]]
 
 
 def test_a_rows_numbers_do_not_depend_on_its_neighbours(adapted: Adapted) -> None:
@@ -229,9 +197,9 @@ class Loads:
 def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) -> None:
     loads = Loads()
     engine = adapted.engine(source=loads)
-    submit(engine, "held", prompt_of(4, 1), 3, adapted.specs["all"])
-    submit(engine, "cancelled", prompt_of(4, 1), 3, adapted.specs["all"])
-    submit(engine, "refused", prompt_of(4, 1), 3, adapted.specs["mlp"])
+    submit(engine, "held", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
+    submit(engine, "cancelled", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
+    submit(engine, "refused", prompt_of(4, 1), 3, adapter=adapted.specs["mlp"])
     submit(engine, "base", prompt_of(4, 1), 3)
     engine.cancel(CancelSequence(sequence_id="cancelled"))
     ended = [o for _ in range(6) for o in engine.step().outputs if isinstance(o, SequenceStep)]
@@ -243,18 +211,18 @@ def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) ->
     assert failed.message == "the adapter mlp cannot be loaded: it has use_dora"
     real = AdapterLoader(adapted.pair.model, Path("/nowhere")).load(adapted.specs["all"])
     loads.futures["all"].set_result(real.result())
-    assert run(engine)[0] == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
+    assert tokens_of(engine) == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
 
 
 def test_a_dropped_adapter_leaves_once_nobody_has_it(adapted: Adapted) -> None:
     engine, prompt = adapted.engine(), prompt_of(6, 2)
-    submit(engine, "one", prompt, 8, adapted.specs["all"])
+    submit(engine, "one", prompt, 8, adapter=adapted.specs["all"])
     while not engine.stats().in_flight:
         engine.step()
     engine.drop_adapter("all")
-    submit(engine, "two", prompt, 8, adapted.specs["all"])
+    submit(engine, "two", prompt, 8, adapter=adapted.specs["all"])
     wanted = adapted.greedy("all", prompt, 8)
-    answers, _ = run(engine)
+    answers = tokens_of(engine)
     assert answers["two"] == wanted
     assert wanted[-len(answers["one"]) :] == answers["one"]
     engine.drop_adapter("all")
@@ -263,7 +231,7 @@ def test_a_dropped_adapter_leaves_once_nobody_has_it(adapted: Adapted) -> None:
 
 def test_an_engine_without_slots_refuses(adapted: Adapted) -> None:
     engine = adapted.engine(slots=0)
-    submit(engine, "one", prompt_of(4, 1), 3, adapted.specs["all"])
+    submit(engine, "one", prompt_of(4, 1), 3, adapter=adapted.specs["all"])
     (failed,) = engine.step().outputs
     assert isinstance(failed, SequenceFailed)
     assert failed.message == "this replica takes no adapters"
@@ -277,5 +245,76 @@ def test_bfloat16_files_keep_their_numbers(adapted: Adapted, tmp_path: Path) -> 
         write_adapter(tmp_path / "narrow", base, seed=9, dtype=torch.bfloat16, alpha=7)
     )
     engine, prompt = adapted.engine(), prompt_of(12, 4)
-    submit(engine, "one", prompt, 12, spec_of(tmp_path / "narrow"))
-    assert run(engine)[0]["one"] == list(greedy(merged, tuple(prompt), 12))
+    submit(engine, "one", prompt, 12, adapter=spec_of(tmp_path / "narrow"))
+    assert tokens_of(engine)["one"] == list(greedy(merged, tuple(prompt), 12))
+
+
+LINEAR_TARGETS = {
+    "qwen3_5": (*LLAMA_TARGETS, "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"),
+    "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"),
+}
+NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def path(request: pytest.FixtureRequest, native_cache_dir: Path) -> ctypes.CDLL | None:
+    """The native decoder's library, or ``None`` for torch's operators."""
+    if request.param == "torch":
+        return None
+    try:
+        return load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("made", [tiny.qwen3_5, tiny.qwen3_next], ids=lambda made: made.__name__)
+def test_an_adapter_of_all_linear_layers(
+    made: Callable[[], PreTrainedModel], path: ctypes.CDLL | None, tmp_path: Path
+) -> None:
+    reference, directory = made(), tmp_path / "base"
+    tiny.save(reference, directory)
+    base = {
+        name: weight.detach()
+        for name, weight in reference.state_dict().items()
+        if "visual" not in name and ".shared_expert." not in name
+    }
+    targets = LINEAR_TARGETS[made.__name__]
+    merged = write_adapter(tmp_path / "adapter", base, seed=1, targets=targets, size=0.15)
+    changed = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert {target for target in targets if any(f".{target}." in name for name in changed)} == {
+        *targets
+    }
+    expected = copy.deepcopy(reference)
+    expected.load_state_dict(merged, strict=False)
+
+    model = (
+        tiny.on_torch(directory, tmp_path)
+        if path is None
+        else tiny.natively(path, directory, tmp_path)
+    )
+    prompts = {name: random.Random(name).choices(range(100), k=40) for name in ("with", "without")}
+    answers = answers_of(model, prompts, tmp_path / "adapter")
+    check_greedy(expected, prompts["with"], answers["with"])
+    check_greedy(reference, prompts["without"], answers["without"])
+
+
+def answers_of(
+    model: AnyModel, prompts: dict[str, list[int]], adapter: Path
+) -> dict[str, list[int]]:
+    """Returns the answers of both in one batch, in chunks, one of them with the adapter."""
+    block_tokens: Any = getattr(getattr(model, "decoder", None), "block_tokens", 8)
+    engine = build_engine(
+        model,
+        context_tokens=tiny.CONTEXT_TOKENS,
+        num_kv_blocks=2 * tiny.CONTEXT_TOKENS // block_tokens,
+        block_tokens=block_tokens,
+        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=19),
+        adapters=Adapters(AdapterLoader(model, Path("/nowhere")), 2),
+        check_when_idle=True,
+    )
+    for name, prompt in prompts.items():
+        own = spec_of(adapter) if name == "with" else None
+        submit(engine, name, prompt, NUM_TOKENS, adapter=own)
+    answers = tokens_of(engine)
+    assert all(len(answer) == NUM_TOKENS for answer in answers.values())
+    return answers

@@ -4,14 +4,16 @@ Compared are the log-probabilities of the whole vocabulary at every output posit
 decoder's are equal to the bit. Those of torch's operators may differ by the rounding of one row's
 own arithmetic, for a library may add up the same products in another order when it has more rows:
 ``TOLERANCE``, about a hundred times float32's resolution at these magnitudes, and far below what
-one shared activation scale would do (shown by the last test).
+one shared activation scale would do. A packed product's rows are the same to the bit in any batch.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.loading.weights.quantized_files import quantize
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
@@ -27,9 +30,8 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import GroupedWeight, stack
-from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case
+from tests.inference.engine.asking import Answers, run, submit
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 12
@@ -129,36 +131,25 @@ def engine_for(model: AnyModel) -> Engine:
     )
 
 
-def submit(engine: Engine, sequence_id: str, length: int, max_tokens: int) -> None:
+def ask(engine: Engine, name: str, length: int, max_tokens: int = NUM_TOKENS) -> None:
     prompt = random.Random(length).choices(range(128), k=length)
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, top_logprobs=128)
-    engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
-
-
-def watch(engine: Engine, sequence_id: str) -> list[TokenLogprob]:
-    found: list[TokenLogprob] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep)
-            if output.sequence_id == sequence_id and output.logprobs is not None:
-                found += output.logprobs
-    return found
+    submit(engine, name, prompt, max_tokens, top_logprobs=128)
 
 
 @each_case("mate_lengths", [[3], [3, 5, 9, 17, 33, 65, 90], [40] * 15])
 def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None:
     alone = engine_for(model)
-    submit(alone, "watched", 37, NUM_TOKENS)
-    expected = watch(alone, "watched")
+    ask(alone, "watched", 37)
+    expected = run(alone).logprobs["watched"]
 
-    crowded = engine_for(model)
+    crowded, answers = engine_for(model), Answers()
     half = len(mate_lengths) // 2
     for index, length in enumerate(mate_lengths):
         if index == half:
-            crowded.step()  # those before are decoding when the watched one is prefilled
-            submit(crowded, "watched", 37, NUM_TOKENS)
-        submit(crowded, f"mate-{index}", length, NUM_TOKENS + index)
-    found = watch(crowded, "watched")
+            answers.step(crowded)  # those before decode when the watched one is prefilled
+            ask(crowded, "watched", 37)
+        ask(crowded, f"mate-{index}", length, NUM_TOKENS + index)
+    found = answers.drain(crowded).logprobs["watched"]
 
     assert [t.token_id for t in found] == [t.token_id for t in expected]
     for ours, theirs in zip(found, expected, strict=True):
@@ -167,14 +158,17 @@ def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None
         assert worst <= (0.0 if isinstance(model, NativeModel) else TOLERANCE)
 
 
-def test_one_activation_scale_for_the_batch_would_be_seen() -> None:
-
-    def rounded(rows: torch.Tensor) -> torch.Tensor:
-        scale = rows.abs().max() / 127
-        return (rows / scale).round() * scale
-
-    weight = QuantizedWeights().weight_of("model.layers.0.self_attn.q_proj").dequantize()
-    row, mate = torch.randn(1, 64, generator=_generator("row")), torch.full((1, 64), 9.0)
-    alone = rounded(row) @ weight.T
-    among = rounded(torch.cat([row, mate]))[:1] @ weight.T
-    assert float((alone - among).abs().max()) > 10 * TOLERANCE
+@each_case("bits", [4, 8])
+@each_case("shape", [(64, 96), (96, 64), (512, 256)])
+def test_a_row_of_a_packed_product_is_the_same_in_every_batch(
+    bits: Any, shape: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    factory = LinearFactory(torch.device("cpu"), torch.float32, prefill_copies=False)
+    with ThreadPoolExecutor(1) as threads:
+        stored = quantize(torch.randn(shape, generator=generator), bits, threads)
+    product, _ = factory.linear(stored)
+    rows = torch.randn(90, shape[1], generator=generator)
+    alone = torch.cat([product.decode(row.unsqueeze(0)) for row in rows])
+    for count in (2, 3, 8, 33, 90):
+        assert torch.equal(product.decode(rows[:count]), alone[:count])

@@ -18,11 +18,10 @@ from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,
     SequenceFailed,
-    SequenceStep,
-    SubmitSequence,
 )
-from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
+from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case
+from tests.inference.engine.asking import run, submit, tokens_of
 from tests.inference.engine.conftest import Pair
 
 END_ID, END_THINK_ID = 96, 98
@@ -66,42 +65,26 @@ def engine_for(llama: Pair, grammars: Any, *, num_tokens: int = 2048) -> Engine:
     return llama.engine(num_tokens, limits=limits, grammars=grammars)
 
 
-def submit(engine: Engine, name: str, grammar: Grammar | None, **params: Any) -> None:
-    chosen = {"max_tokens": 200, "temperature": 0.0, "stop_token_ids": [END_ID]} | params
-    engine.submit(
-        SubmitSequence(
-            sequence_id=name,
-            token_ids=[len(name), *name.encode()],
-            params=SamplingParams(grammar=grammar, **chosen),
-        )
-    )
-
-
-def drain(engine: Engine) -> tuple[dict[str, list[int]], dict[str, Any]]:
-    """Every sequence's tokens, and the output that ended it."""
-    tokens: dict[str, list[int]] = {}
-    ends: dict[str, Any] = {}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            if isinstance(output, SequenceStep):
-                tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
-            if not isinstance(output, SequenceStep) or output.finish_reason is not None:
-                ends[output.sequence_id] = output
-    return tokens, ends
+def ask(engine: Engine, name: str, grammar: Grammar | None, **params: Any) -> None:
+    asked = {"max_tokens": 200, "stop_token_ids": [END_ID]} | params
+    submit(engine, name, [len(name), *name.encode()], grammar=grammar, **asked)
 
 
 def text_of(token_ids: list[int]) -> str:
     return "".join(chr(token_id + 32) for token_id in token_ids)
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.5, "seed": 4}, {"min_tokens": 190}])
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.5, "seed": 4}, {"min_tokens": 190}, {"stop_token_ids": []}]
+)
 def test_any_model_answers_in_the_schema(
     llama: Any, compiler: GrammarCompiler, params: dict[str, Any]
 ) -> None:
     engine = engine_for(llama, compiler)
     for index in range(4):
-        submit(engine, f"r{index}", json_grammar(PEOPLE), **params)
-    tokens, ends = drain(engine)
+        ask(engine, f"r{index}", json_grammar(PEOPLE), **params)
+    answers = run(engine)
+    tokens, ends = answers.tokens, answers.ends
     for name in tokens:
         people = json.loads(text_of(tokens[name]))
         assert 2 <= len(people) <= 3
@@ -116,21 +99,12 @@ def test_a_complete_answer_ends_before_min_tokens(
 ) -> None:
     engine = engine_for(llama, compiler)
     schema = {"enum": ["yes", "no"]}
-    submit(engine, "r", json_grammar(schema), min_tokens=100, stop_token_ids=stop_token_ids)
-    tokens, ends = drain(engine)
+    ask(engine, "r", json_grammar(schema), min_tokens=100, stop_token_ids=stop_token_ids)
+    answers = run(engine)
+    tokens, ends = answers.tokens, answers.ends
     assert json.loads(text_of([one for one in tokens["r"] if one != END_ID])) in schema["enum"]
     assert ends["r"].finish_reason == "stop"
     assert ends["r"].num_output_tokens < 10
-
-
-def test_ignoring_the_end_still_stops_with_a_complete_answer(
-    llama: Any, compiler: GrammarCompiler
-) -> None:
-    engine = engine_for(llama, compiler)
-    submit(engine, "r", json_grammar(PEOPLE), stop_token_ids=[])
-    tokens, ends = drain(engine)
-    json.loads(text_of(tokens["r"]))
-    assert ends["r"].finish_reason == "stop"
 
 
 def test_preemption_leaves_the_grammar_alone(llama: Any, compiler: GrammarCompiler) -> None:
@@ -138,8 +112,8 @@ def test_preemption_leaves_the_grammar_alone(llama: Any, compiler: GrammarCompil
     for num_tokens in (2048, 256):
         engine = engine_for(llama, compiler, num_tokens=num_tokens)
         for index in range(5):
-            submit(engine, f"r{index}", json_grammar(PEOPLE))
-        answers.append(drain(engine)[0])
+            ask(engine, f"r{index}", json_grammar(PEOPLE))
+        answers.append(tokens_of(engine))
     assert engine.stats().num_preemptions > 0
     assert answers[0] == answers[1]
 
@@ -148,8 +122,8 @@ def test_thinking_then_the_grammar(llama: Any, compiler: GrammarCompiler) -> Non
     engine = engine_for(llama, compiler)
     limit = ThinkingLimit(max_tokens=7, end_token_id=END_THINK_ID)
     grammar = json_grammar(PEOPLE, starts_after=END_THINK_ID)
-    submit(engine, "r", grammar, thinking_limit=limit, logit_bias={END_ID: -100.0})
-    tokens, _ = drain(engine)
+    ask(engine, "r", grammar, thinking_limit=limit, logit_bias={END_ID: -100.0})
+    tokens = tokens_of(engine)
     closed = tokens["r"].index(END_THINK_ID)
     assert closed <= 7
     json.loads(text_of(tokens["r"][closed + 1 :]))
@@ -158,12 +132,13 @@ def test_thinking_then_the_grammar(llama: Any, compiler: GrammarCompiler) -> Non
 def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCompiler) -> None:
     source = HeldSource(compiler)
     engine = engine_for(llama, source)
-    submit(engine, "bound", json_grammar(PEOPLE))
-    submit(engine, "free", None, max_tokens=5)
+    ask(engine, "bound", json_grammar(PEOPLE))
+    ask(engine, "free", None, max_tokens=5)
     seen = [o.sequence_id for _ in range(6) for o in engine.step().outputs]
     assert seen == ["free"] * 5
     source.compile_all()
-    tokens, ends = drain(engine)
+    answers = run(engine)
+    tokens, ends = answers.tokens, answers.ends
     json.loads(text_of(tokens["bound"]))
     assert set(ends) == {"bound"}
 
@@ -171,7 +146,7 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
 def test_cancel_while_it_is_compiled(llama: Any, compiler: GrammarCompiler) -> None:
     source = HeldSource(compiler)
     engine = engine_for(llama, source)
-    submit(engine, "r", json_grammar(PEOPLE))
+    ask(engine, "r", json_grammar(PEOPLE))
     engine.step()
     engine.cancel(CancelSequence(sequence_id="r"))
     source.compile_all()
@@ -182,41 +157,21 @@ def test_cancel_while_it_is_compiled(llama: Any, compiler: GrammarCompiler) -> N
 
 def test_what_does_not_compile_fails_alone(llama: Any, compiler: GrammarCompiler) -> None:
     engine = engine_for(llama, compiler)
-    submit(engine, "bad", Grammar(text='{"grammars": [{"json_schema": {"type": "nothing"}}]}'))
-    submit(engine, "good", None, max_tokens=3)
-    _, ends = drain(engine)
+    ask(engine, "bad", Grammar(text='{"grammars": [{"json_schema": {"type": "nothing"}}]}'))
+    ask(engine, "good", None, max_tokens=3)
+    ends = run(engine).ends
     assert isinstance(ends["bad"], SequenceFailed)
     assert ends["bad"].code == "invalid_grammar"
     assert "nothing" in ends["bad"].message
     assert ends["good"].finish_reason == "length"
 
 
-def test_compiler_that_breaks_fails_the_sequence_only(llama: Any) -> None:
-    class Broken:
-        def compile(self, text: str) -> Future[CompiledGrammar]:
-            future: Future[CompiledGrammar] = Future()
-            future.set_exception(RuntimeError(text))
-            return future
-
-    engine = engine_for(llama, Broken())
-    submit(engine, "r", Grammar(text="secret"))
-    _, ends = drain(engine)
-    assert ends["r"].code == "invalid_grammar"
-    assert "secret" not in ends["r"].message
-
-
-def test_engine_without_grammars_refuses_one(llama: Any) -> None:
-    engine = engine_for(llama, None)
-    submit(engine, "r", Grammar(text="{}"))
-    _, ends = drain(engine)
-    assert ends["r"].code == "invalid_grammar"
-
-
 def test_grammar_that_gets_stuck_fails_its_sequence(llama: Any, compiler: GrammarCompiler) -> None:
     stuck = json.dumps({"grammars": [{"lark_grammar": 'start: "ab" "\u00e9"'}]})
     engine = engine_for(llama, compiler)
-    submit(engine, "r", Grammar(text=stuck))
-    tokens, ends = drain(engine)
+    ask(engine, "r", Grammar(text=stuck))
+    answers = run(engine)
+    tokens, ends = answers.tokens, answers.ends
     assert text_of(tokens["r"]) == "ab"
     assert ends["r"].code == "invalid_grammar"
     assert engine.stats().kv_blocks_used == 0
@@ -229,3 +184,20 @@ def test_benchmark_measures_steps_with_and_without(
     costs = grammar_costs(engine_for(llama, compiler), tokenizer, num_turns=1)
     assert [cost.temperature for cost in costs] == [0.0, 1.0]
     assert all(cost.free_ms > 0 and cost.bound_ms > 0 for cost in costs)
+
+
+class Broken:
+    def compile(self, text: str) -> Future[CompiledGrammar]:
+        future: Future[CompiledGrammar] = Future()
+        future.set_exception(RuntimeError(text))
+        return future
+
+
+@each_case("grammars", [Broken(), None], ids=["a compiler that breaks", "no compiler"])
+def test_a_grammar_that_cannot_be_compiled_here_fails_its_sequence(
+    llama: Any, grammars: Broken | None
+) -> None:
+    engine = engine_for(llama, grammars)
+    ask(engine, "r", Grammar(text="secret"))
+    ended = run(engine).ends["r"]
+    assert ended.code == "invalid_grammar" and "secret" not in ended.message

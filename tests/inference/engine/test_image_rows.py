@@ -12,15 +12,14 @@ from inference.engine.image_rows import ImageRows
 from inference.engine.prompt_images import PromptImages
 from inference.engine.scheduling.pace import StepTimes
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.sequence import Sequence
 from inference.engine.step import PrefillAverage, PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.load import PrefillSpeed
-from inference.protocol.sampling import SamplingParams
 from inference.recent_results import ENTRY_BYTES
 from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 
 ROW_BYTES = 2 * 4 * 3
 """The bytes of a row of the tower below: three numbers for the decoder, and three for a layer."""
@@ -62,28 +61,22 @@ def test_the_tower_runs_once_for_an_image() -> None:
     assert first.deepstack[0].tolist() == [[3.0] * 3] * 4
 
 
-def test_one_file_in_two_sizes() -> None:
-    rows = rows_of(16)
-    sizes = [len(rows.of(image(1, num_patches=number)).embeddings) for number in (4, 8, 4, 8)]
-    assert sizes == [4, 8, 4, 8] and rows.num_runs == 2
-
-
-def test_the_longest_unused_makes_room() -> None:
-    rows = rows_of(8)
-    for number in (1, 2, 1, 3, 1):
-        rows.of(image(number))
-    assert rows.num_runs == 3
-    rows.of(image(2))
-    assert rows.num_runs == 4
-
-
-def test_an_image_larger_than_all_that_is_kept_pushes_nobody_out() -> None:
-    rows = rows_of(8)
-    rows.of(image(1))
-    for _ in range(2):
-        assert len(rows.of(image(2, num_patches=36)).embeddings) == 36
-    rows.of(image(1))
-    assert rows.num_runs == 3
+@each_case(
+    ("kept_patches", "asked", "num_runs"),
+    [
+        (16, [(1, 4), (1, 8), (1, 4), (1, 8)], 2),  # one file in two sizes
+        (8, [(1, 4), (2, 4), (1, 4), (3, 4), (1, 4)], 3),
+        (8, [(1, 4), (2, 4), (1, 4), (3, 4), (1, 4), (2, 4)], 4),  # the longest unused made room
+        (8, [(1, 4), (2, 36), (2, 36), (1, 4)], 3),  # one larger than all pushes nobody out
+    ],
+)
+def test_the_tower_runs_for_what_is_not_kept(
+    kept_patches: int, asked: list[tuple[int, int]], num_runs: int
+) -> None:
+    rows = rows_of(kept_patches)
+    for number, num_patches in asked:
+        assert len(rows.of(image(number, num_patches)).embeddings) == num_patches
+    assert rows.num_runs == num_runs
 
 
 def test_a_file_that_cannot_be_read() -> None:
@@ -108,15 +101,7 @@ IMAGE = SequenceImage(digest="a", data=b"", runs=[TokenRun(40, 4)], grid=(1, 4, 
 
 def chunk(start: int, end: int, *, has_image: bool = True) -> Schedule:
     images = PromptImages([IMAGE], 100, merge=2) if has_image else None
-    sequence = Sequence(
-        "it",
-        [1] * 100,
-        SamplingParams(max_tokens=1),
-        context_tokens=200,
-        arrival=1,
-        deadline_s=1.0,
-        images=images,
-    )
+    sequence = sequence_of([1] * 100, images=images)
     return Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=False)])
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from inference.engine.engine import Engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import Answers, submit, tokens_of
 from tests.inference.engine.conftest import Pair
 
 VOCAB_SIZE = 128
@@ -28,21 +27,6 @@ def engine_for(
     return pair.engine(num_kv_blocks * pair.block_tokens, limits=limits)
 
 
-def submit(engine: Engine, sequence_id: str, prompt: list[int], num_tokens: int) -> None:
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
-
-
-def run(engine: Engine) -> dict[str, list[int]]:
-    """Step until nothing is left; every sequence's output."""
-    answers: dict[str, list[int]] = {}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
-    return answers
-
-
 def check(
     pair: Any, prompts: dict[str, list[int]], answers: dict[str, list[int]], num_tokens: int
 ) -> None:
@@ -56,7 +40,7 @@ def test_batch_of_different_lengths(pair: Any) -> None:
     engine = engine_for(pair)
     for sequence_id, prompt in prompts.items():
         submit(engine, sequence_id, prompt, 8)
-    check(pair, prompts, run(engine), 8)
+    check(pair, prompts, tokens_of(engine), 8)
 
 
 each_storage = pytest.mark.parametrize(
@@ -73,12 +57,12 @@ def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
     engine = engine_for(pair, prefill_tokens_per_step=9)
     early, late = prompt_of(5, seed=1), prompt_of(60, seed=2)
     submit(engine, "early", early, 30)
-    first = engine.step().outputs
+    answers = Answers()
+    answers.step(engine)
     submit(engine, "late", late, 10)
-    answers = run(engine)
-    assert isinstance(first[0], SequenceStep)
-    pair.check_greedy(early, first[0].token_ids + answers["early"], 30)
-    pair.check_greedy(late, answers["late"], 10)
+    answers.drain(engine)
+    pair.check_greedy(early, answers.tokens["early"], 30)
+    pair.check_greedy(late, answers.tokens["late"], 10)
 
 
 @each_storage
@@ -88,7 +72,7 @@ def test_preemption_recomputes(pair: Any) -> None:
     engine = engine_for(pair, num_kv_blocks=96 // pair.block_tokens, prefill_tokens_per_step=32)
     for sequence_id, prompt in prompts.items():
         submit(engine, sequence_id, prompt, 40)
-    answers = run(engine)
+    answers = tokens_of(engine)
     assert engine.stats().num_preemptions > 0
     check(pair, prompts, answers, 40)
 
@@ -104,16 +88,10 @@ def test_prefix_hits(pair: Any) -> None:
         "forked": shared[: 2 * size + 4] + prompt_of(20, seed=5),
     }
     engine = engine_for(pair)
-    cached: dict[str, int | None] = {}
+    answers = Answers()
     for sequence_id, prompt in prompts.items():
         submit(engine, sequence_id, prompt, 12)
-        answer: list[int] = []
-        while engine.has_work:
-            for output in engine.step().outputs:
-                assert isinstance(output, SequenceStep)
-                if output.num_cached_tokens is not None:
-                    cached[sequence_id] = output.num_cached_tokens
-                answer += output.token_ids
-        pair.check_greedy(prompt, answer, 12)
+        answers.drain(engine)
+    check(pair, prompts, answers.tokens, 12)
     # The last token of a prompt is always run, so "same" shares four blocks of five.
-    assert cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}
+    assert answers.cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}

@@ -16,8 +16,8 @@ from inference.engine.step import PrefillChunk, Schedule
 from inference.models.step_input import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 
 PAD = 9
 VISION = VisionConfig(
@@ -85,121 +85,6 @@ def test_what_blocks_hold_beside_tokens() -> None:
     assert smaller.content(2, 3) != images.content(2, 3), "the same file in another size"
 
 
-PROMPT = [1, PAD, PAD, PAD, PAD, 2]
-
-
-def test_images_that_fit_their_prompt() -> None:
-    assert image_problem([image(1, 2, 2)], PROMPT, VISION) is None
-    assert image_problem([], PROMPT, None) is None
-
-
-def test_a_model_that_reads_text_only() -> None:
-    problem = image_problem([image(1, 2, 2)], PROMPT, None)
-    assert problem == ("vision_unsupported", "this model reads text only")
-
-
-@each_case(
-    "changes",
-    [
-        {"runs": [TokenRun(0, 4)]},
-        {"runs": [TokenRun(2, 4)]},
-        {"runs": [TokenRun(-1, 4)]},
-        {"runs": [TokenRun(1, 3)]},
-        {"runs": [TokenRun(1, 2), TokenRun(3, 2)]},
-        {"runs": [], "grid": (1, 0, 4)},
-        {"grid": (2, 2, 4)},
-        {"grid": (1, 1, 16)},
-        {"runs": [TokenRun(1, 8)], "grid": (1, 4, 8)},
-    ],
-    ids=str,
-)
-def test_images_that_do_not_fit_their_prompt(changes: dict[str, Any]) -> None:
-    fields = {"digest": "a", "data": b"", "runs": [TokenRun(1, 4)], "grid": (1, 4, 4)}
-    problem = image_problem([SequenceImage(**fields | changes)], PROMPT, VISION)
-    assert problem is not None and problem[0] == "invalid_image"
-
-
-def test_images_over_each_other_or_too_large() -> None:
-    both = image_problem([image(1, 1, 2), image(2, 1, 2)], PROMPT, VISION)
-    large = image_problem([image(0, 1, 7)], [PAD] * 7, VISION)
-    assert both is not None and large is not None
-    assert large[1] == "an image has more pixels than the model is given"
-
-
-def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
-    both = [image(2, 2, 2), image(7, 1, 3, "b")]
-    causal = PromptImages(both, 12, merge=2)
-    assert causal.end_of_whole(0, 4, may_exceed=False) == 4
-    whole = PromptImages(both, 12, merge=2, are_seen_whole=True)
-    assert [whole.end_of_whole(0, end, may_exceed=True) for end in range(1, 13)] == [
-        *(1, 2, 2, 2, 2, 6, 7, 7, 7, 10, 11, 12)
-    ]
-    assert whole.end_of_whole(2, 4, may_exceed=False) == 2, "nothing: it begins with it"
-    assert whole.end_of_whole(2, 4, may_exceed=True) == 6
-    assert whole.end_of_whole(4, 5, may_exceed=True) == 6, "what was kept is in front"
-
-
-def test_what_the_rows_of_an_image_see() -> None:
-
-    def sequence(**how: bool) -> Sequence:
-        return Sequence(
-            "it",
-            [1, PAD, PAD, PAD, PAD, 2, 3],
-            SamplingParams(max_tokens=9),
-            context_tokens=64,
-            arrival=1,
-            deadline_s=0.0,
-            images=PromptImages([image(1, 2, 2)], 7, merge=2, has_places=False, **how),
-        )
-
-    positions = np.array([6, 2, 3, 4, 5], dtype=np.int32)
-    rows = ImageEmbeddings(torch.zeros(4, 8))
-    decoding, causal, whole = sequence(), sequence(), sequence(are_seen_whole=True)
-    for seeing, wanted in ((causal, None), (whole, [6, 4, 4, 4, 5])):
-        chunk = PrefillChunk(seeing, 2, 6, is_last=False)
-        schedule = Schedule(decodes=[decoding], prefills=[chunk])
-        found = last_seen(schedule, positions)
-        assert (None if found is None else found.tolist()) == wanted
-        images = step_images(schedule, positions, lambda image: rows, torch.device("cpu"))
-        assert images is not None and images.rotary is None
-        assert images.row_ids.tolist() == [1, 2, 3]
-    decodes = Schedule(decodes=[decoding])
-    assert step_images(decodes, positions[:1], lambda image: rows, torch.device("cpu")) is None
-
-
-def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
-    seeing, reading = (
-        Sequence(
-            name,
-            [1, PAD, PAD, PAD, PAD, 2, 3],
-            SamplingParams(max_tokens=9),
-            context_tokens=64,
-            arrival=1,
-            deadline_s=0.0,
-        )
-        for name in ("seeing", "reading")
-    )
-    seeing.images = PromptImages([image(1, 2, 2)], 7, merge=2)
-    schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
-    assert schedule.decode_rows == [seeing, seeing, seeing, reading]
-    images = step_images(
-        schedule, np.array([6, 7, 8, 6], dtype=np.int32), lambda image: None, torch.device("cpu")
-    )  # type: ignore[arg-type, return-value]
-    assert images is not None
-    assert images.rotary.tolist() == [[4, 5, 6, 6]] * 3
-
-
-def test_a_chunk_ends_before_an_image_too_many() -> None:
-    images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
-    assert images.end_with_images(0, 12, 1) == 7
-    assert images.end_with_images(0, 6, 1) == 6
-    assert images.end_with_images(4, 12, 1) == 7, "the rest of the first counts"
-    assert images.end_with_images(6, 12, 1) == 12
-    assert images.end_with_images(0, 12, 0) == 2
-    assert images.end_with_images(8, 12, 0) == 8, "nothing: it begins within one"
-    assert images.end_with_images(10, 12, 0) == 12
-
-
 APART = SequenceImage(
     digest="a",
     data=b"",
@@ -207,25 +92,106 @@ APART = SequenceImage(
     grid=(1, 4, 8),
 )
 """An image whose tokens are in three runs, with one token of text between two of them."""
+PROMPT = [1, PAD, PAD, PAD, PAD, 2]
+PROMPT_APART = [1, 1, PAD, PAD, 1, PAD, PAD, 1, PAD, PAD, PAD, PAD, 1]
+UNPLACED = replace(VISION, mrope_section=None, max_pixels=32 * 256)
 
 
-def test_an_image_in_several_runs_fits_its_prompt() -> None:
-    pads, positions = [1] * 13, [position for run in APART.runs for position in run_of(run)]
-    for position in positions:
-        pads[position] = PAD
-    with_places = replace(VISION, max_pixels=32 * 256)
-    by_position = replace(with_places, mrope_section=None)
-    assert image_problem([APART], pads, by_position) is None
-    apart = image_problem([APART], pads, with_places)
-    assert apart is not None and "places of their own" in apart[1]
-    assert positions[1] == 3
-    pads[3] = 1
-    problem = image_problem([APART], pads, by_position)
-    assert problem is not None and "not where the prompt has them" in problem[1]
+def changed(**changes: Any) -> list[SequenceImage]:
+    fields = {"digest": "a", "data": b"", "runs": [TokenRun(1, 4)], "grid": (1, 4, 4)}
+    return [SequenceImage(**fields | changes)]
 
 
-def run_of(run: TokenRun) -> range:
-    return range(run.first_token, run.end)
+@each_case(
+    ("images", "prompt", "vision", "code", "words"),
+    [
+        ([image(1, 2, 2)], PROMPT, VISION, "", ""),
+        ([], PROMPT, None, "", ""),
+        ([APART], PROMPT_APART, UNPLACED, "", ""),
+        ([image(1, 2, 2)], PROMPT, None, "vision_unsupported", "this model reads text only"),
+        *(
+            (changed(**changes), PROMPT, VISION, "invalid_image", "")
+            for changes in (
+                {"runs": [TokenRun(0, 4)]},
+                {"runs": [TokenRun(2, 4)]},
+                {"runs": [TokenRun(-1, 4)]},
+                {"runs": [TokenRun(1, 3)]},
+                {"runs": [TokenRun(1, 2), TokenRun(3, 2)]},
+                {"runs": [], "grid": (1, 0, 4)},
+                {"grid": (2, 2, 4)},
+                {"grid": (1, 1, 16)},
+                {"runs": [TokenRun(1, 8)], "grid": (1, 4, 8)},
+            )
+        ),
+        ([image(1, 1, 2), image(2, 1, 2)], PROMPT, VISION, "invalid_image", ""),
+        (
+            *([image(0, 1, 7)], [PAD] * 7, VISION, "invalid_image"),
+            "an image has more pixels than the model is given",
+        ),
+        (
+            *([APART], PROMPT_APART, replace(UNPLACED, mrope_section=(1, 1, 1)), "invalid_image"),
+            "places of their own",
+        ),
+        (
+            *([APART], [1, 1, PAD, 1, *PROMPT_APART[4:]], UNPLACED, "invalid_image"),
+            "not where the prompt has them",
+        ),
+    ],
+)
+def test_which_images_fit_their_prompt(
+    images: list[SequenceImage],
+    prompt: list[int],
+    vision: VisionConfig | None,
+    code: str,
+    words: str,
+) -> None:
+    problem = image_problem(images, prompt, vision)
+    assert (problem is None) == (not code)
+    assert problem is None or (problem[0] == code and words in problem[1])
+
+
+BOTH = [image(2, 2, 2), image(7, 1, 3, "b")]
+
+
+@each_case(
+    ("images", "start", "end", "num_images", "expected"),
+    [
+        (BOTH, 0, 12, 1, 7),
+        (BOTH, 0, 6, 1, 6),
+        (BOTH, 4, 12, 1, 7),  # the rest of the first counts
+        (BOTH, 6, 12, 1, 12),
+        (BOTH, 0, 12, 0, 2),
+        (BOTH, 8, 12, 0, 8),  # nothing: it begins within one
+        (BOTH, 10, 12, 0, 12),
+        ([APART, image(12, 1, 2, "b")], 0, 14, 1, 12),
+        ([APART, image(12, 1, 2, "b")], 0, 14, 0, 2),
+        ([APART, image(12, 1, 2, "b")], 4, 14, 0, 5),  # the text between two runs
+        ([APART, image(12, 1, 2, "b")], 5, 14, 0, 5),
+    ],
+)
+def test_a_chunk_ends_before_an_image_too_many(
+    images: list[SequenceImage], start: int, end: int, num_images: int, expected: int
+) -> None:
+    found = PromptImages(images, 15, merge=2, has_places=False)
+    assert found.end_with_images(start, end, num_images) == expected
+
+
+def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
+    def ends(images: list[SequenceImage], num_tokens: int, start: int = 0) -> list[int]:
+        whole = PromptImages(images, num_tokens, 2, has_places=False, are_seen_whole=True)
+        return [
+            whole.end_of_whole(start, end, may_exceed=True)
+            for end in range(start + 1, num_tokens + 1)
+        ]
+
+    assert PromptImages(BOTH, 12, merge=2).end_of_whole(0, 4, may_exceed=False) == 4
+    assert ends(BOTH, 12) == [1, 2, 2, 2, 2, 6, 7, 7, 7, 10, 11, 12]
+    assert ends([APART], 13) == [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 12, 13]
+    assert ends([APART], 13, 4)[0] == 12
+    assert ends(BOTH, 12, 2)[1] == 6
+    assert ends(BOTH, 12, 4)[0] == 6, "what was kept is in front"
+    whole = PromptImages(BOTH, 12, merge=2, are_seen_whole=True)
+    assert whole.end_of_whole(2, 4, may_exceed=False) == 2, "nothing: it begins with it"
 
 
 def test_what_blocks_hold_of_an_image_in_several_runs() -> None:
@@ -237,40 +203,50 @@ def test_what_blocks_hold_of_an_image_in_several_runs() -> None:
     assert images.content(0, 14) == ("a 1x4x8",)
 
 
-def test_a_chunk_ends_in_front_of_a_run_of_an_image_too_many() -> None:
-    other = image(12, 1, 2, "b")
-    images = PromptImages([APART, other], 15, merge=2, has_places=False)
-    assert images.end_with_images(0, 14, 1) == 12
-    assert images.end_with_images(0, 14, 0) == 2
-    assert images.end_with_images(4, 14, 0) == 5, "the text between two runs"
-    assert images.end_with_images(5, 14, 0) == 5
+CPU = torch.device("cpu")
+TOKENS = [1, PAD, PAD, PAD, PAD, 2, 3]
 
 
-def test_no_chunk_ends_between_the_runs_of_an_image_that_is_seen_whole() -> None:
-    images = PromptImages([APART], 14, merge=2, has_places=False, are_seen_whole=True)
-    assert [images.end_of_whole(0, end, may_exceed=True) for end in range(1, 14)] == [
-        *(1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 12, 13)
-    ]
-    assert images.end_of_whole(4, 5, may_exceed=True) == 12
+def test_what_the_rows_of_an_image_see() -> None:
+    def sequence(**how: bool) -> Sequence:
+        images = PromptImages([image(1, 2, 2)], 7, merge=2, has_places=False, **how)
+        return sequence_of(TOKENS, images=images)
+
+    positions = np.array([6, 2, 3, 4, 5], dtype=np.int32)
+    rows = ImageEmbeddings(torch.zeros(4, 8))
+    decoding, causal, whole = sequence(), sequence(), sequence(are_seen_whole=True)
+    for seeing, wanted in ((causal, None), (whole, [6, 4, 4, 4, 5])):
+        chunk = PrefillChunk(seeing, 2, 6, is_last=False)
+        schedule = Schedule(decodes=[decoding], prefills=[chunk])
+        found = last_seen(schedule, positions)
+        assert (None if found is None else found.tolist()) == wanted
+        images = step_images(schedule, positions, lambda image: rows, CPU)
+        assert images is not None and images.rotary is None
+        assert images.row_ids.tolist() == [1, 2, 3]
+    decodes = Schedule(decodes=[decoding])
+    assert step_images(decodes, positions[:1], lambda image: rows, CPU) is None
+
+
+def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
+    seeing = sequence_of(TOKENS, images=PromptImages([image(1, 2, 2)], 7, merge=2))
+    reading = sequence_of(TOKENS)
+    schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
+    assert schedule.decode_rows == [seeing, seeing, seeing, reading]
+    positions = np.array([6, 7, 8, 6], dtype=np.int32)
+    images = step_images(schedule, positions, lambda image: None, CPU)  # type: ignore[arg-type, return-value]
+    assert images is not None
+    assert images.rotary.tolist() == [[4, 5, 6, 6]] * 3
 
 
 @each_case("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
 def test_each_run_reads_its_part_of_the_rows(cuts: tuple[int, ...]) -> None:
-    sequence = Sequence(
-        "it",
-        [1] * 14,
-        SamplingParams(max_tokens=1),
-        context_tokens=64,
-        arrival=1,
-        deadline_s=0.0,
-        images=PromptImages([APART], 14, merge=2, has_places=False),
-    )
+    sequence = sequence_of([1] * 14, images=PromptImages([APART], 14, merge=2, has_places=False))
     whole = ImageEmbeddings(torch.arange(8.0)[:, None])
     rows: dict[int, float] = {}
     for start, end in pairwise((0, *cuts, 14)):
         schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=end == 14)])
         positions = np.arange(start, end, dtype=np.int32)
-        images = step_images(schedule, positions, lambda image: whole, torch.device("cpu"))
+        images = step_images(schedule, positions, lambda image: whole, CPU)
         if images is not None:
             assert images.rows is not None
             found = images.rows.embeddings[:, 0].tolist()

@@ -1,26 +1,19 @@
-"""What sequences leave in an engine: none is found by the garbage collector alone, and a full
-collection does not look at the blocks that are kept for later prompts."""
+"""What sequences leave in an engine: none is found by the garbage collector alone."""
 
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from inference.engine import faults
-from inference.engine.cache.kv_cache import KVCache
-from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
-from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
-from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
-from inference.protocol.engine import CancelSequence, SubmitSequence
-from inference.protocol.sampling import SamplingParams
-from tests.inference.engine.counting_engine import CountingExecutor
+from inference.protocol.engine import CancelSequence
+from tests.inference.engine.asking import submit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 
@@ -54,11 +47,8 @@ def test_sequences_that_ended_are_freed_at_once(
     assert isinstance(engine.executor, TensorExecutor)
     engine.executor = FaultyExecutor(engine.executor, stage=stage, after=2)
     for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
-        params = SamplingParams(
-            max_tokens=8, temperature=0.8, seed=number, top_logprobs=2, frequency_penalty=0.5
-        )
-        command = SubmitSequence(sequence_id=str(number), token_ids=[kind, 1, 2, 3], params=params)
-        engine.submit(command)
+        drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
+        submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
     for _ in range(4):
         engine.step()
     engine.cancel(CancelSequence(sequence_id="5"))
@@ -66,23 +56,3 @@ def test_sequences_that_ended_are_freed_at_once(
         engine.step()
     engine.executor.schedule = type(engine.executor.schedule)()
     assert [there.sequence_id for there in sequences() if id(there) not in known] == []
-
-
-def test_a_full_collection_does_not_look_at_kept_blocks(no_collector: None) -> None:
-    engine = Engine(
-        CountingExecutor(),
-        Scheduler(KVCache(4000, 32), SchedulerLimits(prefill_tokens_per_step=8192)),
-        EngineLimits(context_tokens=4096, vocab_size=100_000),
-    )
-    before = len(gc.get_objects())
-    numbers = random.Random(1)
-    for number in range(40):
-        prompt = [numbers.randrange(90_000) for _ in range(3200)]
-        params = SamplingParams(max_tokens=1)
-        engine.submit(SubmitSequence(sequence_id=str(number), token_ids=prompt, params=params))
-        while engine.has_work:
-            engine.step()
-    del prompt
-    for _ in range(2):  # the first finds that tuples of numbers lead nowhere
-        gc.collect()
-    assert len(gc.get_objects()) - before < 1000

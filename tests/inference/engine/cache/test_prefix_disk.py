@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache import prefix_disk
 from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
 from inference.engine.load.build import AdapterLoader
-from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
+from inference.protocol.engine import CancelSequence
 from inference.protocol.load import AdapterSpec
-from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
+from tests.inference.engine.asking import run, submit
 from tests.inference.engine.conftest import Pair
 
 NUM_BLOCKS = 5
@@ -33,6 +32,8 @@ MakeEngine = Callable[..., Engine]
 @pytest.fixture(autouse=True)
 def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_disk, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(prefix_disk, "COPIED_PER_STEP", 4)
+    monkeypatch.setattr(prefix_disk, "MOST_SENT_BYTES", 10_000)
 
 
 @pytest.fixture
@@ -61,23 +62,11 @@ def answer(
 ) -> tuple[list[int], int]:
     """Tokens, and how many of the prompt's blocks' tokens were not computed. The engine then closes
     in order."""
-    command = SubmitSequence(
-        sequence_id="one",
-        token_ids=prompt,
-        params=SamplingParams(max_tokens=4, temperature=0.0),
-        cache_salt=salt,
-        adapter=adapter,
-    )
-    engine.submit(command)
-    tokens: list[int] = []
-    num_cached = 0
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            tokens += output.token_ids
-            num_cached += output.num_cached_tokens or 0
+    submit(engine, "one", prompt, 4, cache_salt=salt, adapter=adapter)
+    answers = run(engine)
+    assert answers.failed == {}
     engine.close()
-    return tokens, num_cached
+    return answers.tokens["one"], answers.cached["one"]
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -91,53 +80,8 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
     assert len(files(tmp_path)) == NUM_BLOCKS
     assert answer(make(), prompt) == (wanted, NUM_BLOCKS * llama.block_tokens)
     longer = prompt[: 3 * llama.block_tokens] + prompt_of(llama, 2, seed=2)
+    assert answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)[1] == NUM_BLOCKS * llama.block_tokens
     assert answer(make(), longer) == (llama.greedy(longer, 4), 3 * llama.block_tokens)
-
-
-def test_a_step_s_blocks_leave_the_device_in_one_transfer(
-    llama: Pair, make: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_views = []
-    copy_to_host = prefix_disk.copy_to_host
-
-    def counted(views: Sequence[torch.Tensor]) -> torch.Tensor:
-        num_views.append(len(views))
-        return copy_to_host(views)
-
-    monkeypatch.setattr(prefix_disk, "copy_to_host", counted)
-    monkeypatch.setattr(prefix_disk, "COPIED_PER_STEP", 4)
-    prompt = prompt_of(llama, num_blocks=6)
-    answer(make(), prompt)
-    assert len(files(tmp_path)) == 6
-    assert len(num_views) == 2, "four blocks, and two"
-    assert num_views[0] == 2 * num_views[1]
-    assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
-
-
-@pytest.mark.parametrize(("most_sent_blocks", "num_transfers"), [(100, 1), (4, 2)])
-def test_what_is_read_reaches_the_device_in_few_transfers(
-    llama: Pair,
-    make: MakeEngine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    most_sent_blocks: int,
-    num_transfers: int,
-) -> None:
-    num_sent = []
-
-    def counted(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        num_sent.append(len(tensors))
-        return prefix_disk.in_one_transfer(tensors, device)
-
-    prompt = prompt_of(llama, num_blocks=6)
-    answer(make(), prompt)
-    block_bytes = load_file(files(tmp_path)[0])
-    sizes = sum(tensor.nbytes for tensor in block_bytes.values())
-    monkeypatch.setattr(prefix_disk, "copy_to_device", counted)
-    monkeypatch.setattr(prefix_disk, "MOST_SENT_BYTES", most_sent_blocks * sizes)
-    assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
-    assert len(num_sent) == num_transfers
-    assert sum(num_sent) == 6 * len(block_bytes)
 
 
 def test_a_transfer_keeps_every_dtype_and_shape() -> None:
@@ -214,31 +158,24 @@ def remount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "utime", refuse)
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["while it writes", "while it reads"])
+@pytest.mark.parametrize("when", ["while it writes", "while it reads", "from the start"])
 def test_a_disk_that_becomes_read_only_is_switched_off_and_answers_continue(
-    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, is_known: bool
+    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     first, second = prompt_of(llama, seed=1), prompt_of(llama, seed=2)
-    if is_known:
+    if when == "while it reads":
         answer(make(), first)
+    if when == "from the start":
+        remount_read_only(monkeypatch)
     engine = make()
-    assert engine.stats().warnings == []
-    remount_read_only(monkeypatch)
+    if when != "from the start":
+        assert engine.stats().warnings == []
+        remount_read_only(monkeypatch)
     assert answer(engine, first)[0] == llama.greedy(first, 4)
     (warning,) = engine.stats().warnings
     assert "Read-only file system" in warning
     assert answer(engine, second) == (llama.greedy(second, 4), 0)
     assert not engine.has_work
-
-
-def test_a_disk_that_is_read_only_from_the_start_is_switched_off(
-    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = prompt_of(llama)
-    remount_read_only(monkeypatch)
-    engine = make()
-    assert answer(engine, prompt) == (llama.greedy(prompt, 4), 0)
-    assert len(engine.stats().warnings) == 1
 
 
 def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
@@ -255,14 +192,6 @@ def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_p
     assert files(tmp_path) == []
 
 
-def test_what_is_read_takes_no_blocks_that_are_in_use(llama: Pair, make: MakeEngine) -> None:
-    prompt = prompt_of(llama)
-    wanted = llama.greedy(prompt, 4)
-    answer(make(), prompt)
-    tokens, num_cached = answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)
-    assert (tokens, num_cached) == (wanted, NUM_BLOCKS * llama.block_tokens)
-
-
 def test_one_that_is_cancelled_while_it_is_read(
     llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,8 +205,7 @@ def test_one_that_is_cancelled_while_it_is_read(
         return read(files, names)
 
     monkeypatch.setattr(PrefixFiles, "read", slow_read)
-    params = SamplingParams(max_tokens=4, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id="gone", token_ids=prompt, params=params))
+    submit(engine, "gone", prompt)
     engine.step()
     assert engine.stats().queue_depth == 1, "it is held"
     engine.cancel(CancelSequence(sequence_id="gone"))

@@ -3,7 +3,7 @@ ends: no step reads another state than its sequence's own."""
 
 from __future__ import annotations
 
-from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,7 +17,8 @@ from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
-from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 from tests.inference.engine.scheduling.test_scheduler import (
     BLOCK_TOKENS,
     NUM_BLOCKS,
@@ -27,7 +28,6 @@ from tests.inference.engine.scheduling.test_scheduler import (
 
 MAX_RUNNING = 4
 GARBAGE = (-1,)
-ARRIVALS = count(1)
 Prefix = tuple[int, ...]
 
 
@@ -96,13 +96,6 @@ TestNoRoomForSnapshots = NoRoomForSnapshotsMachine.TestCase
 TestNoRoomForSnapshots.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
 
 
-def sequence_of(tokens: list[int], name: str = "r", *, max_tokens: int = 100) -> Sequence:
-    params = SamplingParams(max_tokens=max_tokens)
-    return Sequence(
-        name, tokens, params, context_tokens=1000, arrival=next(ARRIVALS), deadline_s=0.0
-    )
-
-
 def scheduler_of(num_slots: int, *, num_blocks: int = 100) -> Scheduler:
     cache = KVCache(num_blocks, BLOCK_TOKENS, num_state_slots=num_slots)
     return Scheduler(cache, SchedulerLimits(max_running=MAX_RUNNING))
@@ -156,7 +149,7 @@ def test_without_a_snapshot_a_prompt_is_computed_from_its_start() -> None:
     scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
     run_through(scheduler, sequence_of(PROMPT))
     for name in "abcd":  # as many as may run: no slot is left for a snapshot
-        scheduler.add(sequence_of([ord(name)] * 5, name))
+        scheduler.add(sequence_of([ord(name)] * 5, name=name))
     scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
     scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
     scheduler.check_integrity()
@@ -202,18 +195,10 @@ def test_no_sequence_starts_from_an_invalidated_prefix() -> None:
     assert again.num_cached_tokens == 0
 
 
-def test_a_snapshot_goes_with_its_blocks() -> None:
-    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8, num_blocks=10)
-    run_through(scheduler, sequence_of(PROMPT))
-    run_through(scheduler, sequence_of([99] * 39))
-    assert scheduler.kv_cache.states is not None
-    assert scheduler.kv_cache.states.num_snapshots == 2
-
-
 def test_no_more_sequences_run_than_have_slots() -> None:
     scheduler = scheduler_of(1 + 2 * 2)
     for name in "abc":
-        scheduler.add(sequence_of([ord(name)] * 5, name))
+        scheduler.add(sequence_of([ord(name)] * 5, name=name))
     schedule = scheduler.schedule(FixedPace(tokens=100))
     assert [s.sequence_id for s in schedule.sequences] == ["a", "b"]
     scheduler.commit(schedule, [7, 7])
@@ -229,41 +214,49 @@ def test_no_step_is_scheduled_ahead_while_the_last_may_have_to_be_run_again() ->
     assert scheduler.schedule_ahead(schedule, FixedPace()) is None
 
 
-class TestIntegrity:
-    def _running(self) -> tuple[StateSlots, Sequence]:
-        states, sequence = StateSlots(9), sequence_of([1] * 5)
-        states.admit(sequence, None)
-        states.advance(sequence)
-        states.check_integrity([sequence])
-        return states, sequence
+def too_many(states: StateSlots, sequence: Sequence) -> list[Sequence]:
+    return []
 
-    def test_a_reference_too_many(self) -> None:
-        states, sequence = self._running()
-        with pytest.raises(IntegrityError, match="differ from what is held"):
-            states.check_integrity([])
-        sequence.state_slot = EMPTY_SLOT
-        with pytest.raises(IntegrityError, match="differ from what is held"):
-            states.check_integrity([sequence])
 
-    def test_a_step_that_would_write_what_it_reads(self) -> None:
-        states, sequence = self._running()
-        states.keep(sequence, 5)
-        states._references[sequence.next_state_slot or 0] = 0
-        states._free.append(sequence.next_state_slot or 0)
-        sequence.next_state_slot = sequence.state_slot
-        states._references[sequence.state_slot or 0] += 1
-        with pytest.raises(IntegrityError, match="would write"):
-            states.check_integrity([sequence])
+def one_too_few(states: StateSlots, sequence: Sequence) -> list[Sequence]:
+    sequence.state_slot = EMPTY_SLOT
+    return [sequence]
 
-    def test_a_sequence_without_slots(self) -> None:
-        states, sequence = self._running()
-        other = sequence_of([1], "other")
-        with pytest.raises(IntegrityError, match="other runs without"):
-            states.check_integrity([sequence, other])
 
-    def test_a_snapshot_that_nobody_can_find(self) -> None:
-        states, sequence = self._running()
-        states.keep(sequence, 5)
-        states.check_known({5, 6})
-        with pytest.raises(IntegrityError, match="nobody can find"):
-            states.check_known({6})
+def writes_what_it_reads(states: StateSlots, sequence: Sequence) -> list[Sequence]:
+    states.keep(sequence, 5)
+    states._references[sequence.next_state_slot or 0] = 0
+    states._free.append(sequence.next_state_slot or 0)
+    sequence.next_state_slot = sequence.state_slot
+    states._references[sequence.state_slot or 0] += 1
+    return [sequence]
+
+
+def without_slots(states: StateSlots, sequence: Sequence) -> list[Sequence]:
+    return [sequence, sequence_of([1], name="other")]
+
+
+def lost_snapshot(states: StateSlots, sequence: Sequence) -> list[Sequence]:
+    states.keep(sequence, 5)
+    states.check_known({5, 6})
+    states.check_known({6})
+    return []
+
+
+@each_case(
+    ("disorder", "problem"),
+    [
+        (too_many, "differ from what is held"),
+        (one_too_few, "differ from what is held"),
+        (writes_what_it_reads, "would write"),
+        (without_slots, "other runs without"),
+        (lost_snapshot, "nobody can find"),
+    ],
+)
+def test_disorder_is_noticed(disorder: Any, problem: str) -> None:
+    states, sequence = StateSlots(9), sequence_of([1] * 5)
+    states.admit(sequence, None)
+    states.advance(sequence)
+    states.check_integrity([sequence])
+    with pytest.raises(IntegrityError, match=problem):
+        states.check_integrity(disorder(states, sequence))

@@ -1,4 +1,4 @@
-"""Cross-encoders: from a directory to the scores that transformers gives for the same pairs."""
+"""From a directory to what transformers gives: scores of pairs, and vectors of texts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
+from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
+from inference.engine.load.load_engine import load_engine
 from inference.loading.directory_tokenizer import separator_of_pairs
 from inference.loading.embedding.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import open_model
@@ -89,6 +91,45 @@ def _expected(directory: Path) -> list[float]:
     return numbers
 
 
+def _vectors(engine: EmbeddingEngine, command: EmbedSequences) -> list[bytes]:
+    engine.submit(command)
+    found: list[bytes] = []
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequencesEmbedded), output
+            found = output.vectors
+    return found
+
+
+@torch.inference_mode()
+def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
+    """Of a decoder without the head that generates: it pools by the last token."""
+    torch.manual_seed(9)
+    sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "is_matryoshka": True}
+    reference = AutoModel.from_config(AutoConfig.for_model("qwen3", **sizes)).eval()
+    reference.save_pretrained(tmp_path)
+    words = {word: number for number, word in enumerate(WORDS)}
+    Tokenizer(models.WordLevel(words, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    loaded = load_engine(
+        LoadSpec(job_id="1", model="m", source=f"path:{tmp_path}", devices=["cpu"]),
+        tmp_path / "data",
+        lambda _: None,
+    )
+    report, engine = loaded.report, loaded.engine
+    assert isinstance(engine, EmbeddingEngine)
+    assert (report.kind, report.architecture, report.is_matryoshka) == ("embedding", "qwen3", True)
+    assert (report.embedding_dimensions, report.context_tokens) == (32, 32)
+    assert report.estimated_bytes == report.weight_bytes
+    assert report.actual_bytes == report.weight_bytes + report.memory_correction_bytes > 0
+    prompts = [[5, 6, 7], [9], [3] * 20]
+    last = [reference(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
+    for dimensions in (None, 8):
+        command = EmbedSequences(sequence_id="it", prompts=prompts, dimensions=dimensions)
+        found = [np.frombuffer(vector, "<f4") for vector in _vectors(engine, command)]
+        expected = torch.nn.functional.normalize(torch.stack(last)[:, :dimensions], dim=-1)
+        assert np.allclose(np.stack(found), expected, atol=1e-5)
+
+
 @each_case("model_type", ["bert", "xlm-roberta", "modernbert", "qwen3"])
 def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     opened = _opened(_save(tmp_path, model_type))
@@ -100,12 +141,7 @@ def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     assert text.capabilities == ["rerank"]
     pairs = PairsInput(firsts=[PAIRS[0][0]], seconds=[second for _, second in PAIRS])
     prompts = prepare_scoring(ScoreRequest(model="m", input=pairs), text)
-    engine.submit(EmbedSequences(sequence_id="s", prompts=prompts))
-    found: list[bytes] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequencesEmbedded), output
-            found = output.vectors
+    found = _vectors(engine, EmbedSequences(sequence_id="s", prompts=prompts))
     scores = [float(np.frombuffer(vector, "<f4")[0]) for vector in found]
     assert scores == pytest.approx(_expected(tmp_path), abs=1e-5)
     assert len(set(scores)) == len(PAIRS)

@@ -16,8 +16,8 @@ from inference.engine.load.build import build_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
-from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
+from inference.protocol.sampling import Grammar, ThinkingLimit
+from tests.inference.engine.asking import Answers, submit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 CONTEXT_TOKENS = 256
@@ -50,18 +50,12 @@ class Watched:
     def __init__(self, engine: Engine, faulty: FaultyExecutor) -> None:
         self.engine = engine
         self.faulty = faulty
-        self.tokens: dict[str, list[int]] = {}
-        self.failed: dict[str, str] = {}
+        self.answers = Answers()
+        self.tokens, self.failed = self.answers.tokens, self.answers.failed
         self.num_steps = 0
 
     def submit(self, sequence_id: str, prompt: list[int], **params: Any) -> None:
-        self.engine.submit(
-            SubmitSequence(
-                sequence_id=sequence_id,
-                token_ids=prompt,
-                params=SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | params)),
-            )
-        )
+        submit(self.engine, sequence_id, prompt, **params)
 
     def submit_neighbours(self) -> None:
         for index, (name, params) in enumerate(NEIGHBOURS.items()):
@@ -72,13 +66,7 @@ class Watched:
 
     def step(self) -> None:
         self.num_steps += 1
-        for output in self.engine.step().outputs:
-            assert output.sequence_id not in self.failed, "a sequence ends once"
-            if isinstance(output, SequenceStep):
-                self.tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
-            else:
-                assert isinstance(output, SequenceFailed)
-                self.failed[output.sequence_id] = output.code
+        self.answers.step(self.engine)
 
     def drain(self) -> None:
         while self.engine.has_work:

@@ -18,8 +18,7 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import Answers, submit
 from tests.inference.engine.conftest import CONTEXT_TOKENS, build_reference, our_config
 from tests.inference.models.dense_weights import DenseWeights
 
@@ -61,23 +60,13 @@ class Watched:
         )
         executor: Any = self.engine.executor
         self.kv: Any = executor.runner.kv
-        self.tokens: dict[str, list[int]] = {}
-        self.failed: dict[str, str] = {}
+        self.answers = Answers()
 
     def submit(self, name: str, prompt: list[int], max_tokens: int = 8) -> None:
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self.engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
-
-    def step(self) -> None:
-        for output in self.engine.step().outputs:
-            if isinstance(output, SequenceFailed):
-                self.failed[output.sequence_id] = output.code
-            elif isinstance(output, SequenceStep):
-                self.tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
+        submit(self.engine, name, prompt, max_tokens)
 
     def drain(self) -> None:
-        while self.engine.has_work:
-            self.step()
+        self.answers.drain(self.engine)
         assert self.engine.stats().kv_blocks_used == 0
 
     def poison(self, block_ids: list[int]) -> None:
@@ -101,8 +90,8 @@ def undisturbed(model: AnyModel) -> dict[str, list[int]]:
     for name, prompt in PROMPTS.items():
         watched.submit(name, prompt)
     watched.drain()
-    assert watched.failed == {}
-    return watched.tokens
+    assert watched.answers.failed == {}
+    return watched.answers.tokens
 
 
 def test_what_a_sequence_has_not_written_is_nothing_to_it(
@@ -113,8 +102,8 @@ def test_what_a_sequence_has_not_written_is_nothing_to_it(
     for name, prompt in PROMPTS.items():
         watched.submit(name, prompt)
     watched.drain()
-    assert watched.failed == {}
-    assert watched.tokens == undisturbed
+    assert watched.answers.failed == {}
+    assert watched.answers.tokens == undisturbed
 
 
 def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
@@ -125,15 +114,15 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
     watched.submit("bad", bad, max_tokens=100)
     for name, prompt in PROMPTS.items():
         watched.submit(name, prompt)
-    while not watched.tokens.get("bad"):
-        watched.step()
+    while not watched.answers.tokens.get("bad"):
+        watched.answers.step(watched.engine)
     running = {one.sequence_id: one for one in watched.engine.scheduler.running}
     block_ids = list(running["bad"].block_ids)
     assert 0 in block_ids, "the first one, with which rows are filled up"
     watched.poison(block_ids)
     watched.drain()
-    assert watched.failed == {"bad": "numerical_error"}
-    assert {name: watched.tokens[name] for name in PROMPTS} == undisturbed
+    assert watched.answers.failed == {"bad": "numerical_error"}
+    assert {name: watched.answers.tokens[name] for name in PROMPTS} == undisturbed
 
     for index in range(3):  # until other sequences have had all of its blocks
         for name, prompt in PROMPTS.items():
@@ -144,5 +133,5 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
     for name, prompt in PROMPTS.items():
         watched.submit(f"{name} again", prompt)
     watched.drain()
-    assert watched.failed == {"bad": "numerical_error"}
-    assert {name: watched.tokens[f"{name} again"] for name in PROMPTS} == undisturbed
+    assert watched.answers.failed == {"bad": "numerical_error"}
+    assert {name: watched.answers.tokens[f"{name} again"] for name in PROMPTS} == undisturbed

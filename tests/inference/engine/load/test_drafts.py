@@ -7,16 +7,19 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from inference.engine.load.drafts import choose_speculator, speculation_in_words
+from inference.engine.load.drafts import NO_PREDICTOR, choose_speculator, speculation_in_words
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.loading.described import check_shared_vocabulary
+from inference.models.config import ModelConfig
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
+from tests.cases import each_case
 from tests.inference.engine.load.loads import answer_of, cpu_spec
 from tests.inference.engine.load.test_kv_memory import HYBRID
 
@@ -69,12 +72,6 @@ def test_what_fills_up_a_vocabulary_does_not_count(tiny_model_dir: Path, tmp_pat
     check_shared_vocabulary(tmp_path, tiny_model_dir, "d")
 
 
-def test_one_that_is_not_there_refuses_the_load(tiny_model_dir: Path, data_dir: Path) -> None:
-    spec = spec_of(tiny_model_dir, tiny_model_dir / "none")
-    with pytest.raises(Exception, match="does not exist"):
-        load_engine(spec, data_dir, lambda progress: None)
-
-
 def test_its_spec_is_the_models_but_for_the_files(tiny_model_dir: Path) -> None:
     spec = spec_of(tiny_model_dir, tiny_model_dir / "d", kv_dtype="int8", file="x", revision="2")
     drafting = draft_spec(spec)
@@ -86,40 +83,44 @@ def test_its_spec_is_the_models_but_for_the_files(tiny_model_dir: Path) -> None:
     assert spec_digest(spec) != spec_digest(spec_of(tiny_model_dir, tiny_model_dir))
 
 
-def named_spec(**settings: object) -> LoadSpec:
-    return LoadSpec(job_id="1", model="m", source="path:/m", **settings)  # type: ignore[arg-type]
+DRAFTED = {"speculation": "draft_model", "draft_model": "path:/d"}
+PLAIN = replace(HYBRID, mixers=None)
 
 
-def test_no_drafts_by_default() -> None:
-    plain = replace(HYBRID, mixers=None)
-    assert choose_speculator(named_spec()) is None
-    assert speculation_in_words(named_spec(), plain) == ""
-
-
-def test_recurrent_layers_have_them_too() -> None:
-    spec = named_spec(speculation="prompt_lookup")
-    assert isinstance(choose_speculator(spec), LookupSpeculator)
-    assert "up to 8" in speculation_in_words(spec, HYBRID)
-
-
-def test_automatic_speculation_names_its_origins() -> None:
-    spec = named_spec(speculation="auto")
-    assert isinstance(choose_speculator(spec), LookupSpeculator)
-    assert speculation_in_words(spec, replace(HYBRID, has_predictor=True)) == (
-        "auto: prompt lookup or multi-token prediction, whichever pays, up to 8 tokens a step"
-    )
-    alone = speculation_in_words(spec, HYBRID)
-    assert alone.startswith("auto: prompt lookup where it pays, up to 8 tokens a step; the model's")
-    divided = speculation_in_words(named_spec(speculation="auto", tensor_parallel=2), HYBRID)
-    assert divided.endswith("a divided model has no multi-token prediction")
-
-
-def test_a_sliding_window_has_no_draft_model_and_the_report_names_the_reason() -> None:
-    windowed = replace(HYBRID, mixers=None, sliding_window=32)
-    spec = named_spec(speculation="draft_model", draft_model="path:/d")
-    assert "none: " in speculation_in_words(spec, windowed)
-    assert "window" in speculation_in_words(spec, windowed)
-    assert "path:/d" in speculation_in_words(spec, replace(HYBRID, mixers=None))
+@each_case(
+    ("settings", "config", "drafts_from_text", "words"),
+    [
+        ({}, PLAIN, False, ""),
+        ({"speculation": "prompt_lookup"}, HYBRID, True, "prompt lookup, up to 8 tokens a step"),
+        (
+            *({"speculation": "auto"}, replace(HYBRID, has_predictor=True), True),
+            "auto: prompt lookup or multi-token prediction, whichever pays, up to 8 tokens a step",
+        ),
+        (
+            *({"speculation": "auto"}, HYBRID, True),
+            "auto: prompt lookup where it pays, up to 8 tokens a step; the model's files bring no "
+            "layer of multi-token prediction that is known",
+        ),
+        (
+            *({"speculation": "auto", "tensor_parallel": 2}, HYBRID, True),
+            "auto: prompt lookup where it pays, up to 8 tokens a step; a divided model has no "
+            "multi-token prediction",
+        ),
+        (
+            *(DRAFTED, replace(PLAIN, sliding_window=32), False),
+            "none: blocks that this model's sliding window has passed are not there to be drafted "
+            "from",
+        ),
+        (DRAFTED, PLAIN, False, "draft model path:/d (0.0 MB), up to 8 tokens a step"),
+        ({"speculation": "mtp"}, PLAIN, False, f"none: {NO_PREDICTOR}"),
+    ],
+)
+def test_drafts_in_words(
+    settings: dict[str, Any], config: ModelConfig, drafts_from_text: bool, words: str
+) -> None:
+    spec = LoadSpec(job_id="1", model="m", source="path:/m", **settings)
+    assert (choose_speculator(spec) is not None) == drafts_from_text
+    assert speculation_in_words(spec, config) == words
 
 
 def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Path) -> None:

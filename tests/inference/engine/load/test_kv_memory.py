@@ -12,9 +12,11 @@ import torch
 
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load import kv_budget
+from inference.engine.load.kv_budget import PartPlan, smallest_plan
 from inference.engine.load.kv_memory import (
     KVPlan,
     PrefillBound,
+    StatePlan,
     cpu_kv_share,
     kept_host_bytes,
     plan_kv,
@@ -23,6 +25,7 @@ from inference.engine.load.kv_memory import (
     shared_budget,
     wanted_slots,
 )
+from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import PLANNED_RANK, planned_adapter_bytes
 from inference.models.cache.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
 from inference.models.config import ModelConfig
@@ -57,29 +60,6 @@ def plan(budget_bytes: int, **overrides: Any) -> KVPlan:
     )
 
 
-def test_whole_blocks_within_the_budget() -> None:
-    found = plan(40 * BLOCK_BYTES + 100)
-    assert (found.num_blocks, found.kv_bytes) == (40, 40 * BLOCK_BYTES)
-    assert found.context_tokens == 1024
-    assert found.context_reason == "1,024 tokens: the model's own; KV memory holds 1,280"
-
-
-def test_no_more_than_all_sequences_can_use() -> None:
-    assert plan(10**12).num_blocks == 4 * 32
-
-
-def test_capacity_limits_the_context() -> None:
-    found = plan(10 * BLOCK_BYTES)
-    assert found.context_tokens == 320
-    assert "bound by KV memory, the model's own are 1,024" in found.context_reason
-
-
-def test_operator_limits_the_context() -> None:
-    found = plan(10**12, max_context_tokens=100)
-    assert (found.context_tokens, found.num_blocks) == (100, 16)
-    assert "the operator's clamp on the model's 1,024" in found.context_reason
-
-
 def prefill_bound(
     max_prefill_s: float | None, *, token_s: float = 0.1, is_average: bool = False
 ) -> PrefillBound:
@@ -88,34 +68,69 @@ def prefill_bound(
     )
 
 
-def test_prompt_speed_limits_the_context_and_the_blocks() -> None:
-    found = plan(10**12, prefill=prefill_bound(60))
-    assert (found.context_tokens, found.num_blocks) == (600, 4 * 19)
-    assert found.context_reason.startswith("600 tokens: bound by prompt speed")
-    assert "takes 60 s of the 60 s allowed (10 tokens/s, measured" in found.context_reason
+ALL = 10**12
 
 
-def test_speed_without_a_bound_is_only_reported() -> None:
-    found = plan(10**12, prefill=prefill_bound(None, is_average=True))
-    assert found.context_tokens == 1024
-    assert found.context_reason.endswith(
-        "a prompt that long takes 102 s (10 tokens/s, average of earlier requests)"
-    )
+@each_case(
+    ("budget_bytes", "overrides", "context_tokens", "num_blocks", "reasons"),
+    [
+        (40 * BLOCK_BYTES + 100, {}, 1024, 40, ["1,024 tokens: the model's own", "holds 1,280"]),
+        (ALL, {}, 1024, 4 * 32, []),  # no more than all sequences can use
+        (10 * BLOCK_BYTES, {}, 320, 10, ["bound by KV memory, the model's own are 1,024"]),
+        (ALL, {"max_context_tokens": 100}, 100, 16, ["operator's clamp on the model's 1,024"]),
+        (
+            *(ALL, {"prefill": prefill_bound(60)}, 600, 4 * 19),
+            ["bound by prompt speed", "takes 60 s of the 60 s allowed (10 tokens/s, measured"],
+        ),
+        (
+            *(ALL, {"prefill": prefill_bound(None, is_average=True)}, 1024, 4 * 32),
+            ["a prompt that long takes 102 s (10 tokens/s, average of earlier requests)"],
+        ),
+        # An operator's short context may be slower than a useful one.
+        (ALL, {"prefill": prefill_bound(20), "max_context_tokens": 100}, 100, 16, []),
+        (40 * BLOCK_BYTES, {"num_positions": 500}, 500, 40, ["bound by KV memory"]),
+        (40 * BLOCK_BYTES, {"num_positions": 500, "leaves_room": True}, 500, 32, []),
+        # Adapters have room before keys and values, but no more than an eighth.
+        (40 * BLOCK_BYTES, {"adapter_bytes": 3 * BLOCK_BYTES}, 1024, 37, []),
+        (40 * BLOCK_BYTES, {"adapter_bytes": 30 * BLOCK_BYTES}, 1024, 35, []),
+        (40 * BLOCK_BYTES, {"draft_block_bytes": BLOCK_BYTES}, 640, 20, []),
+    ],
+)
+def test_plans(
+    budget_bytes: int,
+    overrides: dict[str, Any],
+    context_tokens: int,
+    num_blocks: int,
+    reasons: list[str],
+) -> None:
+    found = plan(budget_bytes, **overrides)
+    assert (found.context_tokens, found.num_blocks) == (context_tokens, num_blocks)
+    assert found.kv_bytes == num_blocks * (BLOCK_BYTES + overrides.get("draft_block_bytes", 0))
+    asked_bytes = overrides.get("adapter_bytes", 0)
+    assert found.adapter_bytes == min(asked_bytes, budget_bytes // 8)
+    assert all(reason in found.context_reason for reason in reasons), found.context_reason
 
 
-def test_too_slow_for_any_use_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DoesNotFitError, match=r"256 tokens takes 26 s here and 20 s are allowed"):
-        plan(10**12, prefill=prefill_bound(20))
+@each_case(
+    ("budget_bytes", "overrides", "refusal"),
+    [
+        (ALL, {"prefill": prefill_bound(20)}, r"256 tokens takes 26 s here and 20 s are allowed"),
+        (7 * BLOCK_BYTES, {}, r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_numbers(
+    budget_bytes: int, overrides: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(DoesNotFitError, match=refusal):
+        plan(budget_bytes, **overrides)
 
 
-def test_an_operators_short_context_may_be_slower_than_a_useful_one() -> None:
-    found = plan(10**12, prefill=prefill_bound(20), max_context_tokens=100)
-    assert found.context_tokens == 100
-
-
-def test_too_little_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DoesNotFitError, match=r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"):
-        plan(7 * BLOCK_BYTES)
+@each_case(("kept_blocks", "expected"), [(None, 40), (7, 7), (70, 40)])
+def test_whole_blocks_are_kept_and_never_more_than_there_are(
+    kept_blocks: int | None, expected: int
+) -> None:
+    kept_bytes = None if kept_blocks is None else kept_blocks * BLOCK_BYTES + 100
+    assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
 
 
 def test_past_prompts_take_twice_the_weights_unless_the_operator_set_more(
@@ -127,12 +142,6 @@ def test_past_prompts_take_twice_the_weights_unless_the_operator_set_more(
     assert kept_host_bytes(10**6) is None
 
 
-def test_whole_blocks_are_kept_and_never_more_than_there_are() -> None:
-    assert plan(40 * BLOCK_BYTES).kept_blocks == 40
-    assert plan(40 * BLOCK_BYTES, kept_bytes=7 * BLOCK_BYTES + 100).kept_blocks == 7
-    assert plan(40 * BLOCK_BYTES, kept_bytes=70 * BLOCK_BYTES).kept_blocks == 40
-
-
 @each_case("word", ["0", "1.5", "-1", "much"])
 def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
@@ -140,101 +149,71 @@ def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> Non
         cpu_kv_share()
 
 
-def model_on(device: str, dtype: torch.dtype, kv_format: str) -> Any:
-    return SimpleNamespace(
+ADAPTERS_BYTES = 3 * planned_adapter_bytes(CONFIG, 2)
+
+
+@each_case(
+    ("device", "changes", "num_blocks", "adapter_bytes"),
+    [
+        ("cpu", {}, 50, 0),  # where KV leaves most of the memory
+        ("cpu", {"promised_bytes": 20 * BLOCK_BYTES}, 40, 0),
+        ("cpu", {"memory_limit_bytes": 30 * BLOCK_BYTES}, 20, 0),
+        ("cpu", {"memory_limit_bytes": 1, "kv_memory_bytes": 25 * BLOCK_BYTES}, 25, 0),
+        ("cuda", {}, None, ADAPTERS_BYTES),
+        ("cuda", {"adapter_slots": 0}, None, 0),
+        ("cuda", {"kv_memory_bytes": 40 * BLOCK_BYTES}, 40, 0),  # all of that is for KV
+    ],
+)
+def test_what_a_device_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    changes: dict[str, Any],
+    num_blocks: int | None,
+    adapter_bytes: int,
+) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
+    free_bytes = 100 * BLOCK_BYTES if device == "cpu" else 10**9
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: free_bytes)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    is_cpu, place = device == "cpu", torch.device(device)
+    model = SimpleNamespace(
         config=CONFIG,
-        device=torch.device(device),
-        dtype=dtype,
-        kv_format=kv_format,
+        device=place,
+        dtype=torch.float32 if is_cpu else torch.bfloat16,
+        kv_format="fp32",
         captured_bytes=lambda max_rows: 0,
     )
-
-
-def built_of(model: Any, load_bytes: int = 0, process_bytes: int = 0) -> Any:
-    return SimpleNamespace(
+    built: Any = SimpleNamespace(
         model=model,
         ranked=None,
         staged=None,
-        trial=SimpleNamespace(bound=None, load_bytes=load_bytes, process_bytes=process_bytes),
+        trial=SimpleNamespace(
+            bound=None, devices=[DeviceTrial(place, 7 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
+        ),
         draft=None,
         draft_block_bytes=0,
         num_positions=None,
     )
-
-
-def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
-    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
-    model: Any = model_on("cpu", torch.float32, "fp32")
-    built = built_of(model)
-    opened: Any = SimpleNamespace(weight_bytes=10**9)
-    spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
-    assert kv_budget.kv_plan(spec, opened, built).num_blocks == 40
-
-
-def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
-    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
-    model: Any = model_on("cpu", torch.float32, "fp32")
-    built = built_of(model, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
-    opened: Any = SimpleNamespace(weight_bytes=10**9)
-    spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
-    assert kv_budget.kv_plan(spec, opened, built).num_blocks == 20
-    asked = msgspec.structs.replace(spec, kv_memory_bytes=25 * BLOCK_BYTES)
-    assert kv_budget.kv_plan(asked, opened, built).num_blocks == 25
-
-
-def test_adapters_get_room_before_keys_and_values_but_no_more_than_an_eighth() -> None:
-    found = plan(40 * BLOCK_BYTES, adapter_bytes=3 * BLOCK_BYTES)
-    assert (found.num_blocks, found.adapter_bytes) == (37, 3 * BLOCK_BYTES)
-    found = plan(40 * BLOCK_BYTES, adapter_bytes=30 * BLOCK_BYTES)
-    assert (found.num_blocks, found.adapter_bytes) == (35, 5 * BLOCK_BYTES)
-
-
-def test_a_planned_adapter_changes_every_projection() -> None:
-    hidden, inner, kv = CONFIG.hidden_size, CONFIG.intermediate_size, 2 * 16
-    of_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
-    assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer
-
-
-@each_case(
-    ("device", "changes", "is_planned"),
-    [
-        ("cuda", {}, True),
-        ("cuda", {"adapter_slots": 0}, False),
-        ("cuda", {"kv_memory_bytes": 40 * BLOCK_BYTES}, False),  # all of that is for KV
-        ("cpu", {}, False),  # where KV leaves most of the memory
-    ],
-)
-def test_a_card_keeps_room_for_the_adapters_of_all_slots(
-    monkeypatch: pytest.MonkeyPatch, device: str, changes: dict[str, Any], is_planned: bool
-) -> None:
-    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 10**9)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    model: Any = model_on(device, torch.bfloat16, "bf16")
-    built = built_of(model)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)
     found = kv_budget.kv_plan(msgspec.structs.replace(spec, **changes), opened, built)
-    assert found.adapter_bytes == (3 * planned_adapter_bytes(CONFIG, 2) if is_planned else 0)
+    assert found.adapter_bytes == adapter_bytes
+    assert num_blocks is None or found.num_blocks == num_blocks
 
 
 @each_case(
-    ("free", "taken"),
+    ("free", "sequences", "taken"),
     [
-        (10_000, 400),  # a few contexts
-        (500, 250),  # half, beyond one context
-        (150, 100),  # one context whole
-        (80, 80),  # all there is, for less than one
+        (10_000, 0, 400),  # a few contexts
+        (500, 0, 250),  # half, beyond one context
+        (150, 0, 100),  # one context whole
+        (80, 0, 80),  # all there is, for less than one
+        (10_000, 900, 900),  # many short sequences
+        (1_000, 900, 500),
     ],
 )
-def test_by_default_another_model_finds_room_beside(free: int, taken: int) -> None:
-    assert shared_budget(free, context_bytes=100, sequences_bytes=0) == taken
-
-
-def test_many_short_sequences_need_more_than_a_few_contexts() -> None:
-    assert shared_budget(10_000, context_bytes=100, sequences_bytes=900) == 900
-    assert shared_budget(1_000, context_bytes=100, sequences_bytes=900) == 500
+def test_by_default_another_model_finds_room_beside(free: int, sequences: int, taken: int) -> None:
+    assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
 
 
 def test_the_plan_of_a_card_leaves_room_and_reports_its_kv() -> None:
@@ -250,13 +229,6 @@ def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
     assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
     unrotated = replace(CONFIG, mixers=("unrotated",) * 2)
     assert positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
-
-
-def test_a_context_never_passes_the_positions_that_the_model_was_built_for() -> None:
-    found = plan(40 * BLOCK_BYTES, num_positions=500)
-    assert found.context_tokens == 500
-    assert "bound by KV memory, the model's own are 1,024" in found.context_reason
-    assert plan(40 * BLOCK_BYTES, num_positions=500, leaves_room=True).context_tokens == 500
 
 
 DELTA = DeltaConfig(
@@ -308,21 +280,17 @@ def test_fewer_run_where_memory_is_short(
     assert plan.num_snapshots == num_snapshots
 
 
-def test_not_even_one_sequence() -> None:
-    with pytest.raises(DoesNotFitError, match="one sequence needs"):
-        plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
-
-
-def test_less_is_taken_where_room_is_left_for_others() -> None:
-    budget_bytes = 80 * SLOT_BYTES
-    plan = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=50, leaves_room=True)
+def test_states_leave_room_for_others_and_are_none_without_recurrent_layers() -> None:
+    plan = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
     assert plan.num_slots == 20
-
-
-def test_a_model_without_states_has_no_slots() -> None:
     plan = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
     assert (plan.num_slots, plan.state_bytes, plan.max_sequences) == (0, 0, 8)
     assert plan.in_words() == ""
+
+
+def test_not_even_one_sequence() -> None:
+    with pytest.raises(DoesNotFitError, match="one sequence needs"):
+        plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
 
 
 def test_blocks_get_what_states_leave() -> None:
@@ -340,3 +308,52 @@ def test_blocks_get_what_states_leave() -> None:
     assert plan.num_blocks == 16, "two contexts of 256 tokens"
     assert plan.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
     assert "states of 2 sequences and 4 snapshots" in plan.context_reason
+
+
+def states_of(num_slots: int, max_sequences: int) -> StatePlan:
+    return StatePlan(num_slots=num_slots, state_bytes=num_slots * 7, max_sequences=max_sequences)
+
+
+def part(num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0) -> PartPlan:
+    own = states_of(num_slots, max_sequences=num_slots or 8)
+    plan = KVPlan(
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * 100,
+        kept_blocks=num_blocks // 2,
+        context_tokens=context_tokens,
+        context_reason=f"{context_tokens} tokens",
+        states=own,
+        adapter_bytes=3,
+    )
+    return PartPlan(plan, own, block_bytes=100, slot_bytes=slot_bytes)
+
+
+def test_the_smallest_part_decides() -> None:
+    found = smallest_plan([part(40, 1280), part(25, 640), part(90, 1280)])
+    assert (found.num_blocks, found.kept_blocks, found.context_tokens) == (25, 12, 640)
+    assert found.kv_bytes == 25 * 300
+    assert found.context_reason == "640 tokens"
+    assert found.adapter_bytes == 9
+    assert found.states.num_slots == 0 and found.states.max_sequences == 8
+
+
+def test_parts_without_states_bound_no_slots() -> None:
+    found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
+    assert found.states.num_slots == 9
+    assert found.states.state_bytes == 45
+    assert found.states.max_sequences == 8
+
+
+def test_parts_without_keys_bound_no_blocks() -> None:
+    only_states = PartPlan(None, states_of(4, max_sequences=2), block_bytes=0, slot_bytes=11)
+    found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
+    assert (found.num_blocks, found.kv_bytes) == (25, 2500)
+    assert found.states.num_slots == 4
+    assert found.states.state_bytes == 4 * 16
+    assert found.states.max_sequences == 2
+
+
+def test_a_planned_adapter_changes_every_projection() -> None:
+    hidden, inner, kv = CONFIG.hidden_size, CONFIG.intermediate_size, 2 * 16
+    of_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
+    assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer

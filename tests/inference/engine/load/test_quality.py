@@ -129,13 +129,6 @@ def test_the_comparison_is_the_textbooks() -> None:
     assert compare(dense, dense, next_ids).kl_nats == pytest.approx(0, abs=1e-6)
 
 
-def test_logits_that_are_no_numbers_have_no_figure() -> None:
-    logits = torch.zeros(4, 5)
-    logits[2, 1] = float("nan")
-    with pytest.raises(NotMeasurableError, match="not finite"):
-        compare(torch.zeros(4, 5), logits, torch.zeros(4, dtype=torch.int64))
-
-
 def test_the_report_has_the_figure_and_a_second_load_does_not_measure(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,47 +162,6 @@ def test_a_load_reports_what_quantising_cost(tiny_model_dir: Path, data_dir: Pat
     assert dense.report.quality == ""
 
 
-@each_case("change", ["other bits", "a file written since"])
-def test_what_changes_the_figure_is_measured_anew(
-    tiny_model_dir: Path, tmp_path: Path, change: str
-) -> None:
-    directory = shutil.copytree(tiny_model_dir, tmp_path / "tiny")
-    words(opened(directory, tmp_path, "q4"), tmp_path)
-    if change == "a file written since":
-        os.utime(directory / "model.safetensors", (1, 1))
-    reported: list[LoadProgress] = []
-    words(opened(directory, tmp_path, "q8" if change == "other bits" else "q4"), tmp_path, reported)
-    assert reported
-
-
-def test_a_figure_that_is_not_understood_is_measured_anew(
-    tiny_model_dir: Path, tmp_path: Path
-) -> None:
-    first = words(opened(tiny_model_dir, tmp_path, "q8"), tmp_path)
-    (kept,) = (tmp_path / "quality").iterdir()
-    kept.write_text('{"kl')
-    assert words(opened(tiny_model_dir, tmp_path, "q8"), tmp_path) == first
-    assert kept.read_text() != '{"kl'
-
-
-def test_without_the_memory_the_report_states_it(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = opened(tiny_model_dir, tmp_path, "q4")
-    monkeypatch.setattr(quality, "free_memory_bytes", lambda device: 1000)
-    assert words(model, tmp_path) == (
-        "not measured: a dense layer beside the model needs 0.00 GB on cpu, and 0.00 GB are free"
-    )
-    assert not (tmp_path / "quality").exists()
-
-
-def test_a_text_of_few_tokens_proves_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
-    model = opened(tiny_model_dir, tmp_path, "q4")
-    assert words(model, tmp_path, context_tokens=8) == (
-        "not measured: the fixed text is 8 tokens to this model"
-    )
-
-
 def test_weights_that_were_quantised_already_count_as_they_are(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
@@ -221,7 +173,34 @@ def test_weights_that_were_quantised_already_count_as_they_are(
     assert words(mixed, tmp_path).startswith("KL 0.000")
 
 
-def test_dense_loads_measure_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
-    model = opened(tiny_model_dir, tmp_path)
-    assert words(model, tmp_path) == ""
+def test_what_changes_the_figure_or_cannot_be_read_is_measured_anew(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "tiny")
+    first = words(opened(directory, tmp_path, "q4"), tmp_path)
+    (kept,) = (tmp_path / "quality").iterdir()
+    for change in ("other bits", "half a figure", "a file written since"):
+        if change == "half a figure":
+            kept.write_text('{"kl')
+        if change == "a file written since":
+            os.utime(directory / "model.safetensors", (1, 1))
+        reported: list[LoadProgress] = []
+        bits: Quantization = "q8" if change == "other bits" else "q4"
+        found = words(opened(directory, tmp_path, bits), tmp_path, reported)
+        assert reported and (found == first) == (bits == "q4"), change
+
+
+def test_why_there_is_no_figure(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotMeasurableError, match="not finite"):
+        compare(torch.zeros(1, 5), torch.full((1, 5), torch.nan), torch.tensor([0]))
+    model = opened(tiny_model_dir, tmp_path, "q4")
+    few = words(model, tmp_path, context_tokens=8)
+    assert few == "not measured: the fixed text is 8 tokens to this model"
+    monkeypatch.setattr(quality, "free_memory_bytes", lambda device: 1000)
+    assert words(model, tmp_path) == (
+        "not measured: a dense layer beside the model needs 0.00 GB on cpu, and 0.00 GB are free"
+    )
+    assert words(opened(tiny_model_dir, tmp_path), tmp_path) == "", "dense loads measure nothing"
     assert not (tmp_path / "quality").exists()

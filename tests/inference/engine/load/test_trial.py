@@ -9,7 +9,7 @@ import torch
 
 from inference.engine.load.trial import measure_prefill, run_largest_steps
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.models.backend import AnyModel, PlainBackend
+from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layers.attention import MOST_GATHERED_BYTES
@@ -95,8 +95,7 @@ class TimedModel(PlainBackend):
 
 
 def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
-    as_model: AnyModel = model
-    return measure_prefill(as_model, LIMITS, context_tokens, clock=lambda: model.now_s)
+    return measure_prefill(model, LIMITS, context_tokens, clock=lambda: model.now_s)
 
 
 @each_case("window_tokens", [None, 2048])
@@ -119,9 +118,8 @@ def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
 def test_long_chunks_of_native_code_are_timed_once() -> None:
     speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
     model = TimedModel(speed)
-    as_model: AnyModel = model
     model.has_own_threads = True
-    run_largest_steps(as_model, LIMITS, 4096, 10**10)  # pays for first times
+    run_largest_steps(model, LIMITS, 4096, 10**10)  # pays for first times
     model.prompt_rows = model.prompt_rows[:1]
     found = measured(model, 4096)
     assert model.prompt_rows[1:] == [32, 32]
@@ -137,8 +135,7 @@ def test_a_short_context_is_timed_at_its_start_alone() -> None:
 
 def test_the_largest_steps_are_the_engines_largest() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
-    as_model: AnyModel = model
-    num_blocks = run_largest_steps(as_model, LIMITS, 32_768, 10**6)
+    num_blocks = run_largest_steps(model, LIMITS, 32_768, 10**6)
     assert (model.prompt_rows, model.decode_rows) == ([512], [256])
     kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
     assert kv_bytes == {model.device: (512 + 32) * KV_BYTES_PER_TOKEN}
@@ -146,10 +143,9 @@ def test_the_largest_steps_are_the_engines_largest() -> None:
 
 def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
-    as_model: AnyModel = model
-    run_largest_steps(as_model, LIMITS, 32_768, 8 * 10**8)
+    run_largest_steps(model, LIMITS, 32_768, 8 * 10**8)
     assert (model.prompt_rows, model.decode_rows) == ([31], [31])
-    run_largest_steps(as_model, LIMITS, 32_768, 10**12)
+    run_largest_steps(model, LIMITS, 32_768, 10**12)
     assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
 
 
@@ -158,8 +154,7 @@ def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
 def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
     """The engine fills its prompt rows with several prompts then, none beyond its context."""
     model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
-    as_model: AnyModel = model
-    run_largest_steps(as_model, LIMITS, context_tokens, 10**6)
+    run_largest_steps(model, LIMITS, context_tokens, 10**6)
     assert model.prompt_rows[0] == 512
     assert model.decode_rows == [256] * (2 if copies_context else 1)
     assert model.longest <= -(-context_tokens // 32) * 32
@@ -169,8 +164,7 @@ def test_where_contexts_are_copied_one_is_as_long_as_may_be_and_many_as_are_copi
     None
 ):
     model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
-    as_model: AnyModel = model
-    run_largest_steps(as_model, LIMITS, 32_768, 10**6)
+    run_largest_steps(model, LIMITS, 32_768, 10**6)
     assert model.prompt_rows == [512, 32]
     assert model.longest == 32_768
     assert model.most_copied * KV_BYTES_PER_TOKEN >= MOST_GATHERED_BYTES

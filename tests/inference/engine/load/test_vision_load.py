@@ -115,12 +115,3 @@ def test_the_trial_runs_the_largest_image(directory: Path, tmp_path: Path) -> No
         run_largest_image(model)
     ((_, patches, grid),) = (call.args for call in spy.call_args_list)
     assert grid == (1, 10, 10) and len(patches) == 100
-
-
-def test_the_tower_is_in_the_estimate(directory: Path, tmp_path: Path) -> None:
-    opened = tiny_hybrid.opened(directory, tmp_path)
-    need, vision = opened.need, opened.config.vision
-    assert vision is not None and need.image_bytes == KEPT_ROWS_BYTES
-    assert need.required_bytes == need.load_bytes + need.kv_bytes + KEPT_ROWS_BYTES
-    step_bytes = vision.step_bytes(4)
-    assert need.step_bytes > step_bytes > 100 * 4 * 6 * vision.hidden_size

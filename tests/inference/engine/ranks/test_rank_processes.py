@@ -3,8 +3,6 @@ requests fail once, nothing hangs, and no process stays."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,28 +100,3 @@ def test_a_rank_that_stands_still_is_noticed_by_the_watchdog(
         assert ended_by(engine) == "engine_hung"
         assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.HUNG
         assert_gone(follower)  # though it could not receive a message
-
-
-@pytest.mark.parametrize("is_follower_stopped", [False, True])
-def test_no_rank_outlives_the_first(
-    tiny_model_dir: Path, data_dir: Path, is_follower_stopped: bool
-) -> None:
-    with two_ranks(tiny_model_dir, data_dir) as (engine, follower, _):
-        engine.submit("long", LONG)
-        if is_follower_stopped:
-            follower.suspend()
-        engine.process.kill()
-        engine.process.wait(EXIT_TIMEOUT_S)
-        assert_gone(follower)
-
-
-def test_a_first_rank_that_stands_still_takes_the_others_with_it(
-    tiny_model_dir: Path, data_dir: Path
-) -> None:
-    """The neuron kills it: see ``inference.neuron.replicas.engine_process``."""
-    with two_ranks(tiny_model_dir, data_dir) as (engine, follower, _):
-        engine.submit("long", LONG)
-        os.kill(engine.process.pid, signal.SIGSTOP)
-        engine.process.kill()
-        engine.process.wait(EXIT_TIMEOUT_S)
-        assert_gone(follower)

@@ -1,4 +1,5 @@
-"""A grammar in the sampler: what may be sampled, where it ends, and what else keeps working."""
+"""Grammars: compiled once for all, a state for each sequence; in the sampler what may be sampled,
+where it ends, and what else keeps working."""
 
 from __future__ import annotations
 
@@ -9,16 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from inference.engine.errors import GrammarError
+from inference.engine.sampling import grammars
 from inference.engine.sampling.drawing import TorchDrawer
-from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
 from inference.engine.sampling.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
-from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
+from inference.protocol.sampling import Grammar, ThinkingLimit
 from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 
 VOCAB_SIZE = 128
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
@@ -47,15 +52,8 @@ def bound(
     compiler: GrammarCompiler, text: str, starts_after: int | None = None, **params: object
 ) -> Sequence:
     grammar = Grammar(text=text, starts_after_token_id=starts_after)
-    given_params = {"max_tokens": 100, "temperature": 0.0, "stop_token_ids": [END_ID]} | params
-    sequence = Sequence(
-        f"sequence-{id(grammar)}",
-        [1],
-        SamplingParams(grammar=grammar, **given_params),  # type: ignore[arg-type]
-        context_tokens=1000,
-        arrival=1,
-        deadline_s=0.0,
-    )
+    asked = {"temperature": 0.0, "stop_token_ids": [END_ID]} | params
+    sequence = sequence_of([1], grammar=grammar, **asked)
     sequence.grammar = compiler.compile(text).result().start(grammar)
     return sequence
 
@@ -152,10 +150,9 @@ def test_thinking_limit_closes_the_block_and_the_grammar_begins(compiler: Gramma
 @each_case("temperature", [0.0, 1.0])
 def test_thinking_limit_without_a_grammar(temperature: float) -> None:
     limit = ThinkingLimit(max_tokens=1, end_token_id=END_THINK_ID, start_token_id=THINK_ID)
-    params = SamplingParams(
-        max_tokens=9, temperature=temperature, thinking_limit=limit, presence_penalty=0.1, seed=3
+    sequence = sequence_of(
+        [1], temperature=temperature, thinking_limit=limit, presence_penalty=0.1, seed=3
     )
-    sequence = Sequence("r", [1], params, context_tokens=99, arrival=1, deadline_s=0.0)
     sampler = Sampler(VOCAB_SIZE)
     best = [id_of("a"), THINK_ID, id_of("b"), id_of("c"), id_of("d"), id_of("e")]
     logits = [logits_for(token_id) * 10 for token_id in best]
@@ -174,13 +171,7 @@ def test_grammar_that_no_token_can_continue_breaks_its_row_alone(compiler: Gramm
 
 
 def test_grammar_among_rows_without(compiler: GrammarCompiler) -> None:
-    plain = Sequence(
-        "p", [1], SamplingParams(max_tokens=9, temperature=0), context_tokens=99, arrival=1,
-        deadline_s=0.0,
-    )  # fmt: skip
-    drawn = Sequence(
-        "d", [1], SamplingParams(max_tokens=9, seed=1), context_tokens=99, arrival=2, deadline_s=0.0
-    )
+    plain, drawn = sequence_of([1], temperature=0.0), sequence_of([1], seed=1)
     rows = [plain, bound(compiler, lark("/a/")), drawn, bound(compiler, lark("/bc/"))]
     sampled = Sampler(VOCAB_SIZE).sample(rows, logits_for(id_of("z")).expand(4, -1) * 5)
     assert sampled.token_ids == ids_of("zazb")
@@ -248,57 +239,97 @@ def test_greedy_takes_the_likeliest_allowed_token(
     assert Sampler(VOCAB_SIZE).sample([sequence], logits).token_ids == [int(scores.argmax())]
 
 
-@given(length=st.integers(0, 30))
-@settings(max_examples=10, deadline=None)
-def test_masks_are_those_of_llguidance(compiler: GrammarCompiler, length: int) -> None:
-    text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
-    sequences = [bound(compiler, text) for _ in range(3)]
-    for index, sequence in enumerate(sequences):
-        assert sequence.grammar is not None
-        for token_id in ids_of('{"name": "somebody", "age": 41')[: length // (index + 1)]:
-            sequence.grammar.advance(token_id)
-    scores = torch.zeros(3, VOCAB_SIZE)
-    apply_masks(scores, sequences, TorchDrawer())
-    for row, sequence in zip(scores, sequences, strict=True):
-        assert sequence.grammar is not None
-        matcher: LLMatcher = sequence.grammar.matcher
-        allowed = [value > 0 for value in matcher.compute_logit_bias()[:VOCAB_SIZE]]
-        assert [value == 0.0 for value in row.tolist()] == allowed
-
-
 OPEN, CLOSE, WORD = 1, 2, 3
 
 
-def forced_after(limit: ThinkingLimit, token_ids: list[int]) -> list[int | None]:
-    """The forced token before each token, and after the last."""
+@each_case(
+    ("max_tokens", "start", "token_ids", "forced"),
+    [
+        # The prompt has opened the block, or the output opens it.
+        (2, None, [WORD, WORD, CLOSE, WORD], [None, None, CLOSE, None, None]),
+        (1, OPEN, [WORD, OPEN, WORD], [None, None, None, CLOSE]),
+        (0, None, [CLOSE], [CLOSE, None]),
+        (3, None, [WORD, WORD, CLOSE, WORD, WORD, WORD], [None] * 7),
+        # A block that is opened again continues counting.
+        (2, OPEN, [OPEN, WORD, CLOSE, OPEN, WORD], [None, None, None, None, None, CLOSE]),
+    ],
+)
+def test_the_token_that_a_thinking_budget_forces(
+    max_tokens: int, start: int | None, token_ids: list[int], forced: list[int | None]
+) -> None:
+    limit = ThinkingLimit(max_tokens=max_tokens, end_token_id=CLOSE, start_token_id=start)
     budget = ThinkingBudget(limit)
-    forced = [budget.forced_token]
+    found = [budget.forced_token]
     for token_id in token_ids:
         budget.advance(token_id)
-        forced.append(budget.forced_token)
-    return forced
+        found.append(budget.forced_token)
+    assert found == forced
 
 
-def test_block_that_the_prompt_has_opened() -> None:
-    limit = ThinkingLimit(max_tokens=2, end_token_id=CLOSE)
-    assert forced_after(limit, [WORD, WORD, CLOSE, WORD]) == [None, None, CLOSE, None, None]
+def start(compiler: GrammarCompiler, rule: str, starts_after: int | None = None) -> GrammarState:
+    grammar = Grammar(text=lark(rule), starts_after_token_id=starts_after)
+    return compiler.compile(grammar.text).result().start(grammar)
 
 
-def test_block_that_the_output_opens() -> None:
-    limit = ThinkingLimit(max_tokens=1, end_token_id=CLOSE, start_token_id=OPEN)
-    assert forced_after(limit, [WORD, OPEN, WORD]) == [None, None, None, CLOSE]
+def test_states_of_one_grammar_do_not_share_their_place(compiler: GrammarCompiler) -> None:
+    first, second = start(compiler, "/ab/"), start(compiler, "/ab/")
+    for token_id in ids_of("ab"):
+        first.advance(token_id)
+    assert first.is_complete
+    assert not second.is_complete
+    second.advance(ids_of("b")[0])
+    assert second.problem is not None and "\n" not in second.problem
+    assert not second.is_complete
+    assert first.problem is None
 
 
-def test_no_thinking_at_all() -> None:
-    assert forced_after(ThinkingLimit(max_tokens=0, end_token_id=CLOSE), [CLOSE]) == [CLOSE, None]
+def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
+    ascii_tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 2 * grammars.COMPILED_BYTES + 500 * grammars.COMPILED_BYTES_PER_CHARACTER
+    monkeypatch.setattr(grammars, "MAX_COMPILED_BYTES", room)
+    compiler = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID,))
+    a = compiler.compile(lark("/a/"))
+    b = compiler.compile(lark("/b/"))
+    assert compiler.compile(lark("/a/")) is a
+    compiler.compile(lark("/c/"))
+    assert compiler.compile(lark("/a/")) is a
+    assert compiler.compile(lark("/b/")) is not b
+    long = lark("/" + 6000 * "a" + "/")
+    assert compiler.compile(long) is not compiler.compile(long)
 
 
-def test_block_that_closes_in_time_is_left_alone() -> None:
-    limit = ThinkingLimit(max_tokens=3, end_token_id=CLOSE)
-    assert forced_after(limit, [WORD, WORD, CLOSE, WORD, WORD, WORD]) == [None] * 7
+@each_case(
+    "text",
+    ["", "no grammar", '{"grammars": []}', '{"grammars": [{"json_schema": {"type": "nothing"}}]}'],
+)
+def test_what_is_no_grammar_names_the_reason(compiler: GrammarCompiler, text: str) -> None:
+    error = compiler.compile(text).exception()
+    assert isinstance(error, GrammarError)
+    assert str(error) and "\n" not in str(error)
 
 
-def test_block_opened_again_continues_counting() -> None:
-    limit = ThinkingLimit(max_tokens=2, end_token_id=CLOSE, start_token_id=OPEN)
-    forced = forced_after(limit, [OPEN, WORD, CLOSE, OPEN, WORD])
-    assert forced == [None, None, None, None, None, CLOSE]
+def test_output_is_free_up_to_the_named_token(compiler: GrammarCompiler) -> None:
+    state = start(compiler, "/ab/", starts_after=END_THINK_ID)
+    for token_id in ids_of("b, whatever"):
+        state.advance(token_id)
+        assert not state.is_active and state.problem is None
+    state.advance(END_THINK_ID)
+    assert state.is_active and not state.is_complete
+    for token_id in ids_of("ab"):
+        state.advance(token_id)
+    assert state.is_complete
+
+
+def test_tokenizer_that_llguidance_cannot_read(tmp_path: Path) -> None:
+    words = {f"word{index}": index for index in range(VOCAB_SIZE)}
+    Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "words.json"))
+    for file in (tmp_path / "words.json", tmp_path / "missing.json"):
+        compiler = GrammarCompiler(file, VOCAB_SIZE, (END_ID,))
+        problem = compiler.wait_ready()
+        assert problem is not None and "tokenizer cannot be used with grammars" in problem
+        assert isinstance(compiler.compile(lark("/a/")).exception(), GrammarError)
+
+
+def test_ready_tokenizer(compiler: GrammarCompiler) -> None:
+    assert compiler.wait_ready() is None

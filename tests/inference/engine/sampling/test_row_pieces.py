@@ -16,10 +16,10 @@ from inference.engine.sampling import drawing
 from inference.engine.sampling.drawing import Draw, TorchDrawer, filter_among
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.sequence import Sequence
 from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 from tests.inference.engine.load.test_trial import TimedModel
 
 VOCAB_SIZE = 3000
@@ -80,15 +80,7 @@ def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: l
 def test_log_probabilities_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def sampled() -> dict[int, TokenLogprob]:
         sequences = [
-            Sequence(
-                f"s{row}",
-                [1],
-                SamplingParams(max_tokens=2, temperature=0.0, top_logprobs=row % 3),
-                context_tokens=9,
-                arrival=row,
-                deadline_s=0.0,
-            )
-            for row in range(NUM_ROWS)
+            sequence_of([1], temperature=0.0, top_logprobs=row % 3) for row in range(NUM_ROWS)
         ]
         return Sampler(VOCAB_SIZE).sample(sequences, scores()).logprobs
 
@@ -100,16 +92,12 @@ def test_log_probabilities_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatc
 
 def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
     own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
-    mate = replace_top_k(own, VOCAB_SIZE - 1)
+    mate = SamplingParams(max_tokens=1, top_k=VOCAB_SIZE - 1, top_p=0.999)
     for seed in range(40):
         row = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
         alone, _ = filter_among(row, [own], 1)
         among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
         assert torch.equal(alone[0], among[0])
-
-
-def replace_top_k(params: SamplingParams, top_k: int) -> SamplingParams:
-    return SamplingParams(max_tokens=params.max_tokens, top_p=params.top_p, top_k=top_k)
 
 
 def test_a_load_counts_what_sampling_takes() -> None:

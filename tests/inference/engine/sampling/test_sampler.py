@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -16,24 +17,9 @@ from inference.engine.sampling.sampler import RandomStream, Sampler
 from inference.engine.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.asking import sequence_of
 
 VOCAB_SIZE = 50
-NEUTRAL = SamplingParams(max_tokens=100)
-
-
-def sequence_with(
-    prompt: list[int] | None = None, output: list[int] | None = None, **params: object
-) -> Sequence:
-    sequence = Sequence(
-        f"r{len(params)}-{id(params)}",
-        prompt or [1],
-        SamplingParams(max_tokens=100, **params),  # type: ignore[arg-type]
-        context_tokens=1000,
-        arrival=1,
-        deadline_s=0.0,
-    )
-    sequence.token_ids += output or []
-    return sequence
 
 
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -47,34 +33,29 @@ def pick(sequence: Sequence, logits: torch.Tensor) -> int:
 
 def test_greedy_is_the_largest() -> None:
     logits = random_logits(3)
-    rows = [sequence_with(temperature=0.0) for _ in range(3)]
+    rows = [sequence_of([1], temperature=0.0) for _ in range(3)]
     assert Sampler(VOCAB_SIZE).sample(rows, logits).token_ids == logits.argmax(-1).tolist()
 
 
 def test_top_k_one_is_the_largest() -> None:
     logits = random_logits(1)[0]
-    assert pick(sequence_with(top_k=1), logits) == int(logits.argmax())
+    assert pick(sequence_of([1], top_k=1), logits) == int(logits.argmax())
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
-    probabilities = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
-    params = [SamplingParams(max_tokens=1, top_p=0.8)]
-    assert filter_probabilities(probabilities, params).nonzero()[:, 1].tolist() == [0, 1]
-    params = [SamplingParams(max_tokens=1, top_p=0.81)]
-    assert filter_probabilities(probabilities, params).nonzero()[:, 1].tolist() == [0, 1, 2]
-
-
-def test_top_p_is_taken_of_what_top_k_left() -> None:
-    probabilities = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
-    params = [SamplingParams(max_tokens=1, top_k=2, top_p=0.57)]
-    # 0.4 / 0.7 = 0.571: the first token alone reaches it.
-    assert filter_probabilities(probabilities, params).nonzero()[:, 1].tolist() == [0]
-
-
-def test_min_p_is_relative_to_the_likeliest() -> None:
-    probabilities = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
-    params = [SamplingParams(max_tokens=1, min_p=0.4)]
-    assert filter_probabilities(probabilities, params).nonzero()[:, 1].tolist() == [0, 1]
+@each_case(
+    ("probabilities", "filters", "kept"),
+    [
+        ([0.5, 0.3, 0.15, 0.05], {"top_p": 0.8}, [0, 1]),
+        ([0.5, 0.3, 0.15, 0.05], {"top_p": 0.81}, [0, 1, 2]),
+        # Of what top_k left: 0.4 / 0.7 = 0.571, the first token alone reaches it.
+        ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.57}, [0]),
+        ([0.5, 0.3, 0.15, 0.05], {"min_p": 0.4}, [0, 1]),
+    ],
+)
+def test_filters(probabilities: list[float], filters: dict[str, Any], kept: list[int]) -> None:
+    params = [SamplingParams(max_tokens=1, **filters)]
+    found = filter_probabilities(torch.tensor([probabilities]), params)
+    assert found.nonzero()[:, 1].tolist() == kept
 
 
 def test_nucleus_wider_than_the_first_candidates() -> None:
@@ -121,7 +102,7 @@ def draw_next(sampler: Sampler, batch: list[Sequence], rows: torch.Tensor) -> in
 
 def test_a_draw_belongs_to_its_place_in_the_output() -> None:
     logits, sampler, again = torch.zeros(1, VOCAB_SIZE), Sampler(VOCAB_SIZE), Sampler(VOCAB_SIZE)
-    sequence, other = sequence_with(seed=5), sequence_with(seed=5)
+    sequence, other = sequence_of([1], seed=5), sequence_of([1], seed=5)
     undisturbed = [draw_next(again, [other], logits) for _ in range(8)]
     drawn = []
     for _ in range(8):
@@ -136,7 +117,7 @@ def test_a_draw_belongs_to_its_place_in_the_output() -> None:
 def test_draws_follow_the_distribution() -> None:
     logits = torch.full((VOCAB_SIZE,), -math.inf)
     logits[[3, 4, 5]] = torch.tensor([0.5, 0.3, 0.2]).log()
-    sampler, sequence = Sampler(VOCAB_SIZE), sequence_with(seed=1)
+    sampler, sequence = Sampler(VOCAB_SIZE), sequence_of([1], seed=1)
     drawn = Counter(draw_next(sampler, [sequence], logits.unsqueeze(0)) for _ in range(1000))
     assert set(drawn) == {3, 4, 5}
     for token, probability in ((3, 0.5), (4, 0.3), (5, 0.2)):
@@ -148,7 +129,7 @@ def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:
     seeded = {"seed": 42, "temperature": 0.9, "top_p": 0.95}
 
     def draw(mates: list[Sequence], steps: int = 20) -> list[int]:
-        sampler, sequence = Sampler(VOCAB_SIZE), sequence_with(**seeded)
+        sampler, sequence = Sampler(VOCAB_SIZE), sequence_of([1], **seeded)
         batch = [*mates, sequence]
         rows = torch.cat([random_logits(len(mates), seed=9), logits[:1]]) if mates else logits[:1]
         return [draw_next(sampler, batch, rows) for _ in range(steps)]
@@ -156,11 +137,14 @@ def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:
     alone = draw([])
     assert len(set(alone)) > 1
     assert draw([]) == alone
-    assert draw([sequence_with(seed=7), sequence_with(top_k=40), sequence_with(min_p=0.3)]) == alone
+    assert (
+        draw([sequence_of([1], seed=7), sequence_of([1], top_k=40), sequence_of([1], min_p=0.3)])
+        == alone
+    )
 
 
 def test_a_repetition_window_looks_at_the_last_tokens() -> None:
-    used = UsedTokens(sequence_with([10, 11], [12, 13], repetition_window=3))
+    used = UsedTokens(sequence_of([10, 11], [12, 13], repetition_window=3))
     used.add(10)
     assert list(used.token_ids) == [10, 11, 12, 13]
     assert list(used.is_repeated) == [True, False, True, True]
@@ -169,35 +153,32 @@ def test_a_repetition_window_looks_at_the_last_tokens() -> None:
     assert set(used.token_ids[used.is_repeated]) == {297, 298, 299}
 
 
-def test_the_penalty_is_of_the_window_alone() -> None:
+@each_case(
+    ("prompt", "output", "params", "expected"),
+    [
+        ([10], [11, 12], {"repetition_penalty": 1.2, "repetition_window": 2}, 10),
+        ([11], [12, 10], {"repetition_penalty": 1.2, "repetition_window": 2}, 11),
+        ([10], [11], {"repetition_penalty": 1.2}, 12),  # of prompt and output
+        ([10], [], {"presence_penalty": 2.0}, 10),  # of the output alone
+        ([1], [10], {"presence_penalty": 0.15}, 11),
+        ([1], [10, 10, 11], {"frequency_penalty": 0.15}, 12),
+        ([1], [4], {"min_tokens": 2, "stop_token_ids": [10]}, 11),
+        ([1], [4, 4], {"min_tokens": 2, "stop_token_ids": [10]}, 10),
+    ],
+)
+def test_a_token_is_passed_over(
+    prompt: list[int], output: list[int], params: dict[str, Any], expected: int
+) -> None:
     logits = torch.zeros(VOCAB_SIZE)
     logits[[10, 11, 12]] = torch.tensor([4.0, 3.9, 3.8])
-    params = {"temperature": 0.0, "repetition_penalty": 1.2, "repetition_window": 2}
-    assert pick(sequence_with([10], [11, 12], **params), logits) == 10
-    assert pick(sequence_with([11], [12, 10], **params), logits) == 11
-
-
-def test_repetition_penalty_looks_at_prompt_and_output() -> None:
-    logits = torch.zeros(VOCAB_SIZE)
-    logits[[10, 11, 12, 13]] = torch.tensor([4.0, 3.9, 3.8, 3.0])
-    sequence = sequence_with([10], [11], temperature=0.0, repetition_penalty=1.2)
-    assert pick(sequence, logits) == 12
-
-
-def test_presence_and_frequency_penalties_look_at_the_output_only() -> None:
-    logits = torch.zeros(VOCAB_SIZE)
-    logits[[10, 11, 12]] = torch.tensor([4.0, 3.5, 3.2])
-    assert pick(sequence_with([10], temperature=0.0, presence_penalty=2.0), logits) == 10
-    assert pick(sequence_with([1], [10], temperature=0.0, presence_penalty=0.6), logits) == 11
-    used = sequence_with([1], [10, 10, 11], temperature=0.0, frequency_penalty=0.45)
-    assert pick(used, logits) == 12
+    assert pick(sequence_of(prompt, output, temperature=0.0, **params), logits) == expected
 
 
 def test_penalties_count_what_is_sampled() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, [10, 11]] = torch.tensor([4.0, 3.5])
     sampler = Sampler(VOCAB_SIZE)
-    sequence = sequence_with(temperature=0.0, frequency_penalty=0.3)
+    sequence = sequence_of([1], temperature=0.0, frequency_penalty=0.3)
     picked = []
     for _ in range(4):
         picked += sampler.sample([sequence], logits).token_ids
@@ -207,22 +188,17 @@ def test_penalties_count_what_is_sampled() -> None:
 
 def test_logit_bias() -> None:
     logits = random_logits(1)[0]
-    assert pick(sequence_with(temperature=0.0, logit_bias={17: 100.0}), logits) == 17
+    assert pick(sequence_of([1], temperature=0.0, logit_bias={17: 100.0}), logits) == 17
     best = int(logits.argmax())
-    assert pick(sequence_with(temperature=0.0, logit_bias={best: -100.0}), logits) != best
-
-
-def test_min_tokens_forbids_stop_tokens() -> None:
-    logits = torch.zeros(VOCAB_SIZE)
-    logits[[2, 3]] = torch.tensor([9.0, 5.0])
-    params = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": [2]}
-    assert pick(sequence_with([1], [4], **params), logits) == 3
-    assert pick(sequence_with([1], [4, 4], **params), logits) == 2
+    assert pick(sequence_of([1], temperature=0.0, logit_bias={best: -100.0}), logits) != best
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = random_logits(2)
-    rows = [sequence_with(temperature=0.0), sequence_with(temperature=0.5, top_logprobs=3, seed=1)]
+    rows = [
+        sequence_of([1], temperature=0.0),
+        sequence_of([1], temperature=0.5, top_logprobs=3, seed=1),
+    ]
     sampled = Sampler(VOCAB_SIZE).sample(rows, logits)
     expected = logits[1].log_softmax(-1)
     assert set(sampled.logprobs) == {1}
@@ -233,7 +209,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 
 def test_logprobs_of_the_sampled_token_only() -> None:
-    sampled = Sampler(VOCAB_SIZE).sample([sequence_with(top_logprobs=0)], random_logits(1))
+    sampled = Sampler(VOCAB_SIZE).sample([sequence_of([1], top_logprobs=0)], random_logits(1))
     assert sampled.logprobs[0].top == []
 
 
@@ -241,7 +217,7 @@ def test_logprobs_of_the_sampled_token_only() -> None:
 def test_temperatures_that_scores_cannot_be_divided_by_are_greedy(temperature: float) -> None:
     logits = torch.linspace(-30, 30, VOCAB_SIZE).unsqueeze(0)
     params = {"temperature": temperature, "seed": 1}
-    for sequence in (sequence_with(**params), sequence_with(**params, logit_bias={3: 1.0})):
+    for sequence in (sequence_of([1], **params), sequence_of([1], **params, logit_bias={3: 1.0})):
         sampled = Sampler(VOCAB_SIZE).sample([sequence], logits)
         assert (sampled.token_ids, sampled.failed) == ([VOCAB_SIZE - 1], {})
 
@@ -250,7 +226,7 @@ def test_rows_that_are_not_numbers_fail_alone() -> None:
     logits = random_logits(3)
     logits[1, 5] = math.nan
     logits[1, 7:9] = math.inf
-    rows = [sequence_with(temperature=0.0), sequence_with(), sequence_with(top_logprobs=1)]
+    rows = [sequence_of([1], temperature=0.0), sequence_of([1]), sequence_of([1], top_logprobs=1)]
     sampled = Sampler(VOCAB_SIZE).sample(rows, logits)
     assert sampled.failed == {1: 3}
     code, message = sampled.failure(1) or ("", "")

@@ -12,22 +12,9 @@ from inference.engine.sampling.logits_processors import TokenCounts, add_bias, f
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.models.step_input import HostCopy
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import sequence_of
 
 VOCAB_SIZE = 40
-
-
-def sequence_of(name: str, token_ids: list[int], num_output: int, **params: object) -> Sequence:
-    sequence = Sequence(
-        name,
-        token_ids[: len(token_ids) - num_output],
-        SamplingParams(max_tokens=100, **params),  # type: ignore[arg-type]
-        context_tokens=1000,
-        arrival=1,
-        deadline_s=0.0,
-    )
-    sequence.token_ids = list(token_ids)
-    return sequence
 
 
 @pytest.fixture
@@ -48,11 +35,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_step_waits_once_whatever_its_rows_ask_for(waits: list[int]) -> None:
     rows = [
-        sequence_of("greedy", [1, 2], 0, temperature=0.0),
-        sequence_of("drawn", [1, 2], 0, temperature=0.8, top_p=0.9, top_k=5, min_p=0.1, seed=1),
-        sequence_of("penalised", [1, 2, 3], 1, temperature=0.0, frequency_penalty=1.0),
-        sequence_of("biased", [1], 0, temperature=0.0, logit_bias={5: 100.0}),
-        sequence_of("early", [1], 0, temperature=0.0, min_tokens=4, stop_token_ids=[6]),
+        sequence_of([1, 2], name="greedy", temperature=0.0),
+        sequence_of([1, 2], name="drawn", temperature=0.8, top_p=0.9, top_k=5, min_p=0.1, seed=1),
+        sequence_of([1, 2], [3], name="penalised", temperature=0.0, frequency_penalty=1.0),
+        sequence_of([1], name="biased", temperature=0.0, logit_bias={5: 100.0}),
+        sequence_of([1], name="early", temperature=0.0, min_tokens=4, stop_token_ids=[6]),
     ]
     sampled = Sampler(VOCAB_SIZE).sample(rows, torch.zeros(len(rows), VOCAB_SIZE))
     assert sampled.token_ids[3] == 5
@@ -60,7 +47,7 @@ def test_a_step_waits_once_whatever_its_rows_ask_for(waits: list[int]) -> None:
 
 
 def test_greedy_rows_choose_nothing(waits: list[int]) -> None:
-    rows = [sequence_of(name, [1], 0, temperature=0.0) for name in "ab"]
+    rows = [sequence_of([1], name=name, temperature=0.0) for name in "ab"]
     Sampler(VOCAB_SIZE).sample(rows, torch.eye(2, VOCAB_SIZE))
     assert waits == [2]
 
@@ -69,8 +56,8 @@ def test_a_nucleus_wider_than_the_candidates_costs_a_second_wait(waits: list[int
     vocab_size = 8 * TOP_CANDIDATES
     sampler, seen = Sampler(vocab_size), []
     for seed in range(20):
-        flat = sequence_of(f"flat-{seed}", [1], 0, temperature=1.0, top_p=0.99, seed=seed)
-        sharp = sequence_of(f"sharp-{seed}", [1], 0, temperature=1.0, top_p=0.5, seed=seed)
+        flat = sequence_of([1], name=f"flat-{seed}", temperature=1.0, top_p=0.99, seed=seed)
+        sharp = sequence_of([1], name=f"sharp-{seed}", temperature=1.0, top_p=0.5, seed=seed)
         logits = torch.linspace(0.01, 0.0, vocab_size).repeat(2, 1)
         logits[1, 7] = 50.0
         token_ids = sampler.sample([flat, sharp], logits).token_ids
@@ -78,21 +65,6 @@ def test_a_nucleus_wider_than_the_candidates_costs_a_second_wait(waits: list[int
         seen.append(token_ids[0])
     assert waits == [4, 1] * 20
     assert max(seen) > vocab_size // 2
-
-
-def test_what_is_no_number_fails_its_row_alone(waits: list[int]) -> None:
-    logits = torch.zeros(3, VOCAB_SIZE)
-    logits[:, 4] = 9.0
-    logits[1, 2] = float("nan")
-    rows = [
-        sequence_of(f"row-{i}", [1, 2], 1, temperature=0.7, top_k=1, presence_penalty=0.5)
-        for i in range(3)
-    ]
-    sampler = Sampler(VOCAB_SIZE)
-    sampled = sampler.sample(rows, logits)
-    assert sampled.failed == {1: 1}
-    assert [sampled.token_ids[0], sampled.token_ids[2]] == [4, 4]
-    assert waits == [4]
 
 
 def penalized(scores: torch.Tensor, sequence: Sequence) -> torch.Tensor:
@@ -119,7 +91,7 @@ def test_penalties_follow_each_sequence_as_others_come_and_go() -> None:
                 "presence_penalty": chance.choice([0.0, 0.2]),
             }
             tokens = chance.choices(range(VOCAB_SIZE), k=6)
-            sequences.append(sequence_of(f"s{step}", tokens, 2, **params))
+            sequences.append(sequence_of(tokens[:4], tokens[4:], **params))
         elif step % 3 == 0:
             counts.forget(sequences.pop(chance.randrange(len(sequences))).sequence_id)
         scores = torch.randn(len(sequences), VOCAB_SIZE)
@@ -133,7 +105,7 @@ def test_penalties_follow_each_sequence_as_others_come_and_go() -> None:
 
 
 def test_biases_meet_their_rows() -> None:
-    rows = [sequence_of("a", [1], 0), sequence_of("b", [1], 0, logit_bias={0: -2.0, 39: 3.0})]
+    rows = [sequence_of([1], name="a"), sequence_of([1], name="b", logit_bias={0: -2.0, 39: 3.0})]
     scores = torch.zeros(2, VOCAB_SIZE)
     add_bias(scores, rows)
     assert scores.nonzero().tolist() == [[1, 0], [1, 39]]
@@ -143,9 +115,9 @@ def test_biases_meet_their_rows() -> None:
 def test_early_stops_are_forbidden_unless_nothing_else_is_left() -> None:
     wanting = {"min_tokens": 3, "stop_token_ids": [4, 9]}
     rows = [
-        sequence_of("early", [1], 0, **wanting),
-        sequence_of("late", [1, 2, 3, 4], 3, **wanting),
-        sequence_of("nothing else", [1], 0, **wanting),
+        sequence_of([1], name="early", **wanting),
+        sequence_of([1], [2, 3, 4], name="late", **wanting),
+        sequence_of([1], name="nothing else", **wanting),
     ]
     scores = torch.ones(3, VOCAB_SIZE)
     scores[2] = float("-inf")

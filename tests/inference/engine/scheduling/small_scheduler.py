@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
-from inference.protocol.sampling import Grammar, SamplingParams
+from tests.inference.engine import asking
 from tests.inference.engine.scheduling.test_scheduler import FixedPace
 
 BLOCK_TOKENS = 4
 PACE = FixedPace(tokens=100)
 
 
-def sequence_of(
-    name: str,
-    num_prompt_tokens: int,
-    max_tokens: int = 9,
-    *,
-    deadline_s: float = 0.0,
-    context_tokens: int = 10_000,
-    prompt_logprobs: int | None = None,
-    grammar: Grammar | None = None,
-    account: str = "a",
-) -> Sequence:
+def sequence_of(name: str, num_prompt_tokens: int, max_tokens: int = 9, **own: Any) -> Sequence:
     """A sequence whose prompt no other one shares."""
-    return Sequence(
-        name,
-        [ord(name[0]) + index for index in range(num_prompt_tokens)],
-        SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, grammar=grammar),
-        context_tokens=context_tokens,
-        arrival=int(name[1:] or 0) * 100 + ord(name[0]),
-        deadline_s=deadline_s,
-        account=account,
-    )
+    prompt = [ord(name[0]) + index for index in range(num_prompt_tokens)]
+    own = {"account": "a", "arrival": int(name[1:] or 0) * 100 + ord(name[0])} | own
+    return asking.sequence_of(prompt, name=name, max_tokens=max_tokens, **own)
 
 
 def scheduler_of(

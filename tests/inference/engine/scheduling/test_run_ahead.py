@@ -120,6 +120,18 @@ class Client:
         self._passed_over = could_start, num_steps + 1 if name == could_start else 1
         assert self._passed_over[1] < MOST_STEPS_OF_PATIENCE, f"{could_start} is passed over"
 
+    def play(self, actions: Any) -> None:
+        for kind, what, number in actions:
+            if kind == "submit":
+                self.submit(what, number)
+            elif kind == "cancel":
+                self.cancel(what)
+            else:
+                for _ in range(what):
+                    self.step()
+        self.drain()
+        self.check()
+
     def drain(self) -> None:
         while self.engine.has_work:
             self.step()
@@ -174,16 +186,7 @@ def test_any_order_of_events_gives_the_same_answers(
     client = Client(
         num_blocks=num_blocks, max_running=max_running, prefill_tokens_per_step=prefill_tokens
     )
-    for kind, what, number in actions:
-        if kind == "submit":
-            client.submit(what, number)
-        elif kind == "cancel":
-            client.cancel(what)
-        else:
-            for _ in range(what):
-                client.step()
-    client.drain()
-    client.check()
+    client.play(actions)
 
 
 @given(

@@ -7,47 +7,15 @@ from typing import Any
 from inference.engine.engine import Engine
 from inference.protocol.engine import (
     CancelSequence,
-    SequenceFailed,
-    SequenceStep,
-    SubmitSequence,
 )
-from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.engine.asking import Answers, run, submit, tokens_of
 from tests.inference.engine.conftest import Pair
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 
-def tokens_of(pair: Any, prompts: dict[str, list[int]], **options: Any) -> dict[str, list[int]]:
-    """Returns the real engine's tokens of two greedy sequences and two that are drawn."""
-    engine = real_engine(pair, **options)
-    for index, (name, prompt) in enumerate(prompts.items()):
-        params = SamplingParams(max_tokens=20, temperature=0.8 * (index % 2), seed=index)
-        engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
-    return drained(engine)[0]
-
-
 def real_engine(pair: Pair, *, run_ahead: bool) -> Engine:
     return pair.engine(100 * pair.block_tokens, run_ahead=run_ahead)
-
-
-def drained(engine: Engine) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Tokens, and codes of what failed."""
-    tokens: dict[str, list[int]] = {}
-    failed: dict[str, str] = {}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            if isinstance(output, SequenceStep):
-                tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
-            elif isinstance(output, SequenceFailed):
-                failed[output.sequence_id] = output.code
-    return tokens, failed
-
-
-def test_a_real_model_answers_the_same(llama: Any) -> None:
-    prompts = {f"s{n}": list(range(n, 3 * n + 2)) for n in range(1, 5)}
-    wanted = tokens_of(llama, prompts, run_ahead=False)
-    assert tokens_of(llama, prompts, run_ahead=True) == wanted
-    assert all(len(tokens) == 20 for tokens in wanted.values())
 
 
 class Faulty:
@@ -58,9 +26,12 @@ class Faulty:
         assert self.engine.run_ahead is not None
         self.executor = FaultyExecutor(self.engine.run_ahead.executor, **faults)
         self.engine.executor = self.engine.run_ahead.executor = self.executor
-        for index, (name, prompt) in enumerate(prompts.items()):
-            params = SamplingParams(max_tokens=12, temperature=0.7 * (index % 2), seed=index)
-            self.engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
+        ask(self.engine, prompts)
+
+
+def ask(engine: Engine, prompts: dict[str, list[int]]) -> None:
+    for index, (name, prompt) in enumerate(prompts.items()):
+        submit(engine, name, prompt, 12, temperature=0.7 * (index % 2), seed=index)
 
 
 GOOD = {"greedy": [5, 6, 7], "drawn": [8, 9], "third": [11]}
@@ -75,23 +46,31 @@ GOOD = {"greedy": [5, 6, 7], "drawn": [8, 9], "third": [11]}
 def test_a_fault_fails_its_sequence_alone(
     llama: Any, kind: Kind, code: str, after: int, stage: Any
 ) -> None:
-    undisturbed, _ = drained(Faulty(llama, GOOD).engine)
+    undisturbed = tokens_of(Faulty(llama, GOOD).engine)
     faulty = Faulty(llama, GOOD | {"bad": [kind, 1, 2]}, stage=stage, after=after)
-    tokens, failed = drained(faulty.engine)
-    assert failed == {"bad": code}
-    assert {name: tokens[name] for name in GOOD} == undisturbed
+    answers = run(faulty.engine)
+    assert answers.failed == {"bad": code}
+    assert {name: answers.tokens[name] for name in GOOD} == undisturbed
     assert faulty.engine.stats().kv_blocks_used == 0
 
 
+def test_a_real_model_answers_the_same(llama: Any) -> None:
+    prompts = {f"s{n}": list(range(n, 3 * n + 2)) for n in range(1, 5)}
+    found = []
+    for run_ahead in (False, True):
+        engine = real_engine(llama, run_ahead=run_ahead)
+        ask(engine, prompts)
+        found.append(tokens_of(engine))
+    assert found[0] == found[1] and all(len(tokens) == 12 for tokens in found[0].values())
+
+
 def test_a_step_that_raises_is_run_again_without_who_left_meanwhile(llama: Any) -> None:
-    undisturbed, _ = drained(Faulty(llama, {"first": [5, 6], "second": [8, 9]}).engine)
+    undisturbed = tokens_of(Faulty(llama, {"first": [5, 6], "second": [8, 9]}).engine)
     prompts = {"bad": [Kind.BAD_SHAPE, 1], "second": [8, 9], "leaves": [3, 3]}
-    faulty = Faulty(llama, prompts, stage="sampling", after=4)
-    before = [faulty.engine.step() for _ in range(4)]
+    faulty, answers = Faulty(llama, prompts, stage="sampling", after=4), Answers()
+    for _ in range(4):
+        answers.step(faulty.engine)
     faulty.engine.cancel(CancelSequence(sequence_id="leaves"))
-    tokens, failed = drained(faulty.engine)
-    reported = [o for outputs in before for o in outputs.outputs if isinstance(o, SequenceStep)]
-    early = [t for o in reported if o.sequence_id == "second" for t in o.token_ids]
-    assert failed == {"bad": "engine_error"}
-    assert early + tokens["second"] == undisturbed["second"]
-    assert set(tokens) == {"second"}
+    answers.drain(faulty.engine)
+    assert answers.failed == {"bad": "engine_error", "leaves": "cancelled"}
+    assert answers.tokens["second"] == undisturbed["second"]

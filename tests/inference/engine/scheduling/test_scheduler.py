@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,11 @@ from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.engine.sequence import Sequence, SequenceState
+from inference.engine.sequence import Sequence
 from inference.engine.step import CHUNK_MULTIPLE, Schedule, end_of_chunk
 from inference.protocol.sampling import Grammar, SamplingParams
 from tests.cases import each_case
+from tests.inference.engine import asking
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 8
@@ -167,25 +169,9 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(stateful_step_count=40)
 
 
-def sequence_of(
-    arrival: int,
-    prompt: list[int],
-    first: Sequence | None = None,
-    *,
-    account: str = "a",
-    salt: str = "",
-) -> Sequence:
-    return Sequence(
-        f"r{arrival}",
-        prompt,
-        SamplingParams(max_tokens=9),
-        context_tokens=CONTEXT_TOKENS,
-        arrival=arrival,
-        deadline_s=0.0,
-        same_prompt_as=first,
-        account=account,
-        cache_salt=salt,
-    )
+def sequence_of(arrival: int, prompt: list[int], first: Sequence | None = None, **own: Any) -> Any:
+    own = {"account": "a", "arrival": arrival, "same_prompt_as": first, "max_tokens": 9} | own
+    return asking.sequence_of(prompt, context_tokens=CONTEXT_TOKENS, **own)
 
 
 def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() -> None:
@@ -208,42 +194,6 @@ def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() ->
     assert choice.block_ids[:2] == first.block_ids[:2]
 
 
-def test_is_full_counts_every_choice() -> None:
-    scheduler = Scheduler(
-        KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=1, max_queue_depth=2)
-    )
-    first = sequence_of(1, [1] * 4)
-    scheduler.add(first)
-    for arrival in (2, 3):
-        assert not scheduler.is_full
-        scheduler.add(sequence_of(arrival, [1] * 4, first))
-    assert scheduler.is_full
-
-
-def test_one_account_may_have_half_of_the_queue() -> None:
-    limits = SchedulerLimits(max_running=1, max_queue_depth=4)
-    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), limits)
-    for arrival in range(3):
-        assert not scheduler.is_full_for("burst")
-        scheduler.add(sequence_of(arrival, [1] * 4, account="burst"))
-    assert scheduler.is_full_for("burst")
-    assert not scheduler.is_full_for("other") and not scheduler.is_full
-
-
-def test_a_burst_delays_another_account_by_one_request() -> None:
-    scheduler = Scheduler(KVCache(200, BLOCK_TOKENS), SchedulerLimits(max_running=2))
-    for arrival in range(200):
-        scheduler.add(sequence_of(arrival, [arrival] * 4, account="burst"))
-    scheduler.commit(scheduler.schedule(FixedPace(100)), [5, 5])
-    single = sequence_of(200, [1] * 4, account="single")
-    scheduler.add(single)
-    for _ in range(2):
-        scheduler.end_many(scheduler.running[:1])
-        schedule = scheduler.schedule(FixedPace(100))
-        scheduler.commit(schedule, [5] * len(schedule.sampled))
-    assert single in scheduler.running
-
-
 def test_who_runs_is_not_preempted_for_one_that_came_before_and_started_later() -> None:
     scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=3))
     burst = [sequence_of(arrival, [arrival] * 8, account="burst") for arrival in range(3)]
@@ -262,7 +212,7 @@ def test_an_account_s_blocks_are_not_another_s() -> None:
     cache = KVCache(16, BLOCK_TOKENS)
     known: dict[str, int] = {}
     for salt in ("acme", "acme", "bert", ""):
-        sequence = sequence_of(1, [7] * 13, salt=salt)
+        sequence = sequence_of(1, [7] * 13, cache_salt=salt)
         assert cache.admit(sequence)
         known[salt] = sequence.num_computed_tokens
         sequence.num_computed_tokens = 13
@@ -270,34 +220,6 @@ def test_an_account_s_blocks_are_not_another_s() -> None:
         cache.release(sequence)
         cache.check_integrity([])
     assert known == {"acme": 12, "bert": 0, "": 0}
-
-
-def test_a_choice_may_start_as_soon_as_the_first_decodes() -> None:
-    scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits())
-    first = sequence_of(1, [1] * 8)
-    choice = sequence_of(2, [1] * 8, first)
-    scheduler.add(first)
-    scheduler.add(choice)
-    assert choice.is_held
-    scheduler.commit(scheduler.schedule(FixedPace()), [3])
-    assert first.state is SequenceState.DECODING
-    assert not choice.is_held
-
-
-def test_fewer_slots_keep_new_ones_waiting_and_evict_nobody() -> None:
-    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits())
-    sequences = [sequence_of(arrival, [arrival] * 2) for arrival in range(1, 5)]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    scheduler.commit(scheduler.schedule(FixedPace(running_limit=3)), [5, 5, 5])
-    assert scheduler.running == sequences[:3]
-    schedule = scheduler.schedule(FixedPace(running_limit=1))
-    assert schedule.decodes == sequences[:3]
-    scheduler.commit(schedule, [5, 5, 5])
-    scheduler.end_many(sequences[:2])
-    assert scheduler.schedule(FixedPace(running_limit=1)).decodes == sequences[2:3]
-    scheduler.schedule(FixedPace(running_limit=2))
-    assert scheduler.running == sequences[2:]
 
 
 def chunks(length: int, budget: int) -> list[int]:

@@ -86,16 +86,7 @@ def test_any_order_of_events_gives_the_same_answers(
         max_running=max_running,
         prefill_tokens_per_step=prefill_tokens,
     )
-    for kind, what, number in actions:
-        if kind == "submit":
-            client.submit(what, number)
-        elif kind == "cancel":
-            client.cancel(what)
-        else:
-            for _ in range(what):
-                client.step()
-    client.drain()
-    client.check()
+    client.play(actions)
 
 
 @each_case(

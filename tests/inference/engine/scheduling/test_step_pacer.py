@@ -56,10 +56,7 @@ def test_settles_where_a_full_step_takes_half_as_long_again(cost: Cost, expected
     assert limits[-1] == pytest.approx(expected, abs=2)
     # From below, without ever going back: it does not swing.
     assert limits == sorted(limits)
-
-
-def test_a_fast_machine_has_all_its_slots_after_a_few_steps() -> None:
-    assert run_full(pacer_for(), gpu, 5)[-1] == MAX_RUNNING
+    assert cost is not gpu or limits[4] == MAX_RUNNING, "a fast machine has all after a few steps"
 
 
 def test_noise_moves_it_a_little() -> None:
@@ -87,6 +84,7 @@ def test_a_machine_that_gets_slower_has_fewer_slots() -> None:
 def test_one_slow_step_is_no_news() -> None:
     pacer = pacer_for()
     settled = run_full(pacer, cpu, 40)[-1]
+    assert pacer.prefill_tokens(settled) == SMALLEST_CHUNK, "prompts come through"
     pacer.record(num_decode_rows=settled, num_prefill_tokens=0, step_s=1.0)
     assert pacer.running_limit > settled / 2
     assert run_full(pacer, cpu, 12)[-1] == pytest.approx(settled, abs=3)
@@ -113,12 +111,6 @@ def test_mixed_steps_take_the_target_together(num_rows: int) -> None:
         pacer.record(num_decode_rows=num_rows, num_prefill_tokens=num_tokens, step_s=step_s)
     assert step_s == pytest.approx(TARGET_S, rel=0.05)
     assert SMALLEST_CHUNK < num_tokens < MAX_TOKENS
-
-
-def test_a_full_running_limit_still_lets_prompts_through() -> None:
-    pacer = pacer_for()
-    settled = run_full(pacer, cpu, 40)[-1]
-    assert pacer.prefill_tokens(settled) == SMALLEST_CHUNK
 
 
 @each_case(("tokens_per_s", "expected"), [(2000.0, 200), (1e9, MAX_TOKENS), (50.0, SMALLEST_CHUNK)])
@@ -176,10 +168,6 @@ def run(average: PrefillAverage, slowdown: float, num_tokens: int, *, start: int
         average.record([(begin, begin + 512)], step_s)
 
 
-def test_it_starts_from_what_was_measured() -> None:
-    assert PrefillAverage(MEASURED).speed == MEASURED
-
-
 def test_it_goes_where_requests_go_and_forgets_slowly() -> None:
     average = PrefillAverage(MEASURED)
     run(average, 2.0, 4096)
@@ -197,6 +185,7 @@ def test_deep_chunks_are_slower_and_do_not_look_so() -> None:
 
 def test_small_remainders_prove_nothing() -> None:
     average = PrefillAverage(MEASURED)
+    assert average.speed == MEASURED
     average.record([(0, 5)], 100.0)
     average.record([], 100.0)
     assert average.speed == MEASURED

@@ -1,8 +1,11 @@
-"""Outputs are batched before they are sent, and the ends of sequences are logged."""
+"""Outputs are batched before they are sent, the ends of sequences are logged, and ``Shutdown`` does
+not end the process before a fault that another thread reports."""
 
 from __future__ import annotations
 
-from typing import Any
+import queue
+import threading
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,8 +13,10 @@ from hypothesis import strategies as st
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
+from inference.engine.errors import EngineExit
 from inference.engine.scheduling.scheduler import EngineLimits, Scheduler
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.serving import process
 from inference.engine.serving.loop import (
     SEND_WITHIN_S,
     STATS_INTERVAL_S,
@@ -24,6 +29,7 @@ from inference.protocol.engine import (
     SequenceFailed,
     SequenceStep,
     SequenceTiming,
+    Shutdown,
     StepOutputs,
     SubmitSequence,
 )
@@ -163,3 +169,43 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
     assert {"prefill_tokens_per_s=500", "decode_tokens_per_s=20.0", "kv_blocks=3/64"} <= {*words}
     assert f"memory_bytes={ended.timing.memory_bytes}" in words
     assert failed.getMessage() == "bad/0 numerical_error: 3 logits are not finite"
+
+
+NEVER_S = 0.2
+GIVE_UP_S = 60.0
+
+
+class Asleep:
+    engine = None
+    has_work = False
+
+    def close(self) -> None:
+        pass
+
+
+class ToldToStop:
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.inbox.put(Shutdown())
+
+    def send(self, message: object) -> None:
+        pass
+
+    def flush(self, timeout_s: float = 0.0) -> None:
+        pass
+
+
+def test_a_fault_that_another_thread_reports_wins() -> None:
+    codes: list[EngineExit] = []
+
+    def run() -> None:
+        served, messenger = cast(Any, Asleep()), cast(Any, ToldToStop())
+        codes.append(process.run(served, messenger))
+
+    main = threading.Thread(target=run, daemon=True)
+    with process._ending:
+        main.start()
+        main.join(NEVER_S)
+        assert codes == []
+    main.join(GIVE_UP_S)
+    assert codes == [EngineExit.OK]

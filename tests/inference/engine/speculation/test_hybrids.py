@@ -12,12 +12,10 @@ import pytest
 from inference.engine.speculation.speculator import Speculator
 from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.protocol.engine import SequenceStep
+from tests.inference.engine.asking import Answers, run, submit
 from tests.inference.engine.conftest import OwnModel
 from tests.inference.engine.speculation.test_same_answers import (
     PARAMS,
-    Answer,
-    answers_of,
     check_same,
     engine_for,
     prompt_of,
@@ -53,31 +51,31 @@ def native(directory: Path, library: ctypes.CDLL) -> Hybrid:
 
 
 @pytest.fixture(scope="module")
-def plain(native: Hybrid, compiler: Any) -> dict[str, Answer]:
+def plain(native: Hybrid, compiler: Any) -> Answers:
     engine = engine_for(native, None, compiler)
     submit_all(engine, list(PARAMS))
-    return answers_of(engine)
+    return run(engine)
 
 
-def test_every_parameter(native: Hybrid, compiler: Any, plain: dict[str, Answer]) -> None:
+def test_every_parameter(native: Hybrid, compiler: Any, plain: Answers) -> None:
     engine = engine_for(native, script(plain), compiler)
     submit_all(engine, list(PARAMS))
-    check_same(answers_of(engine), plain)
+    check_same(run(engine), plain)
     stats = engine.stats()
     assert 80 < stats.num_accepted_drafts < stats.num_drafted_tokens
 
 
-def test_with_preemptions(native: Hybrid, compiler: Any, plain: dict[str, Answer]) -> None:
+def test_with_preemptions(native: Hybrid, compiler: Any, plain: Answers) -> None:
     engine = engine_for(native, script(plain), compiler, num_tokens=256)
     submit_all(engine, list(PARAMS))
-    check_same(answers_of(engine), plain)
+    check_same(run(engine), plain)
     assert engine.stats().num_preemptions > 0
 
 
-def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Answer]) -> None:
+def test_prompts_that_come_while_states_lag(native: Hybrid, plain: Answers) -> None:
     names = ["greedy", "drawn", "penalised", "scored", "filtered", "short"]
     engine = engine_for(native, script(plain, wrong_every=2))
-    found = {name: Answer() for name in names}
+    found = Answers()
     waiting = list(names)
     num_mixed = 0
     while waiting or engine.has_work:
@@ -85,32 +83,24 @@ def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Ans
         if waiting and (is_lagging or not engine.has_work):
             submit_all(engine, [waiting.pop(0)])
             num_mixed += is_lagging
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep)
-            found[output.sequence_id].token_ids += output.token_ids
+        found.step(engine)
     assert num_mixed > 2
-    expected = {name: plain[name].token_ids for name in names}
-    assert {name: answer.token_ids for name, answer in found.items()} == expected
+    assert found.tokens == {name: plain.tokens[name] for name in names}
 
 
 def test_the_next_turn_continues_from_a_state_that_lacks_nothing(native: Hybrid) -> None:
-    def turns(speculator: Speculator | None) -> list[list[int]]:
+    def turns(speculator: Speculator | None) -> Answers:
         engine = engine_for(native, speculator)
-        prompt, answers = prompt_of("a long conversation") * 3, []
+        prompt, answers = prompt_of("a long conversation") * 3, Answers()
         for turn in range(3):
-            tiny.submit(engine, f"turn {turn}", prompt, 40)
-            answer = answers_of(engine)[f"turn {turn}"].token_ids
-            answers.append(answer)
-            prompt = [*prompt, *answer, *prompt_of(f"{turn}")]
+            submit(engine, f"turn {turn}", prompt, 40)
+            answers.drain(engine)
+            prompt = [*prompt, *answers.tokens[f"turn {turn}"], *prompt_of(f"{turn}")]
         assert engine.stats().prefix_hit_tokens > 0
         return answers
 
     expected = turns(None)
-    known = {}
-    for turn, token_ids in enumerate(expected):
-        known[f"turn {turn}"] = Answer()
-        known[f"turn {turn}"].token_ids = token_ids
-    assert turns(script(known, wrong_every=3)) == expected
+    assert turns(script(expected, wrong_every=3)).tokens == expected.tokens
 
 
 OTHERS = {"lfm2": states.lfm2, "granite4": states.granite4}
@@ -129,10 +119,10 @@ def test_states_of_other_kinds(name: str, library: ctypes.CDLL, tmp_path: Path) 
 def check_drafts(model: Hybrid) -> None:
     names = ["greedy", "penalised", "drawn"]
 
-    def answers(speculator: Speculator | None) -> dict[str, Answer]:
+    def answers(speculator: Speculator | None) -> Answers:
         engine = engine_for(model, speculator)
         submit_all(engine, names)
-        return answers_of(engine)
+        return run(engine)
 
     expected = answers(None)
     check_same(answers(script(expected, wrong_every=3)), expected)

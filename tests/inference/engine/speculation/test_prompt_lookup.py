@@ -27,33 +27,19 @@ def longest_match(text: list[int]) -> int:
     return best
 
 
-def test_what_followed_is_proposed() -> None:
-    proposal = PromptLookup().propose([5, 1, 2, 3, 4, 9, 9, 1, 2], 3)
-    assert proposal is not None
-    assert proposal.token_ids == [3, 4, 9]
-    assert proposal.match_length == 2
-
-
-def test_the_longest_match_wins_over_the_last() -> None:
-    text = [7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2]
-    proposal = PromptLookup().propose(text, 1)
-    assert proposal is not None and proposal.token_ids == [30]
-
-
-def test_the_last_of_equals() -> None:
-    proposal = PromptLookup().propose([1, 2, 30, 9, 1, 2, 40, 8, 1, 2], 1)
-    assert proposal is not None and proposal.token_ids == [40]
-
-
-def test_a_text_that_goes_in_circles_continues() -> None:
-    proposal = PromptLookup().propose([4, 5, 6, 4, 5, 6, 4], 8)
-    assert proposal is not None
-    assert proposal.token_ids == [5, 6, 4, 5, 6, 4, 5, 6]
-
-
-@each_case("text", [[], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1]])
-def test_nothing_to_go_by(text: list[int]) -> None:
-    assert PromptLookup().propose(text, 4) is None
+@each_case(
+    ("text", "most", "proposed"),
+    [
+        ([5, 1, 2, 3, 4, 9, 9, 1, 2], 3, [3, 4, 9]),
+        ([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], 1, [30]),  # the longest match wins over the last
+        ([1, 2, 30, 9, 1, 2, 40, 8, 1, 2], 1, [40]),  # the last of equals
+        ([4, 5, 6, 4, 5, 6, 4], 8, [5, 6, 4, 5, 6, 4, 5, 6]),  # a text that goes in circles
+        *((text, 4, None) for text in ([], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1])),
+    ],
+)
+def test_what_followed_is_proposed(text: list[int], most: int, proposed: list[int] | None) -> None:
+    found = PromptLookup().propose(text, most)
+    assert (None if found is None else found.token_ids) == proposed
 
 
 @each_case("num_words", [2, 3, 8])

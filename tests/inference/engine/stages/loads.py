@@ -9,9 +9,8 @@ import msgspec
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec, StageSpec
-from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.asking import Answers, submit
 from tests.inference.engine.load.loads import cpu_spec
 
 PROMPT = [(7 * n) % 90 + 1 for n in range(100)]
@@ -48,17 +47,10 @@ def answers(loaded: LoadedEngine, longest_prompt: Sequence[int] = PROMPT) -> tup
     one's prompt is known when it comes again."""
     engine = loaded.engine
     assert isinstance(engine, Engine)
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
-    found: dict[str, list[int]] = {}
-    num_cached = 0
+    found = Answers()
     for names in (("a", "b"), ("again",)):
         for name in names:
-            prompt = list(longest_prompt[:70] if name == "b" else longest_prompt)
-            engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
-        while engine.has_work:
-            for output in engine.step().outputs:
-                assert isinstance(output, SequenceStep), output
-                found.setdefault(output.sequence_id, []).extend(output.token_ids)
-                num_cached = output.num_cached_tokens or num_cached
-    assert found["again"] == found["a"]
-    return found["a"] + found["b"], num_cached
+            submit(engine, name, longest_prompt[: 70 if name == "b" else None], NUM_TOKENS)
+        found.drain(engine)
+    assert found.failed == {} and found.tokens["again"] == found.tokens["a"]
+    return found.tokens["a"] + found.tokens["b"], found.cached["again"]

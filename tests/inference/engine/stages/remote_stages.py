@@ -1,21 +1,25 @@
-"""Stages of other neurons as processes of this host, over loopback."""
+"""Stages of other neurons, over loopback: on threads of the test's process, or as processes."""
 
 from __future__ import annotations
 
 import os
-import signal
+import queue
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from inference.protocol.engine import EngineMessage, StageAlive, StageListening
-from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
+from inference.engine.errors import EngineExit
+from inference.engine.stages.remote_stage import hold_stage
+from inference.protocol.engine import StageAlive, StageListening
+from inference.protocol.load import LinkIdentity, LoadSpec, StageOf
 from inference.stage_links.identities import new_identity
 from tests.inference.engine.serving.test_process import (
     EXIT_TIMEOUT_S,
@@ -26,40 +30,57 @@ from tests.inference.engine.stages.loads import spec_of
 
 HERE = ""
 """The neuron of stages beside the engine."""
-LISTEN = {"HELEXA_STAGE_LISTEN": "127.0.0.1"}
+WAIT_S = 20.0
+held: list[HeldStage] = []
+
+
+class HeldStage:
+    """A stage on a thread, and its neuron's end of it."""
+
+    def __init__(self, order: LoadSpec, data_dir: Path) -> None:
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._sent: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.code: EngineExit | None = None
+        self.thread = threading.Thread(target=self._hold, args=(order, data_dir), daemon=True)
+        self.thread.start()
+        held.append(self)
+
+    def send(self, message: object) -> None:
+        self._sent.put(message)
+
+    def flush(self, timeout_s: float = 0.0) -> None:
+        pass
+
+    def next(self, kind: type[Any]) -> Any:
+        while not isinstance(message := self._sent.get(timeout=WAIT_S), kind):
+            pass
+        return message
+
+    def last(self) -> Any:
+        """The last message, once it has ended; without its reports that it is alive."""
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+        sent = [self._sent.get() for _ in range(self._sent.qsize())]
+        return [message for message in sent if not isinstance(message, StageAlive)][-1]
+
+    def _hold(self, order: LoadSpec, data_dir: Path) -> None:
+        self.code = hold_stage(order, data_dir, self)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class RemoteStages:
     spec: LoadSpec
     """The engine's."""
-    stages: list[EngineProcess]
-    """The neuron's end of each stage of another neuron, in order."""
+    stages: list[Any]
+    """Those of other neurons, in order."""
     engine: LinkIdentity
-    stage: Mapping[int, LinkIdentity]
-
-    def order(self, index: int) -> LoadSpec:
-        """The stage's own."""
-        return order_of(self.spec, self.spec.stages, index, self.engine, self.stage[index])
-
-    def message(self, kind: type[msgspec.Struct], index: int = 0) -> msgspec.Struct:
-        """The next message of this kind that the stage sends its neuron."""
-        return next(m for m in self.stages[index].messages() if isinstance(m, kind))
+    stage: dict[int, LinkIdentity]
+    orders: dict[int, LoadSpec]
 
 
-@contextmanager
-def remote_stages(
-    source: Path,
-    data_dir: Path,
-    neurons: Sequence[str],
-    *ends: int,
-    environment: Mapping[str, str] = LISTEN,
-    **changes: object,
-) -> Iterator[RemoteStages]:
-    """Starts the stages whose neuron is not ``HERE``, in order, and gives the engine's spec with
-    their addresses. ``ends``: of each stage's layers."""
-    spec = spec_of(source, *ends, **changes)
-    engine = new_identity()
+def ordered(source: Path, neurons: Sequence[str], *ends: int, **changes: object) -> RemoteStages:
+    """``ends``: of each stage's layers. Nothing is started, so that nothing has an address."""
+    spec, engine = spec_of(source, *ends, **changes), new_identity()
     identities = {index: new_identity() for index, one in enumerate(neurons) if one != HERE}
     stages = [
         msgspec.structs.replace(
@@ -69,75 +90,64 @@ def remote_stages(
         )
         for index, (stage, neuron) in enumerate(zip(spec.stages, neurons, strict=True))
     ]
-    with ExitStack() as running:
-        found, addressed = [], list(stages)
-        for index, identity in identities.items():
-            order = order_of(spec, stages, index, engine, identity)
-            process = running.enter_context(started_process(order, data_dir, environment))
-            found.append(process)
-        for index, process in zip(identities, found, strict=True):
-            listening = listening_of(process)
-            addressed[index] = msgspec.structs.replace(stages[index], address=listening.address)
-        load = msgspec.structs.replace(spec, stages=addressed, link_identity=engine)
-        yield RemoteStages(load, found, engine, identities)
+    load = msgspec.structs.replace(spec, stages=stages, link_identity=engine)
+    orders = {}
+    for index, identity in identities.items():
+        stage_of = StageOf(index=index, engine_neuron="a", engine_certificate=engine.certificate)
+        orders[index] = msgspec.structs.replace(load, stage_of=stage_of, link_identity=identity)
+    return RemoteStages(load, [], engine, identities, orders)
 
 
-def order_of(
-    spec: LoadSpec,
-    stages: list[StageSpec],
-    index: int,
-    engine: LinkIdentity,
-    identity: LinkIdentity,
-) -> LoadSpec:
-    stage_of = StageOf(
-        index=index, engine_neuron="the engine's", engine_certificate=engine.certificate
-    )
-    return msgspec.structs.replace(spec, stages=stages, stage_of=stage_of, link_identity=identity)
+def started(
+    there: RemoteStages, data_dir: Path, hold: Callable[[LoadSpec, Path], Any] = HeldStage
+) -> RemoteStages:
+    """Starts the stages whose neuron is not ``HERE``, and gives the engine their addresses."""
+    stages = list(there.spec.stages)
+    for index, order in there.orders.items():
+        there.stages.append(hold(order, data_dir))
+        address = there.stages[-1].next(StageListening).address
+        stages[index] = msgspec.structs.replace(stages[index], address=address)
+    load = msgspec.structs.replace(there.spec, stages=stages)
+    return RemoteStages(load, there.stages, there.engine, there.stage, there.orders)
 
 
-def listening_of(process: EngineProcess) -> StageListening:
-    message = next(iter(process.messages()))
-    assert isinstance(message, StageListening), message
-    return message
+class ProcessOfStage(EngineProcess):
+    def next(self, kind: type[Any]) -> Any:
+        return next(message for message in self.messages() if isinstance(message, kind))
 
 
 @contextmanager
-def started_process(
-    spec: LoadSpec,
-    data_dir: Path,
-    environment: Mapping[str, str],
-    command: Sequence[str] = ("-m", "inference.engine"),
-) -> Iterator[EngineProcess]:
+def process_of(spec: LoadSpec, data_dir: Path) -> Iterator[ProcessOfStage]:
     """An engine, or a stage of another neuron's."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, *command, "--fd", str(theirs.fileno())],
+        [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         cwd=REPOSITORY_DIR,
         env=os.environ
-        | {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "1"}
-        | dict(environment),
+        | {
+            "HELEXA_DATA_DIR": str(data_dir),
+            "HELEXA_ENGINE_THREADS": "1",
+            "HELEXA_STEP_TIMEOUT_S": "600",  # the watchdog of steps notices nothing here
+        },
     )
     theirs.close()
-    stage = EngineProcess(process, ours)
+    stage = ProcessOfStage(process, ours)
     stage.channel.send(msgspec.msgpack.encode(spec))
     try:
         yield stage
     finally:
         ours.close()
-        process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait(EXIT_TIMEOUT_S)
 
 
-def last_messages(stage: EngineProcess) -> list[EngineMessage]:
-    """All that it still sends until it ends, without its reports that it is alive: a last one may
-    come behind."""
-    found = []
-    try:
-        for message in stage.messages():
-            if not isinstance(message, StageAlive):
-                found.append(message)
-    except Exception:  # noqa: BLE001 -- the end of file
-        pass
-    return found
+@contextmanager
+def processes(there: RemoteStages, data_dir: Path) -> Iterator[RemoteStages]:
+    with ExitStack() as running:
+
+        def hold(order: LoadSpec, data_dir: Path) -> ProcessOfStage:
+            context: AbstractContextManager[ProcessOfStage] = process_of(order, data_dir)
+            return running.enter_context(context)
+
+        yield started(there, data_dir, hold)

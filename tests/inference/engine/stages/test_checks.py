@@ -13,7 +13,7 @@ import torch
 
 from inference.engine.errors import StepInputFault
 from inference.engine.stages.checks import adapter_of, checked_step, message_of_adapter
-from inference.engine.stages.messages import AddAdapter, LowRankArrays, NewKV
+from inference.engine.stages.messages import AddAdapter, NewKV
 from inference.engine.step_frames import Array, message_of
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
@@ -22,7 +22,7 @@ from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
 from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 
-SIZE = NewKV(number=1, num_blocks=6, block_tokens=16, num_state_slots=4)
+SIZE = NewKV(num_blocks=6, block_tokens=16, num_state_slots=4)
 NUM_POSITIONS = 64
 NUM_FEATURES = 8
 STEP = StepInput.of_queries(
@@ -81,28 +81,18 @@ def test_an_index_beyond_the_storage_is_refused(field: str, at: Any, value: int)
         _check(replace(STEP, **{field: array}))
 
 
-@each_case(
-    "field",
-    [
-        "token_ids",
-        "positions",
-        "slots",
-        "query_start",
-        "context_lens",
-        "block_table",
-        "state_reads",
-    ],
-)
-def test_arrays_of_other_lengths_are_refused(field: str) -> None:
-    whole = getattr(STEP, field)
-    for array in (whole[:-1], whole[:0], whole[None], np.concatenate((whole, whole))):
-        with pytest.raises(StepInputFault):
-            _check(replace(STEP, **{field: array}))
+LENGTHS = ("token_ids", "positions", "slots", "query_start", "context_lens", "block_table")
 
 
 @each_case(
     "changes",
     [
+        *(
+            {name: array}
+            for name in (*LENGTHS, "state_reads")
+            for whole in [getattr(STEP, name)]
+            for array in (whole[:-1], whole[:0], whole[None], np.concatenate((whole, whole)))
+        ),
         {"block_tokens": 32},
         *({"last_seen": LAST_SEEN + np.int32(off)} for off in (-1, 1, 2**30)),
         {"last_seen": LAST_SEEN[:-1]},
@@ -120,68 +110,44 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
         _check(replace(STEP, **changes))
 
 
+@each_case(
+    ("field", "array"),
+    [
+        *(
+            (name, array)
+            for name in LENGTHS
+            for array in (
+                Array("int32", (2**40,), b""),
+                Array("int32", (-1, 3), bytes(8)),
+                Array("int32", (3,), bytes(7)),
+            )
+        ),
+        ("unread_ids", Array("int32", (1,), bytes(4))),
+        ("images", Array("int64", (3, 2**40), b"")),
+        ("images", Array("load", (3, 5), bytes(120))),
+        ("images", Array("no_such", (0, 3), b"")),
+        ("images", Array("int64", (3, 6), bytes(120))),
+        ("arrays", None),
+    ],
+    ids=str,
+)
+def test_messages_that_no_step_was_made_into_are_refused(field: str, array: Any) -> None:
+    sent = message_of(replace(STEP, images=IMAGES))
+    assert sent.images is not None
+    arrays, images = {} if field == "arrays" else dict(sent.arrays), sent.images
+    if field == "images":
+        images = type(images)(array, images.row_ids, None, [])
+    elif array is not None:
+        arrays[field] = array
+    changed = msgspec.structs.replace(sent, arrays=arrays, images=images)
+    with pytest.raises(StepInputFault):
+        checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)
+
+
 @each_case("num_rows", [0, 4, 6])
 def test_hidden_rows_of_another_number_are_refused(num_rows: int) -> None:
     with pytest.raises(StepInputFault):
         _check(STEP, num_rows)
-
-
-@each_case(
-    "array",
-    [
-        Array("int32", (2**40,), b""),
-        Array("int32", (-1, 3), bytes(8)),
-        Array("int32", (3,), bytes(7)),
-    ],
-    ids=str,
-)
-def test_arrays_that_are_not_their_bytes_are_refused(array: Array) -> None:
-    message = message_of(STEP)
-    for name in message.arrays:
-        with pytest.raises(StepInputFault):
-            checked_step(
-                type(message)(
-                    arrays={**message.arrays, name: array},
-                    block_tokens=message.block_tokens,
-                    num_decodes=message.num_decodes,
-                ),
-                torch.zeros(5, NUM_FEATURES),
-                SIZE,
-                NUM_POSITIONS,
-            )
-
-
-@each_case(
-    "array",
-    [
-        Array("int64", (3, 2**40), b""),
-        Array("load", (3, 5), bytes(120)),
-        Array("no_such", (0, 3), b""),
-        Array("int64", (3, 6), bytes(120)),
-    ],
-    ids=str,
-)
-def test_tensors_that_are_not_their_bytes_are_refused(array: Array) -> None:
-    message = message_of(replace(STEP, images=IMAGES))
-    assert message.images is not None
-    images = type(message.images)(array, message.images.row_ids, None, [])
-    changed = type(message)(
-        arrays=message.arrays,
-        block_tokens=message.block_tokens,
-        num_decodes=message.num_decodes,
-        images=images,
-    )
-    with pytest.raises(StepInputFault):
-        checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)
-
-
-@each_case("names", [{"unread_ids": Array("int32", (1,), bytes(4))}, None])
-def test_arrays_of_other_names_are_refused(names: dict[str, Array] | None) -> None:
-    message = message_of(STEP)
-    arrays = {} if names is None else {**message.arrays, **names}
-    changed = type(message)(arrays=arrays, block_tokens=16, num_decodes=1)
-    with pytest.raises(StepInputFault):
-        checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)
 
 
 CONFIG = stage_config(config_of("llama"), LayerRange(1, 2))
@@ -208,32 +174,29 @@ def test_an_adapter_crosses_byte_for_byte() -> None:
     assert (one.up.shape, one.scale) == ((OUT, RANK), 2.0)
 
 
-@each_case(
-    "lie",
-    [
-        message(torch.ones(RANK, IN + 1), torch.ones(OUT, RANK)),
-        message(torch.ones(RANK, IN), torch.ones(OUT - 1, RANK)),
-        message(torch.ones(RANK, IN), torch.ones(OUT, RANK + 1)),
-        message(torch.ones(0, IN), torch.ones(OUT, 0)),
-        message(torch.ones(RANK * IN), torch.ones(OUT, RANK)),
-        message(torch.tensor(1.0), torch.ones(OUT, RANK)),
-        message(torch.ones(RANK, IN, dtype=torch.int32), torch.ones(OUT, RANK)),
-        message(torch.ones(RANK, IN), torch.ones(OUT, RANK), scale=float("nan")),
-        changed(down=msgspec.structs.replace(GOOD.modules[NAME].down, dtype="nothing")),
-        changed(down=msgspec.structs.replace(GOOD.modules[NAME].down, shape=(RANK, IN * 1000))),
-    ],
-    ids=[
-        *("wider", "fewer outputs", "another rank", "no rank", "flat", "a number", "integers"),
-        *("no scale", "no dtype", "more than its bytes"),
-    ],
-)
-def test_what_would_be_read_past_its_end_is_refused(lie: AddAdapter) -> None:
-    with pytest.raises(UnsupportedAdapterError, match=NAME):
-        adapter_of(lie, CONFIG)
+LIES = {
+    "wider": message(torch.ones(RANK, IN + 1), torch.ones(OUT, RANK)),
+    "fewer outputs": message(torch.ones(RANK, IN), torch.ones(OUT - 1, RANK)),
+    "another rank": message(torch.ones(RANK, IN), torch.ones(OUT, RANK + 1)),
+    "no rank": message(torch.ones(0, IN), torch.ones(OUT, 0)),
+    "flat": message(torch.ones(RANK * IN), torch.ones(OUT, RANK)),
+    "a number": message(torch.tensor(1.0), torch.ones(OUT, RANK)),
+    "integers": message(torch.ones(RANK, IN, dtype=torch.int32), torch.ones(OUT, RANK)),
+    "no scale": message(torch.ones(RANK, IN), torch.ones(OUT, RANK), scale=float("nan")),
+    "no dtype": changed(down=msgspec.structs.replace(GOOD.modules[NAME].down, dtype="nothing")),
+    "more than its bytes": changed(
+        down=msgspec.structs.replace(GOOD.modules[NAME].down, shape=(RANK, IN * 1000))
+    ),
+    **{
+        f"no weight of this stage: {name}": AddAdapter(number=1, modules={name: GOOD.modules[NAME]})
+        for name in ("model.layers.1.self_attn.v_proj", "lm_head", "")
+    },
+}
 
 
-@each_case("name", ["model.layers.1.self_attn.v_proj", "lm_head", "model.embed_tokens", ""])
-def test_weights_that_are_not_the_stages_are_refused(name: str) -> None:
-    arrays: LowRankArrays = GOOD.modules[NAME]
-    with pytest.raises(UnsupportedAdapterError, match="no weight of this stage"):
-        adapter_of(AddAdapter(number=1, modules={name: arrays}), CONFIG)
+@each_case("name", list(LIES))
+def test_what_would_be_read_past_its_end_is_refused(name: str) -> None:
+    kind, _, _ = name.partition(": ")
+    match = kind if kind.startswith("no weight") else NAME
+    with pytest.raises(UnsupportedAdapterError, match=match):
+        adapter_of(LIES[name], CONFIG)

@@ -1,104 +1,97 @@
 """Stages of other neurons answer what the undivided model answers, wherever they are in the order:
 to the bit where its dtype is float32, else what its stages answer when rows are rounded where they
-leave a host. And what they report to their own neurons."""
+leave a host. What they report to their own neurons, and what ends a load or a stage."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import msgspec
 import pytest
-from safetensors.torch import load_file
 
+from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
+from inference.engine.children import encode
 from inference.engine.engine import Engine
+from inference.engine.errors import EngineExit
 from inference.engine.load.load_engine import LoadedEngine
-from inference.engine.stages import stage_processes, stage_runner
-from inference.engine.stages.stage_specs import are_narrow
+from inference.engine.stages import remote_stage, stage_processes, stage_runner
+from inference.engine.stages.messages import (
+    BuildStage,
+    Done,
+    FromStage,
+    MeetStage,
+    RunStep,
+    ToStage,
+)
+from inference.engine.stages.stage_specs import are_narrow, files_digest
+from inference.engine.step_frames import Step
+from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (
-    Awake,
-    FellAsleep,
-    SequenceStep,
+    LoadFailedMessage,
     StageAlive,
+    StageListening,
     StageReady,
     StageReleased,
-    SubmitSequence,
 )
-from inference.protocol.load import AdapterSpec
-from inference.protocol.sampling import SamplingParams
-from tests.inference.adapter_files import write_adapter
+from inference.protocol.load_errors import PartFailedError, StageUnreachableError
+from inference.stage_links.addresses import address_of
+from inference.stage_links.connection import SecureConnection
+from inference.stage_links.dialling import dial
+from inference.stage_links.identities import new_identity
+from tests.inference.engine.asking import run, submit
 from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of
-from tests.inference.engine.stages.remote_stages import HERE, last_messages, remote_stages
-from tests.inference.engine.stages.test_staged_engine import (
-    GREEDY,
-    cancel_in_every_phase,
-    engine_of,
+from tests.inference.engine.stages.remote_stages import (
+    HERE,
+    HeldStage,
+    RemoteStages,
+    ordered,
+    started,
 )
-from tests.inference.engine.stages.test_staged_engine import answers as engine_answers
-from tests.inference.loading.conftest import save_directory
-from tests.inference.models.families import tiny_hybrid
-
-pytestmark = pytest.mark.slow
 
 EXACT = {"dtype": "float32"}
 """The setting with which rows to other hosts are not rounded: a CPU computes alike without it."""
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
-    directory = tmp_path_factory.mktemp("remote")
-    (directory / "cache").mkdir()
-    (directory / "cache" / "native").symlink_to(native_cache_dir)
-    return directory
-
-
-def test_a_stage_of_another_neuron_answers_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
-    expected = load(spec_of(tiny_model_dir), data_dir)
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 1, 3, **EXACT) as there:
-        loaded = load(there.spec, data_dir)
-        assert answers(loaded) == answers(expected)
-        ready = there.message(StageReady)
-        assert isinstance(ready, StageReady)
-        report = loaded.report
-        assert report.stages[1] == ready.report and ready.report.neuron == "b"
-        (memory,) = report.stage_memory
-        assert memory.device == report.device == ready.memory.device == "cpu"
-        assert memory.actual_bytes == report.actual_bytes
-        assert ready.memory.actual_bytes > ready.report.kv_bytes > 0
-        assert ready.memory.process_bytes > 0
-        assert report.asleep is None, "it does not sleep"
-        there.message(StageAlive)
-        close_all()
-        released = last_messages(there.stages[0])[-1]
-        assert isinstance(released, StageReleased), released
-        assert there.stages[0].process.wait(30) == 0
-
-
 ORDERS = {
+    "there and back": ([HERE, "b"], (1, 3)),
     "from here to another": ([HERE, HERE, "b"], (1, 2, 3)),
     "back from another": ([HERE, "b", HERE], (1, 2, 3)),
     "from another to a third": ([HERE, "b", "c"], (1, 2, 3)),
+    "beside each other": ([HERE, "b", "b"], (1, 2, 3)),
 }
+each_order = pytest.mark.parametrize(("neurons", "ends"), ORDERS.values(), ids=ORDERS)
 
 
-@pytest.mark.parametrize(("neurons", "ends"), ORDERS.values(), ids=ORDERS)
+@each_order
 def test_in_any_order(
     tiny_model_dir: Path, data_dir: Path, neurons: list[str], ends: tuple[int, ...]
 ) -> None:
     expected = answers(load(spec_of(tiny_model_dir), data_dir))
-    with remote_stages(tiny_model_dir, data_dir, neurons, *ends, **EXACT) as there:
-        loaded = load(there.spec, data_dir)
-        assert [stage.neuron for stage in loaded.report.stages] == neurons
-        assert answers(loaded) == expected
-        close_all()
+    there = started(ordered(tiny_model_dir, neurons, *ends, **EXACT), data_dir)
+    loaded = load(there.spec, data_dir)
+    assert [stage.neuron for stage in loaded.report.stages] == neurons
+    assert answers(loaded) == expected
 
 
-@pytest.mark.parametrize(
-    ("neurons", "ends"),
-    [
-        pytest.param([HERE, "b"], (1, 3), id="there and back"),
-        *(pytest.param(*o, id=name, marks=pytest.mark.slow) for name, o in ORDERS.items()),
-        pytest.param([HERE, "b", "b"], (1, 2, 3), id="beside each other", marks=pytest.mark.slow),
-    ],
-)
+def test_what_a_stage_reports_to_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
+    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    (stage,) = there.stages
+    report = load(there.spec, data_dir).report
+    ready = stage.next(StageReady)
+    assert report.stages[1] == ready.report and ready.report.neuron == "b"
+    (memory,) = report.stage_memory
+    assert memory.device == report.device == ready.memory.device == "cpu"
+    assert memory.actual_bytes == report.actual_bytes
+    assert ready.memory.actual_bytes > ready.report.kv_bytes > 0
+    assert ready.memory.process_bytes > 0
+    assert report.asleep is None, "it does not sleep"
+    stage.next(StageAlive)
+    close_all()
+    assert isinstance(stage.last(), StageReleased) and stage.code == EngineExit.OK
+
+
+@each_order
 def test_rows_are_rounded_where_they_leave_a_host(
     tiny_model_dir: Path,
     data_dir: Path,
@@ -110,9 +103,8 @@ def test_rows_are_rounded_where_they_leave_a_host(
     nearer to the exact ones than those of a model that computes in bfloat16, as cards do."""
     exact = scores(load(spec_of(tiny_model_dir, *ends), data_dir))
     computed = scores(load(spec_of(tiny_model_dir, *ends, dtype="bfloat16"), data_dir))
-    with remote_stages(tiny_model_dir, data_dir, neurons, *ends) as there:
-        found = scores(load(there.spec, data_dir))
-        close_all()
+    there = started(ordered(tiny_model_dir, neurons, *ends), data_dir)
+    found = scores(load(there.spec, data_dir))
     for module in (stage_processes, stage_runner):
         monkeypatch.setattr(module, "are_narrow", lambda _, index: are_narrow(there.spec, index))
     assert found == scores(load(spec_of(tiny_model_dir, *ends), data_dir))
@@ -125,96 +117,116 @@ def distance(found: list[float], exact: list[float]) -> float:
 
 def scores(loaded: LoadedEngine) -> list[float]:
     """The log probabilities of a prompt's tokens, and of its answer's first."""
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
-    params = SamplingParams(max_tokens=1, temperature=0.0, top_logprobs=0, prompt_logprobs=0)
-    engine.submit(SubmitSequence(sequence_id="scored", token_ids=PROMPT, params=params))
-    found: list[float] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            parts = [*(output.prompt_logprobs or []), *(output.logprobs or [])]
-            found += [one.logprob for one in parts if one.logprob is not None]
-    return found
+    assert isinstance(loaded.engine, Engine)
+    submit(loaded.engine, "scored", PROMPT, 1, top_logprobs=0, prompt_logprobs=0)
+    answers = run(loaded.engine)
+    scored = [*answers.scored["scored"], *answers.logprobs["scored"]]
+    return [one.logprob for one in scored if one.logprob is not None]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"quantization": "q8", **EXACT}, {"dtype": "bfloat16"}], ids=str
-)
-def test_quantised_and_on_torchs_operators(
-    tiny_model_dir: Path, data_dir: Path, changes: dict[str, str]
+def test_files_that_are_not_the_engines_are_refused(
+    tiny_model_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
-    expected = answers(load(spec_of(tiny_model_dir, **changes), data_dir))
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 1, 3, **changes) as there:
-        assert answers(load(there.spec, data_dir)) == expected
-        close_all()
+    """A stage that computed with others would answer, and wrongly."""
+    for path in tiny_model_dir.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    with pytest.raises(PartFailedError, match="other files") as raised:
+        load(msgspec.structs.replace(there.spec, source=f"path:{tmp_path}"), data_dir)
+    assert there.stages[0].last().failure == raised.value.failure
+    assert raised.value.failure.code == "bad_file"
+    assert there.stages[0].code == EngineExit.FAILED
 
 
-def test_a_hybrid_that_crosses_three_hosts(tmp_path: Path, data_dir: Path) -> None:
-    """States of two neurons, and keys of a third."""
-    directory = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
-    expected = answers(load(spec_of(directory), data_dir))
-    with remote_stages(directory, data_dir, [HERE, "b", "c"], 1, 3, 4, **EXACT) as there:
-        assert answers(load(there.spec, data_dir)) == expected
-        close_all()
+def test_a_stage_that_is_another_is_refused(tiny_model_dir: Path, data_dir: Path) -> None:
+    """Its certificate is not the one that the load names; it waits for its own engine."""
+    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    other = msgspec.structs.replace(there.spec.stages[1], certificate=new_identity().certificate)
+    for changes in ({"stages": [there.spec.stages[0], other]}, {"link_identity": new_identity()}):
+        with pytest.raises(StageUnreachableError):
+            load(msgspec.structs.replace(there.spec, **changes), data_dir)
+    load(there.spec, data_dir)
+    there.stages[0].next(StageReady)
 
 
-def test_a_mixture(tmp_path: Path, data_dir: Path) -> None:
-    directory = save_directory(tmp_path / "mixture", "qwen3_moe")
-    prompt = [1 + token % 60 for token in PROMPT]
-    expected = answers(load(spec_of(directory), data_dir), prompt)
-    with remote_stages(directory, data_dir, [HERE, "b"], 1, 2, **EXACT) as there:
-        assert answers(load(there.spec, data_dir), prompt) == expected
-        close_all()
+def test_ports_are_those_that_the_operator_named(
+    tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one where the first is taken; a failure where all are, or none is named."""
+    monkeypatch.setattr(remote_stage, "ENGINE_TIMEOUT_S", 0.5)
+    order = ordered(tiny_model_dir, [HERE, "b"], 1, 3).orders[1]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for listen, problem in (("", "HELEXA_STAGE_LISTEN"), (f"127.0.0.1:{port}", "is free")):
+            monkeypatch.setenv("HELEXA_STAGE_LISTEN", listen)
+            failed = HeldStage(order, data_dir).last()
+            assert isinstance(failed, LoadFailedMessage) and problem in failed.failure.message
+        monkeypatch.setenv("HELEXA_STAGE_LISTEN", f"127.0.0.1:{port}-{port + 20}")
+        stage = HeldStage(order, data_dir)
+        host, found = address_of(stage.next(StageListening).address)
+        assert port < found <= port + 20
+        released = stage.last()
+        assert isinstance(released, StageReleased) and "no engine came" in released.reason
+        assert stage.code == EngineExit.OK
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((host, found))
 
 
-def test_it_sleeps_and_wakes_with_all_its_stages(tiny_model_dir: Path, data_dir: Path) -> None:
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 2, 3) as there:
-        staged = load(there.spec, data_dir)
-        before, sleeper, report = answers(staged), staged.sleeper, staged.report
-        assert sleeper is not None
-        del staged
-        held = sleeper.fall_asleep()
-        asleep = there.message(FellAsleep)
-        assert isinstance(asleep, FellAsleep) and asleep.held.device_bytes > 0
-        assert held.device_bytes == sum(held.by_device.values()), "what this host holds alone"
-        assert answers(LoadedEngine(sleeper.wake(), report)) == before
-        there.message(Awake)
-        close_all()
+def dial_as_engine(there: RemoteStages) -> SecureConnection:
+    stage = there.spec.stages[1]
+    address = address_of(stage.address)
+    return dial(
+        address, there.engine, stage.certificate, "control", timeout_s=60, stall_timeout_s=60
+    )
 
 
-def test_whatever_is_asked_and_cancelled(tiny_model_dir: Path, data_dir: Path) -> None:
-    """Grammars, drawing, scores, drafts, choices and preemption, then cancels in every phase."""
-    expected, _ = engine_answers(engine_of(tiny_model_dir, data_dir))
-    changes = {"speculation": "prompt_lookup", "kv_memory_bytes": 130_000, **EXACT}
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b", HERE], 1, 2, 3, **changes) as there:
-        engine = load(there.spec, data_dir).engine
-        assert isinstance(engine, Engine)
-        found, stats = engine_answers(engine)
-        assert found == expected
-        assert stats.num_preemptions > 0 and stats.num_drafted_tokens > 0
-        cancel_in_every_phase(engine)
-        close_all()
+def test_neighbours_that_never_come_fail_the_stage(
+    tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has the stage built, and made no links for its rows before: it holds the
+    control link, so nothing else would end the stage."""
+    monkeypatch.setattr(remote_stage, "LINKS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(remote_stage, "NEIGHBOUR_TIMEOUT_S", 5.0)
+    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    files = SimpleNamespace(weight_paths=[tiny_model_dir / "model.safetensors"], projector=None)
+    control = dial_as_engine(there)
+    channel = Channel(control)
+    channel.send(encode(MeetStage(files_digest=files_digest(cast("OpenedModel", files)))))
+    channel.send(encode(BuildStage(context_tokens=64, has_images=False)))
+    failed = there.stages[0].last()
+    control.close()
+    assert isinstance(failed, LoadFailedMessage), failed
+    assert failed.failure.code == "stage_unreachable"
+    assert "links for rows of stage 2 of 2" in failed.failure.message
+    assert there.stages[0].code == EngineExit.FAILED
 
 
-def test_an_adapter_over_two_hosts(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
-    base = load_file(tiny_model_dir / "model.safetensors")
-    write_adapter(tmp_path / "adapter", base, seed=3)
-    adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
-    expected = answers_with(load(spec_of(tiny_model_dir), data_dir), adapter)
-    with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 1, 3, **EXACT) as there:
-        assert answers_with(load(there.spec, data_dir), adapter) == expected
-        close_all()
-    assert expected != answers_with(load(spec_of(tiny_model_dir), data_dir), None)
+def framed(*messages: FromStage | ToStage) -> bytes:
+    frames = [encode(message) for message in messages]
+    return b"".join(HEADER.pack(len(frame)) + frame for frame in frames)
 
 
-def answers_with(loaded: LoadedEngine, adapter: AdapterSpec | None) -> list[int]:
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
-    engine.submit(SubmitSequence(sequence_id="a", token_ids=PROMPT, params=GREEDY, adapter=adapter))
-    found: list[int] = []
-    while engine.has_work:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            found += output.token_ids
-    return found
+NO_ENGINES = {
+    "garbage": HEADER.pack(7) + b"garbage",
+    "a frame without an end": HEADER.pack(MAX_FRAME_BYTES + 1),
+    "its end": b"",
+    "a step first": framed(RunStep(number=1, step=Step(arrays={}, block_tokens=16, num_decodes=0))),
+    "building first": framed(BuildStage(context_tokens=2**62, has_images=False)),
+    "a stage's frame": framed(Done()),
+}
+
+
+@pytest.mark.parametrize("lie", NO_ENGINES.values(), ids=NO_ENGINES)
+def test_what_no_engine_sends_ends_the_stage(
+    tiny_model_dir: Path, data_dir: Path, lie: bytes
+) -> None:
+    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    control = dial_as_engine(there)
+    control.sendall(lie)
+    if not lie:
+        control.close()
+    assert isinstance(there.stages[0].last(), LoadFailedMessage | StageReleased)
+    control.close()

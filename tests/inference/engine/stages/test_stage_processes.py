@@ -1,119 +1,168 @@
-"""Stages as processes: their answers, and the model's end when one of them dies or stands still:
-requests fail once, nothing hangs, and no process stays."""
+"""Stages as processes, of this host and of others: their answers, and the model's end when one of
+them dies or stands still. Requests fail once, nothing hangs, and no process stays."""
 
 from __future__ import annotations
 
-import os
-import signal
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from inference.channel import ChannelClosedError
 from inference.engine.errors import EngineExit
-from inference.protocol.engine import EngineFaulted, Loaded, SequenceStep, Shutdown
-from inference.protocol.load import StageSpec
-from inference.protocol.load_report import LoadReport
-from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess, started
+from inference.protocol.engine import (
+    EngineFaulted,
+    Loaded,
+    SequenceStep,
+    Shutdown,
+    StageReady,
+    StageReleased,
+)
+from inference.stage_links.addresses import address_of
+from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S
+from tests.inference.engine.stages.loads import spec_of
+from tests.inference.engine.stages.remote_stages import (
+    HERE,
+    ProcessOfStage,
+    ordered,
+    process_of,
+    processes,
+)
 from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
 
 LONG = 200
 """Tokens of an answer that is still running when a stage is killed."""
-PATIENT = {"HELEXA_STEP_TIMEOUT_S": "600"}
-"""The watchdog of steps notices nothing here."""
-THREE = [StageSpec(device="cpu", layers=layers) for layers in ((0, 1), (1, 2), (2, 3))]
 
 
 @contextmanager
 def three_stages(
     model_dir: Path, data_dir: Path
-) -> Iterator[tuple[EngineProcess, list[psutil.Process], LoadReport]]:
-    """The engine, the processes of the later stages, and the load report."""
-    with started(f"path:{model_dir}", data_dir, stages=THREE, environment=PATIENT) as engine:
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded), loaded
-        stages = psutil.Process(engine.process.pid).children()
-        assert len(stages) == 2
-        yield engine, sorted(stages, key=lambda one: one.pid), loaded.report
+) -> Iterator[tuple[ProcessOfStage, psutil.Process, ProcessOfStage]]:
+    """The engine, the process of the second stage, and the neuron's end of another neuron's third
+    stage."""
+    with (
+        processes(ordered(model_dir, [HERE, HERE, "b"], 1, 2, 3), data_dir) as there,
+        process_of(there.spec, data_dir) as engine,
+    ):
+        assert isinstance(engine.wait_loaded(), Loaded)
+        (local,) = psutil.Process(engine.process.pid).children()
+        there.stages[0].next(StageReady)
+        yield engine, local, there.stages[0]
 
 
-def ended_by(engine: EngineProcess) -> str:
-    """The code of the fault in its ``EngineFaulted`` message."""
-    return next(m for m in engine.messages() if isinstance(m, EngineFaulted)).code
-
-
-def assert_gone(processes: list[psutil.Process]) -> None:
-    psutil.wait_procs(processes, timeout=EXIT_TIMEOUT_S)
-    assert all(map(has_ended, processes))
+def assert_gone(local: psutil.Process, remote: ProcessOfStage) -> None:
+    remote.next(StageReleased)
+    assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
+    psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
+    assert has_ended(local)
 
 
 def test_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
-    answers = []
-    for stages in ([], THREE):
-        with started(f"path:{tiny_model_dir}", data_dir, stages=stages) as engine:
-            loaded = engine.wait_loaded()
-            assert isinstance(loaded, Loaded), loaded
+    found = []
+    for ends in ((), (1, 2, 3)):
+        with process_of(spec_of(tiny_model_dir, *ends), data_dir) as engine:
+            loaded: Any = engine.wait_loaded()
             engine.submit("one", 24)
-            answers.append(
-                [
-                    token_id
-                    for step in engine.outputs("one")
-                    if isinstance(step, SequenceStep)
-                    for token_id in step.token_ids
-                ]
-            )
+            steps = [one for one in engine.outputs("one") if isinstance(one, SequenceStep)]
+            found.append([token_id for step in steps for token_id in step.token_ids])
             children = psutil.Process(engine.process.pid).children()
             engine.send(Shutdown())
             assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
-            assert_gone(children)
-    assert answers[0] == answers[1] and len(answers[0]) == 24
+            psutil.wait_procs(children, timeout=EXIT_TIMEOUT_S)
+            assert all(map(has_ended, children))
+    assert found[0] == found[1] and len(found[0]) == 24
     assert "3 stages: layers 0 on cpu" in loaded.report.compiled
     (memory,) = loaded.report.stage_memory
     assert memory.process_bytes > 100_000_000, "three processes"
 
 
-@pytest.mark.parametrize(("index", "is_busy"), [(0, True), (1, True), (0, False)])
+@pytest.mark.parametrize(("index", "is_busy"), [(0, True), (1, False)])
 def test_a_stage_that_dies_ends_the_model_at_once(
     tiny_model_dir: Path, data_dir: Path, index: int, is_busy: bool
 ) -> None:
-    with three_stages(tiny_model_dir, data_dir) as (engine, stages, _):
+    with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
         if is_busy:
             engine.submit("long", LONG)
-        stages[index].kill()
-        assert ended_by(engine) == "device_fault"
+        (local, remote.process)[index].kill()
+        assert engine.next(EngineFaulted).code == "device_fault"
         assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.DEVICE_FAULT
-        with pytest.raises(ChannelClosedError):
-            list(engine.messages())
-        assert_gone(stages)
+        if index == 0:
+            assert_gone(local, remote)
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_stage_that_stands_still_is_noticed(
-    tiny_model_dir: Path, data_dir: Path, is_busy: bool
+def test_a_stage_that_stands_still_is_noticed_and_its_engine_s_end_ends_the_others(
+    tiny_model_dir: Path, data_dir: Path
 ) -> None:
-    """Long before a step takes too long, and where there is none."""
-    with three_stages(tiny_model_dir, data_dir) as (engine, stages, _):
-        stages[1].suspend()
-        if is_busy:
-            engine.submit("long", LONG)
-        assert ended_by(engine) == "engine_hung"
+    """Also where there is no step."""
+    with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
+        local.suspend()
+        assert engine.next(EngineFaulted).code == "engine_hung"
         assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.HUNG
-        assert_gone(stages)
+        assert_gone(local, remote)
 
 
-@pytest.mark.parametrize("is_stage_stopped", [False, True])
-def test_no_stage_outlives_the_engine(
-    tiny_model_dir: Path, data_dir: Path, is_stage_stopped: bool
-) -> None:
-    with three_stages(tiny_model_dir, data_dir) as (engine, stages, _):
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_stage_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path, is_asked: bool) -> None:
+    with three_stages(tiny_model_dir, data_dir) as (engine, _, remote):
         engine.submit("long", LONG)
-        if is_stage_stopped:
-            stages[0].suspend()
-        os.kill(engine.process.pid, signal.SIGKILL)
-        engine.process.wait(EXIT_TIMEOUT_S)
-        assert_gone(stages)
+        if is_asked:
+            remote.send(Shutdown())
+        else:
+            remote.connection.close()
+        expected = EngineExit.OK if is_asked else EngineExit.ORPHANED
+        assert remote.process.wait(EXIT_TIMEOUT_S) == expected
+        assert engine.next(EngineFaulted).code == "device_fault"
+
+
+class Proxy:
+    """Forwards connections to a stage, and cuts them one by one."""
+
+    def __init__(self, address: str) -> None:
+        self._to = address_of(address)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, index: int) -> None:
+        for one in self.pairs[index]:
+            one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            ours, _ = self._listener.accept()
+            theirs = socket.create_connection(self._to)
+            self.pairs.append((ours, theirs))
+            for source, sink in ((ours, theirs), (theirs, ours)):
+                threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
+    """The engine reaches both and sees nothing of it but what they report."""
+    with processes(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir) as there:
+        stages = list(there.spec.stages)
+        proxy = Proxy(stages[2].address)
+        stages[2] = msgspec.structs.replace(stages[2], address=proxy.address)
+        spec = msgspec.structs.replace(there.spec, stages=stages)
+        with process_of(spec, data_dir) as engine:
+            assert isinstance(engine.wait_loaded(), Loaded)
+            proxy.cut(1)  # control came first, then rows, then rows back
+            assert engine.next(EngineFaulted).code == "device_fault"
+            for stage in there.stages:
+                stage.next(StageReleased)

@@ -1,31 +1,43 @@
-"""A load of several stages answers what a load of one does, and reports where each of them is."""
+"""A load of several stages answers what a load of one does, whatever is asked and cancelled, and
+reports where each of them is."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
+from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
-from inference.protocol.load import spec_digest
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineStats,
+    SequenceCancelled,
+    SequenceStep,
+    SubmitSequence,
+)
+from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
+from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
+from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
+from tests.inference.adapter_files import write_adapter
+from tests.inference.engine.asking import Answers, run, submit, tokens_of
 from tests.inference.engine.stages.loads import PROMPT, answers, load, spec_of
+from tests.inference.engine.test_engine_grammars import PEOPLE, json_grammar
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.vision.tiny_gemma3 import GEMMA3
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
+from tests.inference.models.vision.tiny_qwen import QWEN3_VL
 
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
-    """Makes a data directory that other tests do not use: a quality figure that is found there is
-    not measured again."""
-    directory = tmp_path_factory.mktemp("staged")
-    (directory / "cache").mkdir()
-    (directory / "cache" / "native").symlink_to(native_cache_dir)
-    return directory
+TEXT = [(7 * n) % 90 + 1 for n in range(40)]
 
 
 @pytest.mark.parametrize("changes", [{"quantization": "q8"}, {"dtype": "bfloat16"}], ids=str)
@@ -125,3 +137,127 @@ def test_stages_of_one_device_share_its_memory(
 def test_a_plan_changes_no_digest(tiny_model_dir: Path) -> None:
     """Where layers go does not change the model."""
     assert spec_digest(spec_of(tiny_model_dir, 1, 3)) == spec_digest(spec_of(tiny_model_dir))
+
+
+def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
+    base = load_file(tiny_model_dir / "model.safetensors")
+    write_adapter(tmp_path / "adapter", base, seed=3)
+    adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
+    found = []
+    for ends, asked in (((), adapter), ((1, 3), adapter), ((), None)):
+        engine = load(spec_of(tiny_model_dir, *ends), data_dir).engine
+        assert isinstance(engine, Engine)
+        submit(engine, "a", PROMPT, 24, adapter=asked)
+        found.append(tokens_of(engine))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"), [(QWEN3_VL, (1, 2, 3)), (GEMMA3, (2, 7))], ids=["qwen3-vl", "gemma3"]
+)
+def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ...]) -> None:
+    """The first family adds rows of its images to the output of its first two layers, each on
+    another stage; tokens of the second one's see the later ones of an image, in windows."""
+    pillow = pytest.importorskip("PIL.Image")
+    directory = family.save(tmp_path / "model")
+    found = []
+    for bounds in ((), ends):
+        loaded = load(spec_of(directory, *bounds), data_dir)
+        takes, engine = loaded.report.vision, loaded.engine
+        assert takes is not None and isinstance(engine, Engine)
+        token_ids, images = TEXT[:5], []
+        for size_px in ((23, 14), (30, 22)):
+            data, grid = encoded(noise_image(pillow, size_px), "PNG"), image_grid(*size_px, takes)
+            run = TokenRun(len(token_ids), num_image_tokens(grid, takes.merge))
+            digest = hashlib.sha256(data).hexdigest()
+            images.append(SequenceImage(digest=digest, data=data, runs=[run], grid=grid))
+            token_ids = [*token_ids, *[IMAGE_TOKEN] * run.num_tokens, *TEXT[5:25]]
+        submit(engine, "seen", token_ids, 8, images=images)
+        submit(engine, "blind", TEXT, 8)
+        submit(engine, "again", token_ids, 8, images=images, same_prompt_as="seen")
+        found.append(tokens_of(engine))
+    assert found[0] == found[1]
+    assert found[0]["seen"] == found[0]["again"] and len(found[0]["seen"]) == 8
+
+
+ASKED = PROMPT[:70]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+LONG = SamplingParams(max_tokens=100, temperature=0.0)
+"""Two of these do not fit together: one is preempted, however the prompts fell into steps."""
+COMMANDS = [
+    SubmitSequence(
+        sequence_id="scored",
+        token_ids=ASKED,
+        params=SamplingParams(max_tokens=8, temperature=0.0, top_logprobs=3, prompt_logprobs=2),
+    ),
+    SubmitSequence(
+        sequence_id="drawn",
+        token_ids=ASKED[:50],
+        params=SamplingParams(
+            max_tokens=24, seed=5, top_p=0.9, repetition_penalty=1.2, logit_bias={3: 2.0}
+        ),
+    ),
+    SubmitSequence(
+        sequence_id="grammar",
+        token_ids=ASKED[:33],
+        params=SamplingParams(max_tokens=90, seed=6, grammar=json_grammar(PEOPLE)),
+    ),
+    SubmitSequence(
+        sequence_id="repeated", token_ids=ASKED[:20] * 4, params=GREEDY, prediction=ASKED[:12]
+    ),
+    SubmitSequence(sequence_id="choice", token_ids=ASKED, params=GREEDY),
+    SubmitSequence(
+        sequence_id="other choice", token_ids=ASKED, params=GREEDY, same_prompt_as="choice"
+    ),
+    SubmitSequence(sequence_id="long", token_ids=ASKED[30:], params=LONG),
+    SubmitSequence(sequence_id="other long", token_ids=ASKED[:29:-1], params=LONG),
+]
+
+
+def engine_of(source: Path, data_dir: Path, *ends: int) -> Engine:
+    """Makes an engine with blocks for one context and a little more, so that sequences make room
+    for others."""
+    spec = spec_of(source, *ends, speculation="prompt_lookup", kv_memory_bytes=130_000)
+    loaded = load(spec, data_dir)
+    assert isinstance(loaded.engine, Engine) and "native" in loaded.report.compiled
+    return loaded.engine
+
+
+def all_answers(engine: Engine) -> tuple[Answers, EngineStats]:
+    """Returns the answers of all of ``COMMANDS`` at once."""
+    for command in COMMANDS:
+        engine.submit(command)
+    found = run(engine)
+    assert found.failed == {}
+    return found, engine.stats()
+
+
+def test_stages_answer_as_one_whatever_is_asked(tiny_model_dir: Path, data_dir: Path) -> None:
+    expected, _ = all_answers(engine_of(tiny_model_dir, data_dir))
+    found, stats = all_answers(engine_of(tiny_model_dir, data_dir, 1, 2, 3))
+    for of in ("tokens", "logprobs", "scored"):
+        assert getattr(found, of) == getattr(expected, of)
+    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == len(ASKED) - 1
+    assert found.tokens["choice"] == found.tokens["other choice"]
+    assert stats.num_preemptions > 0
+    assert stats.num_drafted_tokens > 0
+
+
+def cancel_in_every_phase(engine: Engine) -> None:
+    """Sequences are cancelled while they wait, in their prompts, and in their answers."""
+    for num_steps in (0, 1, 2, 12):
+        for command in COMMANDS:
+            engine.submit(command)
+        for _ in range(num_steps):
+            engine.step()
+        for command in COMMANDS:
+            engine.cancel(CancelSequence(sequence_id=command.sequence_id))
+        outputs = engine.step()  # which checks that nothing is held
+        kinds = SequenceCancelled | SequenceStep
+        assert all(isinstance(output, kinds) for output in outputs.outputs)
+        assert not engine.has_work
+        assert (outputs.stats.in_flight, outputs.stats.queue_depth) == (0, 0)
+
+
+def test_a_cancel_frees_all_that_a_sequence_has(tiny_model_dir: Path, data_dir: Path) -> None:
+    cancel_in_every_phase(engine_of(tiny_model_dir, data_dir, 1, 3))

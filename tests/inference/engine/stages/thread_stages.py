@@ -11,9 +11,10 @@ import threading
 from collections.abc import Sequence
 
 from inference.channel import Channel
+from inference.engine.children import ParentLink
 from inference.engine.errors import EngineExit
+from inference.engine.stages.messages import decode_to_stage
 from inference.engine.stages.stage_process import serve
-from inference.engine.stages.stage_runner import Replies
 
 
 class StageThread:
@@ -25,8 +26,8 @@ class StageThread:
         """Takes what ``inference.engine.children.start_process`` takes."""
         sockets = {name: socket.socket(fileno=os.dup(fd)) for name, fd in fds}
         self._sockets = list(sockets.values())
-        replies = Replies(Channel(sockets.pop("--fd")), lambda: None)
-        self._thread = threading.Thread(target=self._run, args=(replies, sockets))
+        engine = ParentLink(Channel(sockets.pop("--fd")), decode_to_stage, lambda: None)
+        self._thread = threading.Thread(target=self._run, args=(engine, sockets))
         self._thread.daemon = True
         self._thread.start()
 

@@ -1,19 +1,26 @@
-"""Rows that no step waits for end the model: a last stage on another host may send any."""
+"""Steps in flight over stages, and what a last stage sends that is not theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from inference.engine.errors import DeviceFault, StepInputFault
+from inference.engine.children import Child
+from inference.engine.errors import DeviceFault, HangFault, StepFault, StepInputFault
+from inference.engine.stages import stage_processes
+from inference.engine.stages.messages import Alive
 from inference.engine.stages.row_link import Arrival
+from inference.engine.stages.stage_processes import StageProcesses
 from inference.engine.stages.staged_model import StagedModel
 from inference.models.stages.layer_range import LayerRange
 from inference.models.step_input import StepInput
+from inference.protocol.load import LoadSpec, StageSpec
+from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 
 STEP = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)
@@ -49,9 +56,6 @@ class FakeProcesses:
         pass
 
     def new_kv(self, wanted: object) -> None:
-        pass
-
-    def drop_kv(self, number: int) -> None:
         pass
 
     def next_arrival(self) -> Arrival:
@@ -90,29 +94,26 @@ def test_rows_of_an_older_storage_are_dropped(model: StagedModel, processes: Fak
     assert model.finish(number)[0, 0] == number
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [_rows(0), _rows(3), _rows(2**63), _rows(2, num_rows=1), _rows(2, num_rows=3), _rows(2, 0)],
-    ids=["no step", "a later one", "far", "too few rows", "too many rows", "no rows"],
-)
-def test_rows_that_no_step_waits_for_end_the_model(
-    model: StagedModel, processes: FakeProcesses, lie: Arrival
+def test_rows_that_no_step_waits_for_are_dropped(
+    model: StagedModel, processes: FakeProcesses
 ) -> None:
+    """A last stage on another host may send any."""
     kv = model.new_kv(2, 16)
     numbers = [model.begin(STEP, kv) for _ in range(2)]
-    processes.arrivals = [_rows(numbers[0]), lie]
-    model.finish(numbers[0])
-    with pytest.raises(DeviceFault):
-        model.finish(numbers[1])
+    lies = [_rows(0), _rows(3), _rows(2**63), _rows(numbers[0], num_rows=1)]
+    processes.arrivals = [_rows(numbers[0]), *lies, _rows(numbers[1])]
+    for number in numbers:
+        assert model.finish(number)[0, 0] == number
 
 
-def test_a_step_is_answered_once(model: StagedModel, processes: FakeProcesses) -> None:
-    """Rows that come again would be kept, any number of them."""
-    kv = model.new_kv(2, 16)
-    numbers = [model.begin(STEP, kv) for _ in range(3)]
-    processes.arrivals = [_rows(numbers[0]), _rows(numbers[1]), _rows(numbers[1])]
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_a_step_of_another_number_of_rows_ends_the_model(
+    model: StagedModel, processes: FakeProcesses, num_rows: int
+) -> None:
+    number = model.begin(STEP, model.new_kv(2, 16))
+    processes.arrivals = [_rows(number, num_rows)]
     with pytest.raises(DeviceFault):
-        model.finish(numbers[2])
+        model.finish(number)
 
 
 def test_a_fault_is_an_answer_too(model: StagedModel, processes: FakeProcesses) -> None:
@@ -120,3 +121,39 @@ def test_a_fault_is_an_answer_too(model: StagedModel, processes: FakeProcesses) 
     processes.arrivals = [Arrival(number, None, StepInputFault("shapes"))]
     with pytest.raises(StepInputFault):
         model.finish(number)
+
+
+SPEC = LoadSpec(
+    job_id="job",
+    model="m",
+    source="path:/m",
+    stages=[StageSpec(device="cpu", layers=layers) for layers in ((0, 1), (1, 2), (2, 3))],
+)
+
+
+@each_case("silent_index", [0, 1])
+def test_a_stage_that_stands_still_ends_the_model_in_time(
+    monkeypatch: pytest.MonkeyPatch, silent_index: int
+) -> None:
+    """The silent stage sends until the sixtieth second. Until then there are up to four checks
+    between two messages, as of processes of a busy host; from then on the other sends always."""
+    processes, lost = StageProcesses(SPEC), list[StepFault]()
+    names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
+    processes.all = cast("list[Child]", names)
+    slept_s: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+        if sum(slept_s) > 60:
+            processes._note(1 - silent_index, Alive())
+        elif len(slept_s) % 4 == 0:
+            for index in (0, 1):
+                processes._note(index, Alive())
+
+    monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
+    processes._on_lost = lost.append
+    processes._watch_silence()
+    (fault,) = lost
+    assert isinstance(fault, HangFault)
+    assert f"stage {silent_index + 2} has sent nothing" in str(fault)
+    assert 0 < sum(slept_s) - 60 < 10

@@ -1,0 +1,100 @@
+"""Asks an engine in the test's process, and collects what it answers; makes sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from itertools import count
+from typing import Any
+
+from inference.engine.engine import Engine
+from inference.engine.sequence import Sequence
+from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.sampling import SamplingParams, TokenLogprob
+
+FIELDS = {*SubmitSequence.__struct_fields__}
+ARRIVALS = count(1)
+
+
+def submit(
+    engine: Engine, name: str, prompt: Ordered[int], max_tokens: int = 12, **asked: Any
+) -> None:
+    """``asked``: fields of the command, and parameters; greedy without a temperature."""
+    fields = {key: value for key, value in asked.items() if key in FIELDS}
+    params = {key: value for key, value in asked.items() if key not in FIELDS}
+    params = {"max_tokens": max_tokens, "temperature": 0.0} | params
+    engine.submit(
+        SubmitSequence(
+            sequence_id=name, token_ids=list(prompt), params=SamplingParams(**params), **fields
+        )
+    )
+
+
+class Answers:
+    """By sequence id. ``ends`` are the outputs that ended them, ``failed`` their codes."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprob]] = {}
+        self.scored: dict[str, list[TokenLogprob]] = {}
+        self.cached: dict[str, int] = {}
+        self.ends: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
+
+    def add(self, outputs: Iterable[Any]) -> None:
+        for output in outputs:
+            name = output.sequence_id
+            assert name not in self.ends, "a sequence ends once"
+            if not isinstance(output, SequenceStep):
+                self.ends[name] = output
+                self.failed[name] = getattr(output, "code", "cancelled")
+                continue
+            if output.token_ids or output.prompt_logprobs is None:
+                self.tokens.setdefault(name, []).extend(output.token_ids)
+            self.logprobs.setdefault(name, []).extend(output.logprobs or [])
+            if output.prompt_logprobs is not None:
+                assert name not in self.tokens, "a prompt's come first"
+                self.scored.setdefault(name, []).extend(output.prompt_logprobs)
+            if output.num_cached_tokens is not None:
+                self.cached[name] = output.num_cached_tokens
+            if output.finish_reason is not None:
+                self.ends[name] = output
+
+    def step(self, engine: Engine) -> None:
+        self.add(engine.step().outputs)
+
+    def drain(self, engine: Engine) -> Answers:
+        while engine.has_work:
+            self.step(engine)
+        return self
+
+
+def run(engine: Engine) -> Answers:
+    """Runs it until nothing is left."""
+    return Answers().drain(engine)
+
+
+def tokens_of(engine: Engine) -> dict[str, list[int]]:
+    """Runs it until nothing is left; no sequence may fail."""
+    answers = run(engine)
+    assert answers.failed == {}
+    return answers.tokens
+
+
+def sequence_of(
+    prompt: Ordered[int], output: Ordered[int] = (), *, name: str = "", **asked: Any
+) -> Sequence:
+    """``asked``: the sequence's own fields, and parameters."""
+    arrival = next(ARRIVALS)
+    known = {"context_tokens": 10_000, "arrival": arrival, "deadline_s": 0.0}
+    fields = known | {key: asked.pop(key) for key in [*asked] if key in SEQUENCE_FIELDS}
+    params = SamplingParams(**({"max_tokens": 100} | asked))
+    sequence = Sequence(name or f"s{arrival}", list(prompt), params, **fields)
+    sequence.token_ids += output
+    return sequence
+
+
+SEQUENCE_FIELDS = {
+    *("context_tokens", "arrival", "deadline_s", "same_prompt_as", "account", "weight"),
+    *("is_anonymous", "cache_salt", "images", "prediction"),
+}
