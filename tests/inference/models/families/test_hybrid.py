@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.load.load_engine import load_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import LayerState
@@ -24,7 +23,6 @@ from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import CancelSequence, SequenceStep
-from inference.protocol.load import LoadSpec, Quantization
 from tests.cases import each_case
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.greedy import check_greedy
@@ -52,7 +50,6 @@ KINDS = ("qwen3_5_moe", "lfm2", "granite4")
 """One model for every kind of state. What the engine makes of states is the same for all."""
 ONE = ("qwen3_5_moe",)
 """For what is the same whatever the state's kind."""
-LOADED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "granite4")
 NUM_TOKENS = 8
 
 
@@ -263,36 +260,3 @@ def test_gguf(name: str, directory: Path, check: Check) -> None:
     submit(engine, PROMPTS)
     found, _ = tiny.run(engine)
     check(PROMPTS, found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["q6", "q8"])
-@pytest.mark.parametrize("name", LOADED, indirect=True)
-def test_a_load(directory: Path, data_dir: Path, quantization: Quantization) -> None:
-    """Quantised as it is loaded, so that the dense weights beside it are run layer by layer."""
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        quantization=quantization,
-        max_concurrent_sequences=4,
-        kv_memory_bytes=4 * 1024**2,
-    )
-    loaded = load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
-    report, engine = loaded.report, loaded.engine
-    has_tower = directory.name.startswith("qwen3_5")
-    assert ("tensors of vision left out" in report.quantization) == has_tower
-    assert quantization in report.quantization
-    assert "states of 4 sequences and 8 snapshots" in report.context_reason
-    assert report.compiled.startswith(("native decoder", "torch operators"))
-    assert "not measured" not in report.quality
-    assert isinstance(engine, Engine)
-    submit(engine, PROMPTS)
-    found, _ = tiny.run(engine)
-    assert {len(tokens) for tokens in found.values()} == {NUM_TOKENS}
-    assert loaded.sleeper is not None
-    loaded.sleeper.fall_asleep()
-    awake = loaded.sleeper.wake()
-    submit(awake, PROMPTS)
-    assert tiny.run(awake)[0] == found

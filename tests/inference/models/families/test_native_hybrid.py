@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
 from tests.inference.models.steps import step_of
 
 NAMES = ("granite4", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
-LIKE_THEM = ("biased_lfm2", "lfm2_moe", "granite4_dense")
-"""The models with the same kinds of layers."""
 NUM_TOKENS = 6
 BLOCK_TOKENS = 32
 LENGTHS = (1, 33, 90)
@@ -60,12 +57,6 @@ def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> N
     found, _ = tiny.run(engine)
     for length in LENGTHS:
         check_greedy(reference, prompt_of(length), found[str(length)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LIKE_THEM, indirect=True)
-def test_others_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:
-    test_batch_mates_in_chunks(model, reference)
 
 
 def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
@@ -216,20 +207,3 @@ def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory:
         found.append(one.forward(replace(step, adapters=(adapter,)), kv))
     assert not torch.allclose(found[1], tiny.logits_of(on_torch, prompt), atol=0.1)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_ten_thousand_tokens(model: NativeModel, directory: Path) -> None:
-    """The remaining rounding error after so many tokens: the two paths sum in other orders."""
-    tokens = random.Random(3).choices(range(tiny.VOCAB_SIZE), k=10_000)
-    native_kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-    on_torch = tiny.on_torch(directory, directory / "cache")
-    torch_kv = on_torch.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-    with torch.inference_mode():
-        for first in range(0, len(tokens), 200):
-            # Attention starts again in each step: only the states continue.
-            step = StepInput.of_sequence(tokens[first : first + 200], BLOCK_TOKENS)
-            if first:
-                step = replace(step, state_reads=step.state_writes)
-            found, expected = model.forward(step, native_kv), on_torch.forward(step, torch_kv)
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

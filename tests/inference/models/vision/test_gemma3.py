@@ -37,21 +37,6 @@ def test_threads_that_have_blocks_of_rows_each(library: ctypes.CDLL, tmp_path: P
         assert found == wanted
 
 
-def test_answers_follow_from_what_lies_ahead() -> None:
-    """Else no test would see whether an image's rows attend to those behind them."""
-    prompt, reference = PROMPTS["several"], GEMMA3.make()
-    ids = torch.tensor([prompt.token_ids])
-    pixels = [torch.from_numpy(GEMMA3.pixels_of(one.data, one.grid)) for one in prompt.images]
-    with torch.no_grad():
-        causal = reference(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            pixel_values=torch.stack(pixels),
-            token_type_ids=torch.zeros_like(ids),
-        )
-    assert int(causal.logits[0, -1].argmax()) != GEMMA3.greedy(prompt, 1)[0]
-
-
 def test_a_trial_may_run_a_part_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

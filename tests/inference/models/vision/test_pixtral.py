@@ -11,27 +11,13 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.families.tower import with_pixels
 from inference.protocol.images import image_layout
 from inference.protocol.load_errors import BadFileError
-from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision import llama_gguf
-from tests.inference.models.vision.tiny_images import TinyModel
 from tests.inference.models.vision.tiny_pixtral import MISTRAL3, NAMED, PIXTRAL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_OUTPUTS = 8
-
-
-@each_case("tiny", [MISTRAL3, PIXTRAL], ids=["mistral3", "llava"])
-def test_answers_follow_from_where_rows_are(tiny: TinyModel) -> None:
-    """Else no test would see how an image is turned, or what its positions are."""
-    prompt = tiny.prompt(*tiny.parts()["one"])
-    answer = tiny.greedy(prompt, NUM_OUTPUTS)
-    (image,) = prompt.images
-    pixels = torch.from_numpy(tiny.pixels_of(image.data, image.grid))
-    for axis in (1, 2):
-        turned = [pixels.flip(axis)]
-        assert tiny.greedy_of(tiny.make(), prompt.token_ids, turned, NUM_OUTPUTS) != answer
 
 
 def test_a_tower_beside_either_architecture(tmp_path: Path) -> None:
