@@ -21,26 +21,18 @@ from inference.models.families.hub_config import (
     check_activation,
     check_no_window,
     check_whole_rotary,
-    hub_name,
     read_decoder,
     read_llama,
     repeated,
     rotary_dim,
     text_config,
 )
-from inference.models.families.idefics3_tower import (
-    IDEFICS3_PROJECTOR,
-    idefics3_tower_name,
-    read_idefics3_vision,
-)
 from inference.models.families.mixture import read_mixture_gguf
-from inference.models.families.pixtral_tower import (
-    PIXTRAL_PROJECTOR,
-    is_rotated,
-    pixtral_tower_name,
-)
 from inference.models.families.roles import LayerNames
 from inference.models.families.tower import TOWER
+from inference.models.families.tower_gguf import IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR
+from inference.models.families.tower_hub import read_idefics3_vision
+from inference.models.families.tower_names import is_rotated, towered_name
 from inference.protocol.load_errors import BadFileError
 
 PHI3_NAMES = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -134,16 +126,6 @@ def _smollm3_mixers(num_layers: int, period: int) -> tuple[MixerKind, ...]:
     return repeated(num_layers, period, others="attention", last="unrotated")
 
 
-def llama_name(name: str) -> str:
-    """The ``Family.hub_name`` of a llama, which may be Idefics3's."""
-    return idefics3_tower_name(name) or hub_name(name)
-
-
-def mistral_name(name: str) -> str:
-    """The ``Family.hub_name`` of a mistral, which may have Pixtral's tower."""
-    return pixtral_tower_name(name) or hub_name(name)
-
-
 def read_phi3(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
@@ -204,7 +186,7 @@ LLAMA = Family(
     gguf_architectures=("llama",),
     read_config=read_config,
     read_gguf=partial(read_gguf, model_type="llama"),
-    hub_name=llama_name,
+    hub_name=towered_name,
     left_out={TOWER: "images"},
     interleaved_heads=interleaved_heads,
     gguf_projectors=(IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR),
@@ -225,7 +207,7 @@ MISTRAL = Family(
     gguf_architectures=("mistral",),
     read_config=read_config,
     read_gguf=partial(read_gguf, model_type="mistral"),
-    hub_name=mistral_name,
+    hub_name=towered_name,
     left_out={TOWER: "images"},
 )
 QWEN2 = Family(

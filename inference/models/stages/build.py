@@ -26,7 +26,7 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.step_input import StepImages, StepInput
-from inference.models.vision.towers import AnyTower
+from inference.models.vision.tower import Tower
 from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.stored import StoredWeight
 from inference.models.weights.weight_source import (
@@ -54,7 +54,7 @@ class FirstStage(Stage[KV], Protocol[KV]):
     """The stage that has the embeddings, the output head, the sampler and the tower."""
 
     @property
-    def tower(self) -> AnyTower | None: ...
+    def tower(self) -> Tower | None: ...
 
     @property
     def sampler(self) -> BackendSampler | None: ...
