@@ -78,7 +78,6 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
 
 @torch.inference_mode()
 def test_drafts_run_in_captured_steps() -> None:
-    """Which row is whose is an input of a captured step, as lengths are."""
     model, capture = tiny_model(CPU), FakeCapture()
     graphed = GraphedDecoder(model, capture)
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
@@ -95,7 +94,6 @@ def test_drafts_run_in_captured_steps() -> None:
 
 @torch.inference_mode()
 def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
-    """A predictor reads the last rows of a step after the next step."""
     config = replace(CONFIG, has_predictor=True)
     model, capture = tiny_model(CPU, config=config), FakeCapture()
     graphed = GraphedDecoder(model, capture)
@@ -111,7 +109,6 @@ def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
 
 @torch.inference_mode()
 def test_a_step_with_a_prompt_is_one_pass_of_the_model() -> None:
-    """It reads the weights once, and not once more for the rows that decode."""
     model, capture = tiny_model(CPU), FakeCapture()
     graphed = GraphedDecoder(model, capture)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
@@ -126,7 +123,6 @@ def test_a_step_with_a_prompt_is_one_pass_of_the_model() -> None:
 
 @torch.inference_mode()
 def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
-    """They are at position 0 of any block, whose previous sequence may have left NaN there."""
     model = tiny_model(CPU)
     graphed = GraphedDecoder(model, FakeCapture())
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))

@@ -25,7 +25,6 @@ from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
-    """Also where a predictor follows the steps."""
     model = tiny_model(device)
     model.config = replace(model.config, has_predictor=True)
     graphed, execution = setup.accelerate(model)
@@ -49,7 +48,6 @@ def test_triton_where_it_runs(device: torch.device) -> None:
 def test_attention_that_a_family_asks_for_runs_on_triton(
     device: torch.device, changes: dict[str, Any]
 ) -> None:
-    """A card that runs less than this has a kernel that does not compile there."""
     model = tiny_model(device, config=replace(CONFIG, **changes))
     (kind,) = model.operators.attention
     assert isinstance(setup.working_attention(model, kind), TritonAttention)

@@ -77,7 +77,6 @@ def gguf_reference(name: str, **changes: Any) -> PreTrainedModel:
     [("V2", True), ("V2-Lite", False), ("V3", True), ("Kimi K2", False), ("GLM-4.7-Flash", True)],
 )
 def test_gguf(name: str, is_split: bool, tmp_path: Path) -> None:
-    """Files hold what becomes keys and values in two tensors, or in one."""
     reference = gguf_reference(name)
     path = save_latent(reference, tmp_path / "model.gguf", is_split=is_split)
     model = parity.opened(path, tmp_path)
@@ -101,7 +100,6 @@ def test_both_layouts_of_gguf_natively(library: ctypes.CDLL, name: str, tmp_path
 
 
 def test_packed_types_of_a_mixture_stay_packed(library: ctypes.CDLL, tmp_path: Path) -> None:
-    """Of both layouts the same numbers come out, where each can be packed alike."""
     reference = gguf_reference("V2-Lite")
     types = {
         "_exps": GGMLQuantizationType.Q4_1,

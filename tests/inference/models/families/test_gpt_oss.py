@@ -168,7 +168,6 @@ def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:
 
 
 def test_mxfp4_of_gguf_is_unpacked_exactly() -> None:
-    """Every code, under exponents whose powers float16 could not hold."""
     blocks = torch.arange(256, dtype=torch.uint8).view(16, 16)
     exponents = torch.arange(2, 254, 16, dtype=torch.uint8).view(16, 1)
     raw = torch.cat((exponents, blocks), dim=1).view(4, -1).numpy()
@@ -180,7 +179,6 @@ def test_mxfp4_of_gguf_is_unpacked_exactly() -> None:
 
 
 def test_mxfp4_is_unpacked_exactly() -> None:
-    """Every code under scales that float16 could not hold."""
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 16)
     scales = torch.arange(0, 254, 16, dtype=torch.uint8).view(1, 16)
     found = unpacked(blocks, scales).dequantize()

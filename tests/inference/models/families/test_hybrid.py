@@ -117,7 +117,6 @@ def test_chunks_beside_those_who_decode(model: AnyModel, check: Check) -> None:
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_captured_steps(model: AnyModel, check: Check) -> None:
-    """States are read and written where the step states; rows that fill it up have their own."""
     assert isinstance(model, DecoderModel)
     capture = FakeCapture()
     engine = tiny.engine_of(GraphedDecoder(model, capture), max_running=4)
@@ -129,7 +128,6 @@ def test_captured_steps(model: AnyModel, check: Check) -> None:
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_the_plan_of_captured_steps_has_room_for_their_states(model: AnyModel) -> None:
-    """Each row's are copied out of their slots, in one layer at a time."""
     assert isinstance(model, DecoderModel)
     graphed = GraphedDecoder(model, FakeCapture())
     kv = graphed.new_kv(4, tiny.BLOCK_TOKENS, NUM_LONE_STATES)
@@ -143,7 +141,6 @@ def test_the_plan_of_captured_steps_has_room_for_their_states(model: AnyModel) -
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_preemption(model: AnyModel, check: Check) -> None:
-    """Recomputed, from a snapshot where one is left."""
     prompts = {"39": prompt_of(39), "90": PROMPTS["90"]}
     engine = tiny.engine_of(model, num_kv_blocks=17)
     submit(engine, prompts)
@@ -154,7 +151,6 @@ def test_preemption(model: AnyModel, check: Check) -> None:
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_prefix_hits_start_from_a_snapshot(model: AnyModel, check: Check) -> None:
-    """The same prompt again, a next turn, and one that parts before the last snapshot."""
     first = PROMPTS["90"]
     prompts = {"first": first, "same": first, "forked": [*first[:60], *prompt_of(8)]}
     engine = tiny.engine_of(model, prefill_tokens_per_step=40)
@@ -181,7 +177,6 @@ def test_no_room_for_snapshots_changes_no_answer(model: AnyModel, check: Check) 
 
 @torch.inference_mode()
 def test_a_step_reads_one_slot_and_writes_another(model: AnyModel) -> None:
-    """So it can be run again."""
     assert isinstance(model, DecoderModel)
     kv = model.new_kv(8, tiny.BLOCK_TOKENS, NUM_LONE_STATES + 1)
     step = StepInput.of_sequence(prompt_of(33), tiny.BLOCK_TOKENS)
@@ -219,7 +214,6 @@ def test_a_cancelled_sequence_leaves_its_neighbours_alone(model: AnyModel, check
 def test_a_step_that_failed_is_run_again_from_the_same_states(
     model: AnyModel, check: Check, kind: Kind, stage: Literal["forward", "sampling"]
 ) -> None:
-    """The faulty sequence's steps have written states by the time that they raise."""
     engine = tiny.engine_of(model, prefill_tokens_per_step=40)
     assert isinstance(engine.executor, TensorExecutor)
     engine.executor = FaultyExecutor(engine.executor, stage=stage, after=3)
@@ -251,7 +245,6 @@ GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
 
 @pytest.mark.parametrize("name", sorted(GGUF), indirect=True)
 def test_gguf(name: str, directory: Path, check: Check) -> None:
-    """The same weights as llama.cpp's converter writes them."""
     file = directory / "gguf" / "model.gguf"
     file.parent.mkdir()
     shutil.copy(directory / "tokenizer.json", file.parent)

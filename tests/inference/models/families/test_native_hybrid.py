@@ -60,7 +60,6 @@ def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> N
 
 
 def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
-    """Recomputed, and started from a snapshot."""
     engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
     prompts = {"a": prompt_of(60), "b": prompt_of(62)}
     for sequence_id, prompt in prompts.items():
@@ -109,7 +108,6 @@ TOKENS = prompt_of(150)
 def test_a_row_is_the_same_in_every_batch(
     library: ctypes.CDLL, directory: Path, one_by_one: torch.Tensor, threads: int
 ) -> None:
-    """A prompt at once, which goes through the layers in blocks, and in parts beside others."""
     with num_threads(threads):
         model = tiny.natively(library, directory, directory / "cache")
     whole = Sequences(model, 1).run([(0, TOKENS)])
@@ -140,7 +138,6 @@ def num_threads(count: int) -> Iterator[None]:
 
 
 def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> None:
-    """Where one token repeats, the triangular system of its keys is almost singular."""
     for prompt in ([7] * 120, [7, 9] * 60):
         with torch.no_grad():
             expected = reference(torch.tensor([prompt])).logits[0]
@@ -148,7 +145,6 @@ def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> 
 
 
 def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
-    """So it can be run again."""
     rows = Sequences(model, 2)
     rows.run([(0, TOKENS[:40]), (1, TOKENS[:7])])
     kept = rows.kv.states
@@ -163,7 +159,6 @@ def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
 
 @each_case("threads", [1, 2])
 def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, threads: int) -> None:
-    """It goes through all rows, also where only some have logits."""
     files = tiny.opened(directory, directory / "cache")
     whole = files.config
     config = replace(whole, num_layers=3, mixers=whole.mixers[:3], mlps=whole.mlps[:3])
@@ -185,7 +180,6 @@ def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, thread
 
 @torch.inference_mode()
 def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory: Path) -> None:
-    """They do so also where a file's order of heads is not the native decoder's."""
     on_torch = tiny.on_torch(directory, directory / "cache")
     generator = torch.Generator().manual_seed(1)
     modules = {

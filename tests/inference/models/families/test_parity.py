@@ -69,7 +69,6 @@ GGUF_ROWS = [row for row in ROWS if row.gguf is not None]
 
 @each_case("row", GGUF_ROWS, ids=lambda row: row.model_type)
 def test_gguf(saved: Saver, row: Row, tmp_path: Path) -> None:
-    """Other names and another config for the same layers."""
     reference = saved(row).reference
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
     engine = parity.engine_of(parity.built_on_torch(path, tmp_path))
@@ -84,7 +83,6 @@ def test_natively(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) 
 
 
 def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> None:
-    """transformers chooses by the length of each sequence: these are all long, or all short."""
     divisors = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     scaling = {
         "rope_type": "longrope",

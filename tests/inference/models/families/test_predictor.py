@@ -188,7 +188,6 @@ def answers(engine: Engine, lengths: tuple[int, ...]) -> dict[str, list[int]]:
 def test_drafts_are_those_of_the_formula_and_change_nothing(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether drafts come true or not, and after a preemption: all prompts have room at first."""
     lengths = (1, 28, 30, 31)
     num_kv_blocks = sum(-(-(length + 1) // subject.block_tokens) for length in lengths) + 1
     expected = answers(engine_of(subject, drafts=False), lengths)
@@ -225,7 +224,6 @@ def test_drafts_are_those_of_the_formula_and_change_nothing(
 def test_a_predictor_that_rests_drafts_for_what_begins_after(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has not followed it does not draft for."""
     expected = answers(engine_of(subject, drafts=False), (20, 33))
     runners: list[PredictorRunner] = []
     drafted: set[str] = set()
@@ -282,7 +280,6 @@ def loaded_engine(directory: Path, data_dir: Path, dtype: Any) -> tuple[Engine, 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_loaded(directory: Path, data_dir: Path, dtype: str) -> None:
-    """The native decoder computes in float32, torch's operators in the other."""
     engine, lines = loaded_engine(directory, data_dir, dtype)
     assert lines == "multi-token prediction, up to 8 tokens a step"
     assert engine.stats().num_drafted_tokens > 0

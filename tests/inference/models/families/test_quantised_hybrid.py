@@ -26,8 +26,6 @@ wrong order make it more than one."""
 
 @each_case("name", KINDS)
 def test_quantised_gguf(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
-    """Weights of 8 bits. torch computes in float32 what they stand for, as transformers does; the
-    native decoder rounds its activations, too."""
     exact = rounded(REFERENCES[name]())
     file = tiny.save_tokenizer(tmp_path) / "model.gguf"
     save_gguf(exact, file, encode=in_8_bits)

@@ -124,8 +124,6 @@ def test_rows_of_a_step_are_sequences_of_their_own() -> None:
 
 
 def test_a_prompt_that_repeats_one_token_stays_finite() -> None:
-    """Keys that are all the same and gates that forget nothing: the case in which the powers of
-    the triangular system grow beyond float32."""
     raw = RawInputs(512, seed=4)
     for tensor in (raw.queries, raw.keys, raw.values):
         tensor[:] = tensor[:, :1].clone()
@@ -137,7 +135,6 @@ def test_a_prompt_that_repeats_one_token_stays_finite() -> None:
 
 
 def test_gates_that_forget_everything_leave_numbers() -> None:
-    """The logarithms within a chunk add up to far below what float32 can raise e to."""
     raw = RawInputs(130, seed=7, forgets=40.0)
     ours = delta_chunks(raw.ours(), torch.zeros(STATE_SHAPE))
     assert all(tensor.isfinite().all() for tensor in ours)

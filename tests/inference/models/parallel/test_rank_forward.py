@@ -137,7 +137,6 @@ class PackedFiles(TensorFiles):
 def test_packed_weights_are_cut_between_their_groups(
     ranks: TwoRanks, name: str, bits: tuple[Bits, Bits]
 ) -> None:
-    """The MLP of 96 is three groups: the ranks hold two and one."""
     config = config_of(name)
     files = PackedFiles(random_tensors(config), bits)
     part = rank_files(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
@@ -182,7 +181,6 @@ def test_rows_of_an_image_see_each_other_on_every_rank(ranks: TwoRanks) -> None:
 
 
 def test_grouped_experts_leave_out_what_others_hold() -> None:
-    """A card computes them so: rows of other ranks' experts are in no group."""
     generator = torch.Generator().manual_seed(5)
     gate_up = torch.randn(4, 32, 16, generator=generator, dtype=torch.bfloat16)
     down = torch.randn(4, 16, 16, generator=generator, dtype=torch.bfloat16)
@@ -235,7 +233,6 @@ class Identity:
 
 @each_case("is_split", [False, True], ids=["on cards", "on processors"])
 def test_ranks_make_as_many_sums_whatever_kernels_they_chose(is_split: bool) -> None:
-    """A mixed step of one decode row and five of a prompt."""
     config = config_of("olmo2")
     norm = torch.ones(config.num_heads * config.head_dim // 2)
     rows = torch.rand(6, 3 * len(norm))

@@ -159,7 +159,6 @@ def test_the_engine_answers_as_the_written_model_does(architecture: str, tmp_pat
 
 
 def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
-    """What nothing computes with would change the answer, unseen."""
     header = replace(_header(tmp_path), tensors={"rope_freqs.weight": _info(tmp_path)})
     config = read_gguf_config(_header(tmp_path))
     with pytest.raises(BadFileError, match=r"holds the tensor rope_freqs\.weight, which .*Falcon"):

@@ -82,7 +82,6 @@ def saved(row: Row, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
 def test_the_engine_answers_as_transformers_does(row: Row, tmp_path: Path) -> None:
-    """Opened as an operator would; prompts in chunks beside others that decode."""
     reference, folder = saved(row, tmp_path)
     model = parity.opened(folder, tmp_path)
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
@@ -152,7 +151,6 @@ def test_keys_of_another_kind_are_refused_and_what_runs_is_named() -> None:
 
 
 def test_every_decoder_of_transformers_is_ours_runs_or_is_refused_by_name() -> None:
-    """Another version of transformers may have more of them: each is tried before it is listed."""
     own = {name for family in FAMILIES for name in family.model_types}
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     run = {*PAGED_TYPES, *CACHED_TYPES, *NESTED_TYPES}
@@ -203,7 +201,6 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_tensors_that_the_module_has_no_place_for_are_named(tmp_path: Path) -> None:
-    """Except for those that transformers' class declares unused, such as old files' masks."""
     _, folder = saved(ROWS[1], tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -244,7 +241,6 @@ def test_quantising_while_loading_is_refused(tmp_path: Path) -> None:
 
 
 def test_code_that_lies_beside_the_weights_is_not_run(tmp_path: Path) -> None:
-    """A known ``model_type`` runs transformers' own class, whatever ``auto_map`` asks for."""
     _, folder = saved(ROWS[1], tmp_path)
     config = json.loads((folder / "config.json").read_bytes())
     config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}

@@ -21,7 +21,6 @@ NUM_OUTPUTS = 8
 
 
 def test_a_tower_beside_either_architecture(tmp_path: Path) -> None:
-    """Mistral Small 3's text is a llama in GGUF, and Ministral 3's has a name of its own."""
     rows, path = [], MISTRAL3.save_gguf(tmp_path)
     patches = torch.from_numpy(MISTRAL3.patches(b"1", (1, 4, 6)))
     for kind in ("llama", "mistral3"):
@@ -40,7 +39,6 @@ def test_llava_with_another_tower() -> None:
 
 
 def test_what_published_configs_leave_out() -> None:
-    """Mistral Small 3.1's, whose other numbers are its classes' defaults."""
     tower = {
         "model_type": "pixtral",
         "head_dim": 64,

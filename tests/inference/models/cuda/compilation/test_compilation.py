@@ -37,8 +37,6 @@ def run_program(*arguments: str, cache: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.limit_s(120)
 def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
-    """Slices of a step's upload begin anywhere, and Triton would compile another kernel for those
-    that begin at a multiple of 16 bytes."""
     assert run_program("again", cache=model_cache_dir) == []
 
 
@@ -46,7 +44,4 @@ def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
 @pytest.mark.limit_s(3600)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile_for_what_models_ask(architecture: int, model_cache_dir: Path) -> None:
-    """Norms or none, every width of heads and format of keys and values, with a window, sinks or a
-    cap of scores and without; every format of weights. A combination that does not compile for a
-    card, or does not fit it, would take torch's operators there."""
     assert len(run_program(str(architecture), STRIDE, cache=model_cache_dir)) > 1
