@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference.loading.gguf import quants as gguf_quants
 from inference.loading.safetensors.stacked_experts import MXFP4, cut_interleaved, unpacked
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.registry import find_family
@@ -165,17 +164,6 @@ def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:
         ("up", bias[:, 1::2], "bias"),
         ("down", experts.down_proj_bias, "bias"),
     ]
-
-
-def test_mxfp4_of_gguf_is_unpacked_exactly() -> None:
-    blocks = torch.arange(256, dtype=torch.uint8).view(16, 16)
-    exponents = torch.arange(2, 254, 16, dtype=torch.uint8).view(16, 1)
-    raw = torch.cat((exponents, blocks), dim=1).view(4, -1).numpy()
-    found = gguf_quants.stored(raw, MXFP4_TYPE)
-    assert isinstance(found, GroupedWeight)
-    assert torch.equal(
-        found.dequantize(), torch.from_numpy(gguf.quants.dequantize(raw, MXFP4_TYPE))
-    )
 
 
 def test_mxfp4_is_unpacked_exactly() -> None:
