@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ NUM_OUTPUTS = 8
 def test_a_tower_beside_either_architecture(tmp_path: Path) -> None:
     rows, path = [], MISTRAL3.save_gguf(tmp_path)
     patches = torch.from_numpy(MISTRAL3.patches(b"1", (1, 4, 6)))
-    for kind in ("llama", "mistral3"):
+    for kind in (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.MISTRAL3):
         llama_gguf.save_text(MISTRAL3.make(), path, NAMED, kind)
         model = tiny_hybrid.on_torch(path, tmp_path)
         assert model.tower is not None
