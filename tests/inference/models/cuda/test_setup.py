@@ -58,13 +58,14 @@ def test_rotation_that_a_family_asks_for_runs_on_triton(
     device: torch.device, changes: dict[str, Any]
 ) -> None:
     model = tiny_model(device, config=replace(CONFIG, **changes))
-    assert setup.working_rotation(model) is triton_rotation
+    setup.install_rotation(model)
+    assert model.operators.rotation is triton_rotation
 
 
 def test_what_no_kernel_computes_is_named(device: torch.device) -> None:
     model = tiny_model(device, config=replace(CONFIG, rotary_dim=CONFIG.head_dim // 2))
     with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
-        setup.working_rotation(model)
+        setup.install_rotation(model)
 
 
 @each_case(
