@@ -18,7 +18,8 @@ from inference.loading.weights.quantized_files import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.layers.experts import GroupedExperts, HeldExperts, HeldGroupedExperts, Routes
+from inference.models.layer_configs import ExpertsConfig
+from inference.models.layers.experts import GroupedExperts, Routes, held_routes
 from inference.models.layers.step import Step
 from inference.models.parallel.build import WideNormedQKV, build_rank
 from inference.models.parallel.group import RankGroup, TorchRankGroup
@@ -200,8 +201,11 @@ def test_grouped_experts_leave_out_what_others_hold() -> None:
     for first, last in ((0, 3), (3, 4)):
         own = [torch.cat((bias[first:last], torch.full_like(bias[:1], 9e9))) for bias in biases]
         products = (DenseProduct(weights[first:last]) for weights in (gate_up, down))
-        held = HeldGroupedExperts(*products, gate, (own[0], own[1]))
-        parts.append(HeldExperts(held, (first, last)).decode(x, routes))
+        held = GroupedExperts(*products, gate, (own[0], own[1]), has_others=True)
+        config = ExpertsConfig(
+            num_experts=4, experts_per_token=2, intermediate_size=16, held=(first, last)
+        )
+        parts.append(held.decode(x, held_routes(config, routes)))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)
 
 
