@@ -10,6 +10,7 @@ from inference.models.families.registry import FAMILIES
 from tests.inference.models.families.latent_gguf import ROWS as LATENT_ROWS
 from tests.inference.models.families.mixtures import CASES
 from tests.inference.models.families.rows import ROWS, SIZES
+from tests.inference.models.vision.image_models import IMAGE_MODELS
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5, "norm_epsilon": 1e-5}
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -25,26 +26,6 @@ DELTA = {
     "hidden_act": "silu",
     "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
 }
-VISION = {
-    "depth": 2,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_heads": 2,
-    "patch_size": 2,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "in_channels": 3,
-    "out_hidden_size": 64,
-    "num_position_embeddings": 25,
-    "hidden_act": "gelu_pytorch_tanh",
-    "deepstack_visual_indexes": [0, 1],
-}
-IMAGES = {
-    "image_token_id": 90,
-    "video_token_id": 91,
-    "vision_start_token_id": 92,
-    "vision_end_token_id": 93,
-}
 GPT_OSS = {
     "intermediate_size": 32,
     "num_local_experts": 5,
@@ -56,17 +37,6 @@ MIXTURES = (
     *("qwen3_moe, one layer dense", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "dots1"),
     *("minimax_m2", "ernie4_5_moe", "llama4_text", "hunyuan_v1_moe"),
 )
-
-
-def _nested(model_type: str, own: dict[str, Any]) -> dict[str, Any]:
-    mrope = {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}}
-    text = COMMON | SIZES | own | mrope
-    return IMAGES | {
-        "model_type": model_type,
-        "text_config": text,
-        "vision_config": VISION,
-        "tie_word_embeddings": False,
-    }
 
 
 FACTS: dict[str, dict[str, Any]] = {
@@ -101,57 +71,17 @@ FACTS |= {
     | {"model_type": "lfm2_moe", "num_dense_layers": 1},
 }
 FACTS["bamba"] = COMMON | SIZES | {"model_type": "bamba", "attn_layer_indices": [0, 1]}
-WINDOWED = {key: VISION[key] for key in VISION if key != "deepstack_visual_indexes"} | {
-    "hidden_act": "silu",
-    "window_size": 8,
-    "fullatt_block_indexes": [1],
-}
 FACTS |= {
-    "qwen2_5_vl": _nested("qwen2_5_vl", {}) | {"vision_config": WINDOWED},
-    "qwen3_vl": _nested("qwen3_vl", {}),
-    "qwen3_vl_moe": _nested("qwen3_vl_moe", MIXTURE),
-    "qwen3_5": _nested("qwen3_5", DELTA),
-    "qwen3_5_moe": _nested("qwen3_5_moe", DELTA | SHARED),
-    "mistral3": {"model_type": "mistral3", "text_config": FACTS["mistral"]},
-}
-SIGLIP = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 8,
-    "patch_size": 2,
-}
-PIXTRAL = {"model_type": "pixtral", **SIGLIP, "head_dim": 8, "hidden_act": "gelu"}
-FACTS |= {
-    "idefics3": {
-        "model_type": "idefics3",
-        "text_config": FACTS["llama"],
-        "vision_config": SIGLIP,
-        "scale_factor": 2,
-        "image_token_id": 90,
-    },
-    "llava": {
-        "model_type": "llava",
-        "text_config": FACTS["mistral"],
-        "vision_config": PIXTRAL,
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-        "image_token_index": 90,
-    },
+    name: tiny.make().config.to_dict()
+    for name, tiny in IMAGE_MODELS.items()
+    if name not in ("gemma3", "smolvlm")
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, one head of keys": FACTS["llama"] | {"num_key_value_heads": 1},
     "llama, biased and tied": FACTS["llama"]
     | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "olmo2, one head of keys": FACTS["olmo2"] | {"num_key_value_heads": 1},
-    "gemma3, with images": {
-        "model_type": "gemma3",
-        "text_config": FACTS["gemma3_text"],
-        "vision_config": SIGLIP,
-        "mm_tokens_per_image": 4,
-        "image_token_index": 90,
-    },
+    "gemma3, with images": IMAGE_MODELS["gemma3"].make().config.to_dict(),
 }
 ALL_FACTS = FACTS | VARIANTS
 UNSHARED = {"Nemotron-H"}
