@@ -117,6 +117,17 @@ def natively(
     return native
 
 
+def check_both(
+    library: ctypes.CDLL, reference: PreTrainedModel, folder: Path, cache_dir: Path
+) -> AnyModel:
+    """Checks the layers on torch's operators, which it returns, and on the native decoder."""
+    on_torch = built_on_torch(folder, cache_dir)
+    check_batch_mates(reference, on_torch)
+    native = natively(library, folder, cache_dir)
+    check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    return on_torch
+
+
 def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:
     """Checks the layers, and what the engine makes of their keys, values and states: which differs
     by how these are stored, not by family."""

@@ -52,10 +52,7 @@ def saved(name: str, folder: Path, **changes: Any) -> tuple[PreTrainedModel, Pat
 @each_case("name", ROWS)
 def test_safetensors_on_torch_and_natively(library: ctypes.CDLL, name: str, tmp_path: Path) -> None:
     reference, folder = saved(name, tmp_path / "model")
-    on_torch = parity.built_on_torch(folder, tmp_path)
-    parity.check_batch_mates(reference, on_torch)
-    native = parity.natively(library, folder, tmp_path)
-    parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    on_torch = parity.check_both(library, reference, folder, tmp_path)
     if name == "V3":  # latents of all are stored alike
         parity.check_preemption(reference, on_torch)
         parity.check_prefix_hits(reference, on_torch)

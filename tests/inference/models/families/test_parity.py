@@ -48,8 +48,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saver:
 
 
 @each_case("row", ROWS, ids=lambda row: row.model_type)
-def test_safetensors(saved: Saver, row: Row, tmp_path: Path) -> None:
-    parity.check_source(saved(row).reference, saved(row).folder, tmp_path)
+def test_safetensors(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) -> None:
+    parity.check_both(library, saved(row).reference, saved(row).folder, tmp_path)
 
 
 STORAGES = ("llama", "mistral", "gemma3_text")
@@ -73,13 +73,6 @@ def test_gguf(saved: Saver, row: Row, tmp_path: Path) -> None:
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
     engine = parity.engine_of(parity.built_on_torch(path, tmp_path))
     parity.check_answers(reference, engine, [parity.prompt_of(61, seed=61)], 6)
-
-
-@each_case("row", ROWS, ids=lambda row: row.model_type)
-def test_natively(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) -> None:
-    one = saved(row)
-    native = parity.natively(library, one.folder, tmp_path)
-    parity.check_batch_mates(one.reference, native, block_tokens=native.decoder.block_tokens)
 
 
 def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> None:

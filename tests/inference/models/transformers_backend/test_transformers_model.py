@@ -33,24 +33,8 @@ from inference.protocol.load_report import LoadReport
 from tests.inference.loading.conftest import opened
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.transformers_backend.cached_rows import LATENT, ROUTED
 
-LATENT: dict[str, Any] = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-}
-EXPERTS: dict[str, Any] = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
 ROWS = (
     # Learned positions, and scores that are not scaled.
     Row(
@@ -71,7 +55,7 @@ ROWS = (
     # Values narrower than keys.
     Row(model_type="youtu", config=LATENT),
     # Experts that files hold one by one.
-    Row(model_type="solar_open", config=EXPERTS),
+    Row(model_type="solar_open", config=ROUTED),
 )
 
 
