@@ -36,6 +36,7 @@ FACTS["bamba"] = COMMON | SIZES | {"model_type": "bamba", "attn_layer_indices": 
 MODELS = (hybrids.qwen3_next, states.biased_lfm2, states.lfm2_moe)
 MODELS += tuple(tiny.make for name, tiny in IMAGE_MODELS.items() if name != "gemma3")
 FACTS |= {facts["model_type"]: facts for facts in (make().config.to_dict() for make in MODELS)}
+FACTS["lfm2"]["block_auto_adjust_ff_dim"] = False
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, one head of keys": FACTS["llama"] | {"num_key_value_heads": 1},
     "llama, biased and tied": FACTS["llama"]
