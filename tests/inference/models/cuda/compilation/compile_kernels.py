@@ -89,7 +89,7 @@ class Card:
             assert len(found.asm["cubin"]) > 1000
             self.compiled.append((kernel.fn.__name__, found))
 
-        JITFunction.run = compile_only  # type: ignore[method-assign]
+        JITFunction.run = compile_only
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.architecture, 32)
@@ -105,7 +105,7 @@ class Card:
 
     @property
     def shared_bytes(self) -> int:
-        return max(found.metadata.shared for _, found in self.compiled)
+        return max(int(found.metadata.shared) for _, found in self.compiled)
 
     @property
     def limit(self) -> int:
@@ -168,13 +168,13 @@ def packed(kind: str, card: Card) -> None:
         return
     for rows, processors in product(ROWS, (0, 132)):
         card.compiled.clear()
-        tile = BATCH_TILES[layout["bits"], rows]
+        batch = BATCH_TILES[layout["bits"], rows]
         linear._num_processors = processors
-        linear.batch_product(card.random(rows, linear.in_features), tile)
+        linear.batch_product(card.random(rows, linear.in_features), batch)
         card.compiled[:] = card.compiled[:1]
         planes = 2 if layout["bits"] == 8 else 4
-        weights = tile.outputs * tile.step_tiles * planes * layout["group_features"]
-        check_speed(card, weights / (32 * tile.warps), MOST_OF_BATCH.get(card.architecture, 17.0))
+        weights = batch.outputs * batch.step_tiles * planes * layout["group_features"]
+        check_speed(card, weights / (32 * batch.warps), MOST_OF_BATCH.get(card.architecture, 17.0))
 
 
 def experts(kind: str, gathers: bool, card: Card) -> None:
@@ -188,7 +188,8 @@ def others(card: Card) -> None:
     pointwise = TritonPointwise()
     pointwise.add_and_norm(card.random(2, 4096), card.random(2, 4096), card.random(4096), 1e-5)
     pointwise.gate(card.random(2, 8192))
-    triton_chunk_states(*(torch.zeros(2, 32, 128, 128) for _ in "AB"), torch.zeros(32, 128, 128))
+    states = torch.zeros(2, 32, 128, 128)
+    triton_chunk_states(states, states, states[0])
     scores = torch.zeros(2, 151_936)
     find_likeliest(scores)
     draw_tokens(scores, torch.zeros(2, 2, dtype=torch.int64), torch.ones(2, 4))
@@ -200,10 +201,11 @@ Compile = Callable[[Card], None]
 def all_cases(architecture: int) -> Iterator[tuple[str, Compile]]:
     formats = cuda_formats(divmod(architecture, 10))
     yield "others", others
-    for given in product(HEAD_DIMS, formats, (0, 4096), SCORES, (False,)):
-        yield f"attention {given}", partial(attention, *given)
-    for kv_format in formats:
-        given = 128, kv_format, 8192, "plain", True
+    scores = [name for name in SCORES if name != "ahead"]
+    attentions = [*product(HEAD_DIMS, formats, (0, 4096), scores, (False,))]
+    attentions += [(128, kv_format, 8192, "plain", True) for kv_format in formats]
+    attentions += [(256, kv_format, 4096, "ahead", False) for kv_format in formats]
+    for given in attentions:
         yield f"attention {given}", partial(attention, *given)
     for own in product(HEAD_DIMS, formats, ("", "before", "after")):
         yield f"rotation {own}", partial(rotation, *own)

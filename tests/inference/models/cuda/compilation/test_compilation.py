@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-STRIDE = os.environ.get("HELEXA_KERNEL_STRIDE", "31")
+STRIDE = os.environ.get("HELEXA_KERNEL_STRIDE", "61")
 """One case in so many is compiled, others for each architecture. A prime number, so that every
 value of each axis is among them. 1 compiles all: some two hours of a core."""
 
