@@ -15,7 +15,7 @@ from inference.engine.prompt_images import PromptImages
 from inference.engine.step import PrefillChunk, Schedule
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings, Ints, StepImages, on_device
-from inference.models.vision.towers import AnyTower
+from inference.models.vision.tower import Tower
 from inference.protocol.images import SequenceImage
 from inference.recent_results import RecentResults
 
@@ -30,7 +30,7 @@ class ImageProcessor(Protocol):
 class ImageRows:
     """The rows of images, computed once. Keeps the latest used, up to ``kept_bytes``."""
 
-    def __init__(self, tower: AnyTower, processor: ImageProcessor, kept_bytes: int) -> None:
+    def __init__(self, tower: Tower, processor: ImageProcessor, kept_bytes: int) -> None:
         self._tower = tower
         self._processor = processor
         self._rows: RecentResults[ImageEmbeddings] = RecentResults(

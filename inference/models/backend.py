@@ -17,7 +17,7 @@ from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
 from inference.models.native.structs import Draw
 from inference.models.step_input import StepInput
-from inference.models.vision.towers import AnyTower
+from inference.models.vision.tower import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Model(StepBackend[KV], Protocol[KV]):
     """A decoder that can be stepped."""
 
     @property
-    def tower(self) -> AnyTower | None:
+    def tower(self) -> Tower | None:
         """Makes rows of images, where the model is given any."""
         ...
 
@@ -217,7 +217,7 @@ class PlainBackend:
     """Defaults of a backend that captures no steps, samples nothing and holds nothing but
     tensors."""
 
-    tower: AnyTower | None = None
+    tower: Tower | None = None
     has_own_threads = False
 
     def cache_bytes(

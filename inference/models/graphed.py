@@ -20,7 +20,7 @@ import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter
 from inference.models.backend import PlainBackend
-from inference.models.cache.kv_format import KVFormat, cache_layout
+from inference.models.cache.kv_format import cache_layout
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
@@ -158,48 +158,33 @@ class GraphedDecoder(PlainBackend):
 
     def __init__(self, model: DecoderModel, capture: Capture) -> None:
         self.config: ModelConfig = model.config
-        self.tower = model.tower
-        self._model = model
+        self.tower, self.kv_format = model.tower, model.kv_format
+        self.dtype, self.device = model.dtype, model.device
+        self.decoder = model
+        """Computes steps that are not captured."""
         self._record = capture
         self._steps: CapturedSteps | None = None
         self._failure = ""
 
     @property
-    def decoder(self) -> DecoderModel:
-        """Computes steps that are not captured."""
-        return self._model
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def kv_format(self) -> KVFormat:
-        return self._model.kv_format
-
-    @property
     def copies_context(self) -> bool:
-        return self._model.copies_context
+        return self.decoder.copies_context
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
         """Makes storage with one state more than asked for, which ``captured_bytes`` counts: rows
         that only fill a captured step up write there."""
         num_slots = num_state_slots + 1 if num_state_slots else 0
-        return self._model.new_kv(num_blocks, block_tokens, num_slots)
+        return self.decoder.new_kv(num_blocks, block_tokens, num_slots)
 
     def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
-        return self._model.prepare_adapter(weights)
+        return self.decoder.prepare_adapter(weights)
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
         """Captured logits are there until the next step. Not captured are steps with prompts, with
         adapters, with images, and with several rows of a sequence whose layers keep states."""
         if self._steps is not None and self._steps.holds(step, kv):
             return self._steps.run(step)[0]
-        return self._model.forward(step, kv)
+        return self.decoder.forward(step, kv)
 
     def forward_with_hidden(
         self, step: StepInput, kv: PagedKV
@@ -208,14 +193,14 @@ class GraphedDecoder(PlainBackend):
         if self._steps is not None and self._steps.holds(step, kv):
             logits, hidden = self._steps.run(step)
             return logits, hidden.clone()
-        return self._model.forward_with_hidden(step, kv)
+        return self.decoder.forward_with_hidden(step, kv)
 
     @torch.inference_mode()
     def capture(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
         """Steps over ``kv``, of up to ``max_rows`` rows and ``context_tokens`` tokens each."""
         try:
             self._steps = CapturedSteps(
-                self._model, kv, self._record, max_rows=max_rows, context_tokens=context_tokens
+                self.decoder, kv, self._record, max_rows=max_rows, context_tokens=context_tokens
             )
         # Whatever a driver or a kernel raises: steps run without being captured.
         except Exception as error:

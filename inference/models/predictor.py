@@ -40,6 +40,7 @@ class TorchPredictor:
         assert isinstance(model, DecoderModel), "only torch's operators give hidden rows"
         config = model.config
         self._model = model
+        self.device, self.num_positions = model.device, model.operators.num_positions
         self._fc = weights.linear(f"{PREDICTOR}fc")
         self._embedding_norm, self._hidden_norm, self._final_norm = (
             load_norm(config, weights, PREDICTOR + name)
@@ -51,14 +52,6 @@ class TorchPredictor:
             self._embedding = weights.embedding(PREDICTOR_TABLE)
         if weights.has(f"{PREDICTOR_HEAD}.weight"):
             self._head = weights.linear(PREDICTOR_HEAD)
-
-    @property
-    def num_positions(self) -> int:
-        return self._model.operators.num_positions
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         model = self._model

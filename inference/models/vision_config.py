@@ -105,6 +105,15 @@ class VisionConfig:
     preprocessor_config.json does."""
 
     @property
+    def is_gated(self) -> bool:
+        """Whether blocks have MLPs with gates, and norms without a mean."""
+        return self.kind in ("qwen2_5_vl", "pixtral")
+
+    @property
+    def num_deepstack(self) -> int:
+        return len(self.deepstack_layers)
+
+    @property
     def patch_features(self) -> int:
         """Numbers of a patch."""
         return self.num_channels * self.temporal_patch * self.patch_px**2
@@ -141,8 +150,7 @@ class VisionConfig:
         one tile, in float32 where they are rotated, and the decoder's rows."""
         is_windowed = self.kind == "qwen2_5_vl"  # heads are copied by window
         of_block = (9 if is_windowed else 6) * self.hidden_size
-        has_gates = is_windowed or self.kind == "pixtral"
-        of_block += (3 if has_gates else 2) * self.intermediate_size
+        of_block += (3 if self.is_gated else 2) * self.intermediate_size
         of_block *= bytes_per_number
         of_tile = self.most_patches * (of_block + 4 * 4 * self.hidden_size)
         num_patches = self.most_tiles * self.most_patches

@@ -27,7 +27,7 @@ from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_gguf_architecture, family_of
 from inference.models.families.roles import MATRIX_ROLES, TABLE_ROLES, Role, TensorRole
 from inference.models.families.tower import TOWER
-from inference.models.families.tower_gguf import model_name
+from inference.models.families.tower_names import model_name
 from inference.models.layer_configs import state_bytes
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError

@@ -23,9 +23,13 @@ from inference.loading.sources.files import ModelFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
 from inference.models.families.gguf_numbers import read_gguf
-from inference.models.families.projector_keys import SECTION
 from inference.models.families.registry import check_gguf_architecture, family_of
-from inference.models.families.tower_gguf import UNUSED_TENSORS, projector_problem, read_projector
+from inference.models.families.tower_gguf import (
+    SECTION,
+    UNUSED_TENSORS,
+    projector_problem,
+    read_projector,
+)
 from inference.models.families.transformers_modules import MODULES, check_module_keys
 from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError, BadSourceError

@@ -32,7 +32,7 @@ from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
-from inference.models.families.tower_gguf import model_name
+from inference.models.families.tower_names import model_name
 from inference.models.weights.lazy import (
     Indices,
     MappedBlocks,

@@ -32,7 +32,7 @@ from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
 from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
-from inference.models.families.tower_gguf import FRAME_AXIS, PATCH_KERNEL
+from inference.models.families.tower_names import FRAME_AXIS, PATCH_KERNEL
 from inference.models.weights.stored import StoredWeight
 from inference.protocol.load_errors import (
     BadFileError,

@@ -80,26 +80,18 @@ def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
         return False, f"torch operators (no Triton attention: {_reason(error)})"
     working, failures = ["attention"], []
-    for name in ("rotation", "pointwise", "chunk states"):
-        if name == "chunk states" and model.config.delta is None:
-            continue
+    installers = {"rotation": install_rotation, "pointwise": install_pointwise}
+    if model.config.delta is not None:
+        installers["chunk states"] = install_chunk_states
+    for name, install in installers.items():
         try:
-            _install(name, model)
+            install(model)
         except Exception as error:
             logger.warning("no Triton %s on %s", name, model.device, exc_info=True)
             failures.append(f" (no Triton {name}: {_reason(error)})")
         else:
             working.append(name)
     return True, f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
-
-
-def _install(name: str, model: DecoderLayers) -> None:
-    if name == "rotation":
-        model.operators.rotation = working_rotation(model)
-    elif name == "pointwise":
-        model.operators.pointwise = working_pointwise(model)
-    else:
-        model.operators.chunk_states = working_chunk_states(model)
 
 
 def _reason(error: Exception) -> str:
@@ -161,8 +153,8 @@ def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -
     _check_error(found, wanted, LARGEST_ERROR)
 
 
-def working_rotation(model: DecoderLayers) -> RotationFactory:
-    """Raises ``WrongResultError``, and whatever launching raises."""
+def install_rotation(model: DecoderLayers) -> None:
+    """Raises ``NotBuiltError``, ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.rotation import triton_rotation
 
     if reason := rotation_reason(model.config):
@@ -170,7 +162,23 @@ def working_rotation(model: DecoderLayers) -> RotationFactory:
     if not model.operators.ropes:
         raise NotBuiltError("none of these layers rotates")
     try_rotation(model, triton_rotation)
-    return triton_rotation
+    model.operators.rotation = triton_rotation
+
+
+def install_pointwise(model: DecoderLayers) -> None:
+    """Raises ``WrongResultError``, and whatever launching raises."""
+    from inference.models.cuda.pointwise import TritonPointwise
+
+    try_pointwise(model, TritonPointwise())
+    model.operators.pointwise = TritonPointwise()
+
+
+def install_chunk_states(model: DecoderLayers) -> None:
+    """Raises ``WrongResultError``, and whatever launching raises."""
+    from inference.models.cuda.delta import triton_chunk_states
+
+    try_chunk_states(model, triton_chunk_states)
+    model.operators.chunk_states = triton_chunk_states
 
 
 def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
@@ -204,15 +212,6 @@ def _trial_weights(model: DecoderLayers) -> AttentionWeights:
     return next(mixer for mixer in mixers if isinstance(mixer, AttentionMixer))
 
 
-def working_pointwise(model: DecoderLayers) -> Pointwise:
-    """Raises ``WrongResultError``, and whatever launching raises."""
-    from inference.models.cuda.pointwise import TritonPointwise
-
-    pointwise = TritonPointwise()
-    try_pointwise(model, pointwise)
-    return pointwise
-
-
 def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
     """Compares ``pointwise`` with torch on rows of the model's own widths. Raises
     ``WrongResultError``, and whatever launching raises."""
@@ -225,14 +224,6 @@ def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
     )
     for right, ours in zip(wanted, found, strict=True):
         _check_error(ours, right, LARGEST_ERROR * float(right.float().abs().max()))
-
-
-def working_chunk_states(model: DecoderLayers) -> ChunkStates:
-    """Raises ``WrongResultError``, and whatever launching raises."""
-    from inference.models.cuda.delta import triton_chunk_states
-
-    try_chunk_states(model, triton_chunk_states)
-    return triton_chunk_states
 
 
 def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:

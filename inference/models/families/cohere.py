@@ -74,7 +74,6 @@ def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
         model_type,
         **LAYERS,
         **declared,
-        rms_norm_eps=keys.number("attention.layer_norm_epsilon", 1e-5),
         logit_multiplier=keys.number("logit_scale", 0.0625) or 1.0,
     )
 

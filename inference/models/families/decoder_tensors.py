@@ -8,14 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.families.idefics3_tower import idefics3_tensors
-from inference.models.families.pixtral_tower import pixtral_tensors
 from inference.models.families.predictor import PREDICTOR, PREDICTOR_HEAD, PREDICTOR_TABLE
 from inference.models.families.roles import LayerNames, Section, TensorRole, column, row
-from inference.models.families.siglip_tower import siglip_tensors
-from inference.models.families.tower import tower_tensors, windowed_tensors
+from inference.models.families.tower import tower_tensors
 from inference.models.layer_configs import DeltaConfig, LatentConfig
-from inference.models.vision_config import TowerKind, VisionConfig
 
 
 def delta_tensors(config: ModelConfig) -> Iterator[TensorRole]:
@@ -100,13 +96,6 @@ STATES: Mapping[MixerKind, Callable[[ModelConfig], Iterator[TensorRole]]] = {
     "conv": conv_tensors,
     "mamba": mamba_tensors,
 }
-TOWERS: Mapping[TowerKind, Callable[[VisionConfig], Iterator[TensorRole]]] = {
-    "qwen3_vl": tower_tensors,
-    "qwen2_5_vl": windowed_tensors,
-    "gemma3": siglip_tensors,
-    "idefics3": idefics3_tensors,
-    "pixtral": pixtral_tensors,
-}
 
 
 def decoder_tensors(config: ModelConfig, names: LayerNames) -> Iterator[TensorRole]:
@@ -117,7 +106,7 @@ def decoder_tensors(config: ModelConfig, names: LayerNames) -> Iterator[TensorRo
     if config.has_predictor:
         yield from predictor_tensors(config)
     if config.vision is not None:
-        yield from TOWERS[config.vision.kind](config.vision)
+        yield from tower_tensors(config.vision)
 
 
 def _layer(

@@ -22,7 +22,6 @@ from inference.models.families.hub_config import (
     Json,
     check_activation,
     check_whole_rotary,
-    hub_name,
     kinds_of_layers,
     optional_number,
     positive_integer,
@@ -32,12 +31,10 @@ from inference.models.families.hub_config import (
     text_config,
 )
 from inference.models.families.roles import LayerNames
-from inference.models.families.siglip_tower import (
-    GEMMA3_PROJECTOR,
-    read_siglip_vision,
-    tower_hub_name,
-)
 from inference.models.families.tower import TOWER
+from inference.models.families.tower_gguf import GEMMA3_PROJECTOR
+from inference.models.families.tower_hub import read_siglip_vision
+from inference.models.families.tower_names import towered_name
 from inference.models.families.transformers_modules import TRANSFORMERS_PAGED, read_paged
 from inference.protocol.load_errors import BadFileError
 
@@ -102,11 +99,6 @@ def read_gemma3(config: Json, generation: Json) -> ModelConfig:
         sliding_rope_theta=float(local_theta or LOCAL_THETA),
         vision=vision,
     )
-
-
-def gemma3_name(name: str) -> str:
-    """The ``Family.hub_name`` of Gemma 3."""
-    return tower_hub_name(name) or hub_name(name)
 
 
 def _common(config: Json) -> dict[str, Any]:
@@ -195,7 +187,7 @@ GEMMA3 = Family(
     read_config=read_gemma3,
     read_gguf=read_gemma3_gguf,
     layer_names=NORMED_AROUND,
-    hub_name=gemma3_name,
+    hub_name=towered_name,
     left_out=GEMMA3_LEFT_OUT,
     gguf_projectors=(GEMMA3_PROJECTOR,),
 )

@@ -92,9 +92,20 @@ class GGUFKeys:
         return name in self.shapes
 
 
-def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
-    """``declared``: fields of ``ModelConfig`` that the family knows better than the common keys.
+def read_decoder_gguf(
+    keys: GGUFKeys,
+    model_type: str,
+    *,
+    is_windowed: bool = False,
+    is_rotated_in_part: bool = False,
+    **declared: Any,
+) -> ModelConfig:
+    """``is_windowed``: whether a window that the file declares is of all layers.
+    ``is_rotated_in_part``: whether the file declares how much of each head is rotated.
+    ``declared``: fields of ``ModelConfig`` that the family knows better than the common keys.
     Raises ``BadFileError``."""
+    eps = "layer_norm_epsilon" if declared.get("norm") == "layer" else "layer_norm_rms_epsilon"
+    default_eps = 1e-5 if declared.get("norm") == "layer" else 1e-6
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
     max_positions = keys.integer("context_length")
@@ -107,7 +118,7 @@ def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> Model
         "num_heads": num_heads,
         "head_dim": head_dim(keys),
         "max_positions": extended_positions(max_positions, scaling),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-6),
+        "rms_norm_eps": keys.number(f"attention.{eps}", default_eps),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": scaling,
         "attention_scale": keys.number("attention.scale", 0.0) or None,
@@ -122,6 +133,10 @@ def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> Model
         "qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
         **text_facts(keys.metadata),
     }
+    if is_windowed:
+        common["sliding_window"] = keys.find("attention.sliding_window")
+    if is_rotated_in_part:
+        common["rotary_dim"] = keys.integer("rope.dimension_count", head_dim(keys))
     if "num_kv_heads" not in declared:
         common["num_kv_heads"] = keys.integer("attention.head_count_kv", num_heads)
     if "intermediate_size" not in declared:
@@ -143,11 +158,6 @@ def text_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def head_dim(keys: GGUFKeys) -> int:
     default = keys.integer("embedding_length") // keys.integer("attention.head_count")
     return keys.integer("attention.key_length", default)
-
-
-def rotary_dim(keys: GGUFKeys) -> int:
-    """Features of each head that are rotated."""
-    return keys.integer("rope.dimension_count", head_dim(keys))
 
 
 def windowed_layers(

@@ -5,10 +5,11 @@ go through."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family, renaming
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import Json, check_activation, read_decoder, rotary_dim
 from inference.models.families.mixture import SHARED_EXPERTS, gguf_mixture, routed_fields
 from inference.models.families.predictor import nextn_name
@@ -33,12 +34,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    return read_decoder_gguf(
-        keys, "glm4", rotary_dim=rotary_dim_gguf(keys), is_rope_interleaved=True
-    )
-
-
 def read_moe(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu", "swish")
     defaults = {"n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True}
@@ -60,7 +55,7 @@ def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
         keys,
         "glm4_moe",
         num_layers=num_layers,
-        rotary_dim=rotary_dim_gguf(keys),
+        is_rotated_in_part=True,
         **mixture | {"mlps": mixture["mlps"][:num_layers]},
     )
 
@@ -76,7 +71,9 @@ GLM4 = Family(
     model_types=("glm4",),
     gguf_architectures=("glm4",),
     read_config=read_config,
-    read_gguf=read_gguf,
+    read_gguf=partial(
+        read_decoder_gguf, model_type="glm4", is_rotated_in_part=True, is_rope_interleaved=True
+    ),
     layer_names=NORMED_AFTER,
 )
 GLM4_MOE = Family(

@@ -11,41 +11,37 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from inference.models.config import Activation, MixerKind, ModelConfig
+from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import (
     LLAMA_BIASES,
     Json,
     check_activation,
     check_no_window,
     check_whole_rotary,
-    hub_name,
     read_decoder,
     read_llama,
     repeated,
     rotary_dim,
     text_config,
 )
-from inference.models.families.idefics3_tower import (
-    IDEFICS3_PROJECTOR,
-    idefics3_tower_name,
-    read_idefics3_vision,
-)
 from inference.models.families.mixture import read_mixture_gguf
-from inference.models.families.pixtral_tower import (
-    PIXTRAL_PROJECTOR,
-    is_rotated,
-    pixtral_tower_name,
-)
 from inference.models.families.roles import LayerNames
 from inference.models.families.tower import TOWER
+from inference.models.families.tower_gguf import IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR
+from inference.models.families.tower_hub import read_idefics3_vision
+from inference.models.families.tower_names import is_rotated, towered_name
 from inference.protocol.load_errors import BadFileError
 
 PHI3_NAMES = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 STARCODER2_NAMES = LayerNames(gate_up=("mlp.c_fc",), down="mlp.c_proj")
-STARCODER2_LAYERS: dict[str, Any] = {"norm": "layer", "has_norm_bias": True, "is_gated": False}
+STARCODER2_LAYERS: dict[str, Any] = {
+    "norm": "layer",
+    "has_norm_bias": True,
+    "is_gated": False,
+    "activation": "gelu_tanh",
+}
 SMOLLM3_PERIOD = 4
 """The last of so many layers rotates nothing, where config.json does not list them."""
 ERNIE_DEFAULTS = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
@@ -91,7 +87,7 @@ def read_gguf(keys: GGUFKeys, *, model_type: str) -> ModelConfig:
     """Mixtral's files call themselves llama's. Raises ``BadFileError``."""
     if model_type == "llama" and keys.find("expert_count"):
         return read_mixture_gguf(keys, model_type="mixtral", normalizes=True)
-    return read_decoder_gguf(keys, model_type, sliding_window=keys.find("attention.sliding_window"))
+    return read_decoder_gguf(keys, model_type, is_windowed=True)
 
 
 def interleaved_heads(name: str, config: ModelConfig) -> int | None:
@@ -134,16 +130,6 @@ def _smollm3_mixers(num_layers: int, period: int) -> tuple[MixerKind, ...]:
     return repeated(num_layers, period, others="attention", last="unrotated")
 
 
-def llama_name(name: str) -> str:
-    """The ``Family.hub_name`` of a llama, which may be Idefics3's."""
-    return idefics3_tower_name(name) or hub_name(name)
-
-
-def mistral_name(name: str) -> str:
-    """The ``Family.hub_name`` of a mistral, which may have Pixtral's tower."""
-    return pixtral_tower_name(name) or hub_name(name)
-
-
 def read_phi3(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
@@ -159,25 +145,14 @@ def read_phi3(config: Json, generation: Json) -> ModelConfig:
     return found
 
 
-def read_phi3_gguf(keys: GGUFKeys) -> ModelConfig:
-    return read_decoder_gguf(
-        keys,
-        "phi3",
-        rotary_dim=rotary_dim_gguf(keys),
-        sliding_window=keys.find("attention.sliding_window"),
-    )
-
-
 def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "gelu_pytorch_tanh")
     check_whole_rotary(config)
     has_bias = bool(config.get("use_bias", True))
-    activation: Activation = "gelu_tanh"
     return read_decoder(
         config,
         generation,
         **STARCODER2_LAYERS,
-        activation=activation,
         rms_norm_eps=float(config.get("norm_epsilon") or 1e-5),
         tie_embeddings=bool(config.get("tie_word_embeddings", True)),
         qkv_bias=has_bias,
@@ -187,24 +162,21 @@ def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_starcoder2_gguf(keys: GGUFKeys) -> ModelConfig:
-    return read_decoder_gguf(
-        keys,
-        "starcoder2",
-        **STARCODER2_LAYERS,
-        activation="gelu_tanh",
-        rms_norm_eps=keys.number("attention.layer_norm_epsilon", 1e-5),
-        sliding_window=keys.find("attention.sliding_window"),
+def _llama_like(model_type: str, **own: Any) -> Family:
+    """A family that differs from llama in nothing but what ``read_config`` reads."""
+    return Family(
+        name=model_type,
+        model_types=(model_type,),
+        gguf_architectures=(model_type,),
+        read_config=read_config,
+        read_gguf=partial(read_gguf, model_type=model_type),
+        **own,
     )
 
 
-LLAMA = Family(
-    name="llama",
-    model_types=("llama",),
-    gguf_architectures=("llama",),
-    read_config=read_config,
-    read_gguf=partial(read_gguf, model_type="llama"),
-    hub_name=llama_name,
+LLAMA = _llama_like(
+    "llama",
+    hub_name=towered_name,
     left_out={TOWER: "images"},
     interleaved_heads=interleaved_heads,
     gguf_projectors=(IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR),
@@ -219,29 +191,8 @@ IDEFICS3 = replace(
     read_gguf=None,
     gguf_projectors=(IDEFICS3_PROJECTOR,),
 )
-MISTRAL = Family(
-    name="mistral",
-    model_types=("mistral",),
-    gguf_architectures=("mistral",),
-    read_config=read_config,
-    read_gguf=partial(read_gguf, model_type="mistral"),
-    hub_name=mistral_name,
-    left_out={TOWER: "images"},
-)
-QWEN2 = Family(
-    name="qwen2",
-    model_types=("qwen2",),
-    gguf_architectures=("qwen2",),
-    read_config=read_config,
-    read_gguf=partial(read_gguf, model_type="qwen2"),
-)
-QWEN3 = Family(
-    name="qwen3",
-    model_types=("qwen3",),
-    gguf_architectures=("qwen3",),
-    read_config=read_config,
-    read_gguf=partial(read_gguf, model_type="qwen3"),
-)
+MISTRAL = _llama_like("mistral", hub_name=towered_name, left_out={TOWER: "images"})
+QWEN2, QWEN3 = _llama_like("qwen2"), _llama_like("qwen3")
 SEED_OSS = Family(
     name="Seed-OSS",
     model_types=("seed_oss",),
@@ -278,7 +229,9 @@ PHI3 = Family(
     model_types=("phi3",),
     gguf_architectures=("phi3",),
     read_config=read_phi3,
-    read_gguf=read_phi3_gguf,
+    read_gguf=partial(
+        read_decoder_gguf, model_type="phi3", is_windowed=True, is_rotated_in_part=True
+    ),
     layer_names=PHI3_NAMES,
 )
 STARCODER2 = Family(
@@ -286,7 +239,9 @@ STARCODER2 = Family(
     model_types=("starcoder2",),
     gguf_architectures=("starcoder2",),
     read_config=read_starcoder2,
-    read_gguf=read_starcoder2_gguf,
+    read_gguf=partial(
+        read_decoder_gguf, model_type="starcoder2", is_windowed=True, **STARCODER2_LAYERS
+    ),
     layer_names=STARCODER2_NAMES,
 )
 FAMILIES = (

@@ -21,7 +21,8 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.llama import MISTRAL, interleaved_heads
 from inference.models.families.llama import read_config as read_mistral
-from inference.models.families.pixtral_tower import PIXTRAL_PROJECTOR, read_pixtral_vision
+from inference.models.families.tower_gguf import PIXTRAL_PROJECTOR
+from inference.models.families.tower_hub import read_pixtral_vision
 from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError
 

@@ -7,8 +7,6 @@ from functools import partial
 
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.family import Family, renaming
-from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -126,16 +124,6 @@ def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_minimax_m2_gguf(keys: GGUFKeys) -> ModelConfig:
-    return read_mixture_gguf(
-        keys,
-        model_type="minimax_m2",
-        normalizes=True,
-        is_qk_norm_wide=True,
-        rotary_dim=rotary_dim_gguf(keys),
-    )
-
-
 def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
     """Experts are chosen by a softmax over all and a bias that only chooses. Raises
     ``BadFileError``."""
@@ -216,7 +204,13 @@ MINIMAX_M2 = Family(
     model_types=("minimax_m2",),
     gguf_architectures=("minimax-m2",),
     read_config=read_minimax_m2,
-    read_gguf=read_minimax_m2_gguf,
+    read_gguf=partial(
+        read_mixture_gguf,
+        model_type="minimax_m2",
+        normalizes=True,
+        is_qk_norm_wide=True,
+        is_rotated_in_part=True,
+    ),
     hub_name=renaming(BLOCK_NAMES | {".mlp.e_score": ".mlp.gate.e_score"}),
 )
 ERNIE4_5_MOE = Family(

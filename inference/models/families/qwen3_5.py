@@ -27,8 +27,9 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.mixture import experts_of, gguf_mixture, mlps_of
 from inference.models.families.predictor import mtp_name
-from inference.models.families.tower import TOWER, VISION, read_vision
+from inference.models.families.tower import TOWER, VISION
 from inference.models.families.tower_gguf import QWEN3_PROJECTOR
+from inference.models.families.tower_hub import read_vision
 from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
 from inference.protocol.load_errors import BadFileError
 

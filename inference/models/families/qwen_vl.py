@@ -20,8 +20,9 @@ from inference.models.families.hub_config import Json, read_llama
 from inference.models.families.mixture import read_mixture_gguf
 from inference.models.families.mixtures import read_qwen3_moe
 from inference.models.families.qwen3_5 import hub_name, text_config
-from inference.models.families.tower import TOWER, VISION, read_vision, read_windowed_vision
+from inference.models.families.tower import TOWER, VISION
 from inference.models.families.tower_gguf import QWEN2_5_PROJECTOR, QWEN3_PROJECTOR
+from inference.models.families.tower_hub import read_vision, read_windowed_vision
 
 PUBLISHED_TOWER = "visual."
 ROPE_KEYS = ("rope_parameters", "rope_scaling")

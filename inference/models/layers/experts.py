@@ -88,6 +88,16 @@ class SortedRows:
         return cls(rows, routes.weights.flatten()[order].unsqueeze(1), ends)
 
 
+def held_routes(config: ExpertsConfig, routes: Routes) -> Routes:
+    """The same over the experts that this rank holds, those of others behind the last."""
+    if config.held is None:
+        return routes
+    first, last = config.held
+    is_held = (routes.experts >= first) & (routes.experts < last)
+    own = torch.where(is_held, routes.experts - first, last - first)
+    return Routes(own, routes.weights)
+
+
 class Experts(Protocol):
     """All experts of a layer."""
 
@@ -228,19 +238,28 @@ class GroupedExperts:
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         *,
         weighs_inputs: bool = False,
+        has_others: bool = False,
     ) -> None:
         """``gate_up``: from hidden_size to 2 * intermediate_size; ``down``: back. ``biases``: of
-        both, (num_experts, out_features). ``weighs_inputs``: as of ``GatedExpert``."""
+        both, (num_experts, out_features). ``weighs_inputs``: as of ``GatedExpert``. ``has_others``:
+        whether rows may be of experts that other ranks hold: such entries are beyond the last
+        expert's and in no group, so that their products are anything. ``biases`` have then a row
+        more than there are experts."""
         assert biases is None or not weighs_inputs, "no family has both"
         self._gate_up = gate_up
         self._down = down
         self._gate = gate
         self._biases = biases
         self._weighs_inputs = weighs_inputs
+        self._has_others = has_others
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         sorted_rows = SortedRows.of(routes, self._gate_up.num_experts)
         outputs = self._outputs(x, sorted_rows)
+        if self._has_others:
+            entry = torch.arange(len(outputs), device=outputs.device)
+            is_others = entry >= sorted_rows.ends[-1]
+            outputs = outputs.masked_fill(is_others.unsqueeze(1), 0)
         # In float32, and each row's in the order of its experts: adding in place would take
         # whichever comes first.
         num_rows, per_row = routes.experts.shape
@@ -318,37 +337,4 @@ class SparseMlp:
 
     def routes(self, x: torch.Tensor) -> Routes:
         logits = linear(x, self.router, self._router_bias)
-        return route(self.config, logits, self._choice_bias)
-
-
-class HeldExperts:
-    """``experts`` computes those that are held, and leaves out entries beyond the last."""
-
-    def __init__(self, experts: Experts, held: tuple[int, int]) -> None:
-        self._experts = experts
-        self._first, self._last = held
-
-    @property
-    def is_phaseless(self) -> bool:
-        return self._experts.is_phaseless
-
-    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        return self._experts.decode(x, self._own(routes))
-
-    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        return self._experts.prefill(x, self._own(routes))
-
-    def _own(self, routes: Routes) -> Routes:
-        is_held = (routes.experts >= self._first) & (routes.experts < self._last)
-        beyond = self._last - self._first
-        return Routes(torch.where(is_held, routes.experts - self._first, beyond), routes.weights)
-
-
-class HeldGroupedExperts(GroupedExperts):
-    """Entries beyond the last expert are in no group: their rows hold anything.
-    ``biases`` have a row more than there are experts."""
-
-    def _outputs(self, x: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
-        outputs = super()._outputs(x, sorted_rows)
-        entry = torch.arange(len(outputs), device=outputs.device)
-        return outputs.masked_fill((entry >= sorted_rows.ends[-1]).unsqueeze(1), 0)
+        return held_routes(self.config, route(self.config, logits, self._choice_bias))

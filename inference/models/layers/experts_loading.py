@@ -13,8 +13,6 @@ from inference.models.layers.experts import (
     Experts,
     GatedExpert,
     GroupedExperts,
-    HeldExperts,
-    HeldGroupedExperts,
     LoopedExperts,
     SharedExpert,
     SparseMlp,
@@ -50,8 +48,6 @@ def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> S
         experts = load_grouped(config, weights, prefix)
     router_bias = weights.tensor(f"{prefix}.gate.bias") if config.has_bias else None
     router = weights.tensor(f"{prefix}.gate.weight")
-    if config.held is not None:
-        experts = HeldExperts(experts, config.held)
     choice_bias = None
     if config.has_choice_bias:  # ERNIE's files have it along two axes
         choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}").flatten()
@@ -84,11 +80,14 @@ def load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> G
     down = weights.grouped([[f"{own}.down_proj"] for own in prefixes])
     gate = gate_of(config, TorchPointwise())
     biases = _load_biases(config, weights, prefix) if config.has_bias else None
-    if config.held is None:
-        return GroupedExperts(gate_up, down, gate, biases, weighs_inputs=config.weighs_inputs)
-    if biases is not None:
+    has_others = config.held is not None
+    if biases is not None and has_others:
         biases = pad(biases[0], (0, 0, 0, 1)), pad(biases[1], (0, 0, 0, 1))
-    return HeldGroupedExperts(gate_up, down, gate, biases, weighs_inputs=config.weighs_inputs)
+    return GroupedExperts(
+        *(gate_up, down, gate, biases),
+        weighs_inputs=config.weighs_inputs,
+        has_others=has_others,
+    )
 
 
 def _load_biases(

@@ -46,7 +46,7 @@ from inference.models.native.load_layer import (
 from inference.models.native.packer import Packer, packing
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.step_input import StepInput, check_positions
-from inference.models.vision.towers import build_tower
+from inference.models.vision.tower import build_tower
 from inference.models.weights.weight_source import WeightSource
 
 CPU = torch.device("cpu")

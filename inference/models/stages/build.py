@@ -6,7 +6,6 @@ its part of a step and of an adapter. Nothing is copied between devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,9 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.step_input import StepImages, StepInput
-from inference.models.vision.towers import AnyTower
-from inference.models.weights.lazy import LazyWeight
-from inference.models.weights.stored import StoredWeight
+from inference.models.vision.tower import Tower
 from inference.models.weights.weight_source import (
-    Embedding,
     ForwardedWeights,
-    GroupedProduct,
-    Linear,
     WeightSource,
 )
 
@@ -54,7 +48,7 @@ class FirstStage(Stage[KV], Protocol[KV]):
     """The stage that has the embeddings, the output head, the sampler and the tower."""
 
     @property
-    def tower(self) -> AnyTower | None: ...
+    def tower(self) -> Tower | None: ...
 
     @property
     def sampler(self) -> BackendSampler | None: ...
@@ -99,37 +93,6 @@ def adapter_of_stage(weights: AdapterWeights, layers: LayerRange) -> AdapterWeig
     return AdapterWeights(modules) if modules else None
 
 
-class StageWeights(ForwardedWeights):
-    """Weights of one stage, whose layers are counted from its first."""
-
-    def __init__(self, weights: WeightSource, layers: LayerRange) -> None:
-        """``weights``: of the whole model, or at least of the stage."""
-        super().__init__(weights)
-        self._layers = layers
-
-    def tensor(self, name: str) -> torch.Tensor:
-        return super().tensor(self._layers.whole_name(name))
-
-    def has(self, name: str) -> bool:
-        return super().has(self._layers.whole_name(name))
-
-    def linear(self, *names: str) -> Linear:
-        return super().linear(*map(self._layers.whole_name, names))
-
-    def embedding(self, name: str) -> Embedding:
-        return super().embedding(self._layers.whole_name(name))
-
-    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        whole_name = self._layers.whole_name
-        return super().grouped([[whole_name(name) for name in names] for names in experts])
-
-    def stored(self, name: str) -> StoredWeight:
-        return super().stored(self._layers.whole_name(name))
-
-    def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
-        return super().stored_parts(*map(self._layers.whole_name, names))
-
-
 BuiltStage = DecoderLayers | NativeModel
 
 
@@ -144,7 +107,7 @@ def build_stage(
     """Returns the stage, and a sentence about its backend. ``config``: of the whole model,
     whose ``check_ranges`` has passed; ``weights`` by the whole model's names. The stage of layer 0
     is a ``FirstStage``. No steps are captured. Raises ``UnsupportedKVError``."""
-    own, renamed = stage_config(config, layers), StageWeights(weights, layers)
+    own, renamed = stage_config(config, layers), ForwardedWeights(weights, layers.whole_name)
     problem = native_problem(config, weights, native_cache_dir)
     device, dtype = weights.device, weights.activation_dtype
     chosen = kv_format_on(device, kv_format, dtype, is_native=problem is None)

@@ -1,314 +1,186 @@
-"""The tower of Qwen3-VL and Qwen3.5, and what all towers share: their blocks, and the positions of
-patches, which are a learned grid stretched over them, or rotary angles by height and width.
+"""A vision tower: from the patches of an image to rows of a decoder. Patches of one image come in
+the order in which they are merged.
 
-    patches ─▶ embedded + positions ─▶ block 0 ─▶ … ─▶ block n ─▶ merger ─▶ rows
-                                         └──▶ deepstack merger ─▶ added after an early layer
+    patches ─▶ embedded (+ positions) (─▶ norm) ─▶ block 0 ─▶ … ─▶ block n (─▶ norm) ─▶ projector
 
-Patches come in the order in which they are merged, as the image processor gives them: the four of
-one row of the decoder after each other. Bai et al. 2025, arXiv:2511.21631.
+qwen3_vl     positions; 4 patches joined, an MLP; some blocks' output by mergers of their own, to be
+             added after one of the decoder's first layers
+qwen2_5_vl   all but a few blocks within windows; a norm, 4 patches joined, an MLP
+gemma3       positions, last norm; patches averaged, a norm, a projection
+idefics3     positions, last norm; patches joined, a projection; tile after tile
+pixtral      first norm; 4 patches merged by a projection of their own, an MLP
 
-    merge 2:   0 1 4 5
-               2 3 6 7
+SigLIP: Zhai et al. 2023, arXiv:2303.15343; Gemma Team 2025, arXiv:2503.19786; Laurençon et al.
+2024, arXiv:2408.12637. Qwen2.5-VL: Bai et al. 2025, arXiv:2502.13923. Pixtral: Agrawal et al. 2024,
+arXiv:2410.07073.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch.nn.functional import (
-    gelu,
-    layer_norm,
-    linear,
-    rms_norm,
-    scaled_dot_product_attention,
-    silu,
-)
+from torch.nn.functional import gelu, linear, rms_norm
 
 from inference.models.families.tower import TOWER
-from inference.models.layers.rope import rotate
 from inference.models.step_input import ImageEmbeddings
-from inference.models.vision_config import VisionConfig
+from inference.models.vision.blocks import (
+    EPS,
+    Affine,
+    PatchGrid,
+    Windows,
+    affine,
+    interpolated,
+    load_block,
+    rotary_angles,
+)
+from inference.models.vision_config import TowerKind, VisionConfig
 from inference.models.weights.weight_source import WeightSource
 
-EPS = 1e-6
-Activation = Callable[[torch.Tensor], torch.Tensor]
+Projector = Callable[[torch.Tensor], torch.Tensor]
+"""(num_patches, hidden_size) of the last block -> (num_rows, out_hidden_size)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PatchGrid:
-    """``rows`` and ``columns`` (num_patches,) int64, of each patch."""
+def joining_merger(
+    config: VisionConfig,
+    weights: WeightSource,
+    prefix: str = "merger.",
+    *,
+    merges_first: bool = False,
+) -> Projector:
+    """``merges_first``: whether the norm is of merged patches."""
+    names = ("ln_q", "mlp.0", "mlp.2") if config.is_gated else ("norm", "linear_fc1", "linear_fc2")
+    norm = affine(weights, prefix + names[0], has_bias=not config.is_gated)
+    up, down = (affine(weights, prefix + name) for name in names[1:])
+    merged = config.merged_features
+    normed = merged if merges_first else config.hidden_size
 
-    rows: torch.Tensor
-    columns: torch.Tensor
-    height: int
-    width: int
+    def project(hidden: torch.Tensor) -> torch.Tensor:
+        rows = norm.norm(hidden.view(-1, normed)).view(-1, merged)
+        return down.project(gelu(up.project(rows)))
 
-    @classmethod
-    def of(cls, height: int, width: int, merge: int, device: torch.device) -> PatchGrid:
-        shape = height // merge, width // merge, merge, merge
-        rows = torch.arange(height, device=device).view(shape[0], 1, merge, 1).expand(shape)
-        columns = torch.arange(width, device=device).view(1, shape[1], 1, merge).expand(shape)
-        return cls(rows.flatten(), columns.flatten(), height, width)
-
-
-def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
-    """Stretches a square grid of embeddings (side**2, hidden_size) so that its corners are the
-    image's: each patch lies between four neighbours, (num_patches, hidden_size) float32."""
-    side = math.isqrt(len(table))
-    upper, lower, below = _neighbours(places.rows, places.height, side)
-    left, right, beside = _neighbours(places.columns, places.width, side)
-    total = torch.zeros(len(places.rows), table.shape[1], device=table.device)
-    for row, row_weight in ((upper, 1 - below), (lower, below)):
-        for column, column_weight in ((left, 1 - beside), (right, beside)):
-            embeddings = table.index_select(0, row * side + column)
-            total += embeddings * (row_weight * column_weight).unsqueeze(1)
-    return total
+    return project
 
 
-def _neighbours(
-    index: torch.Tensor, size: int, side: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns where places ``index`` on an axis of ``size`` lie on a grid of ``side``: the one
-    before, the one after, and how far towards the latter."""
-    place = index.float() * (side - 1) / max(size - 1, 1)
-    before = place.floor()
-    first = before.long()
-    return first, (first + 1).clamp(max=side - 1), place - before
+def averaging(config: VisionConfig, weights: WeightSource) -> Projector:
+    per_row = config.merge**2
+    norm = weights.tensor(f"{TOWER}merger.norm.weight")
+    norm = norm + 1 if config.has_norm_plus_one else norm
+    projection = weights.tensor(f"{TOWER}merger.proj.weight")
+
+    def project(hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.view(-1, per_row, hidden.shape[1]).mean(1)
+        return rms_norm(rows, norm.shape, norm, EPS) @ projection
+
+    return project
 
 
-def rotary_angles(
-    places: PatchGrid, head_dim: int, theta: float, *, takes_turns: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines as ``rope.rotate`` takes them, (num_patches, 1, head_dim) float32: a
-    quarter of a head's pairs turns with the row, a quarter with the column, and so again.
-    ``takes_turns``: rows and columns have every other frequency each, and not the same ones."""
-    half = head_dim // 2
-    exponents = torch.arange(0, half, 2, dtype=torch.float32, device=places.rows.device) / half
-    of_columns = exponents + 1 / half if takes_turns else exponents
-    angles = torch.cat(
-        [
-            axis.float().unsqueeze(1) / theta**powers
-            for axis, powers in ((places.rows, exponents), (places.columns, of_columns))
-        ],
-        dim=1,
+def joining(config: VisionConfig, weights: WeightSource) -> Projector:
+    projection = weights.tensor(f"{TOWER}merger.proj.weight")
+    return lambda hidden: linear(hidden.view(-1, config.merged_features), projection)
+
+
+def pixtral_projector(config: VisionConfig, weights: WeightSource) -> Projector:
+    """The weight that merges has the patches of one feature after each other."""
+    first, second = (
+        affine(weights, f"merger.{name}", has_bias=config.has_projector_bias)
+        for name in ("linear_1", "linear_2")
     )
-    cosines, sines = angles.cos(), angles.sin()
-    return (
-        torch.cat((cosines, cosines), dim=1).unsqueeze(1),
-        torch.cat((-sines, sines), dim=1).unsqueeze(1),
-    )
+    if config.merge == 1:
+        return lambda hidden: second.project(gelu(first.project(hidden)))
+    norm = affine(weights, "merger.norm", config.merger_eps, has_bias=False)
+    merging = weights.tensor(f"{TOWER}merger.merging.weight")
+
+    def project(hidden: torch.Tensor) -> torch.Tensor:
+        by_row = norm.norm(hidden).view(-1, config.merge**2, hidden.shape[1])
+        merged = linear(by_row.transpose(1, 2).flatten(1), merging)
+        return second.project(gelu(first.project(merged)))
+
+    return project
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """A projection, or a norm's scale: without a bias the norm has no mean."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    eps: float = EPS
-
-    def project(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
-
-    def norm(self, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is None:
-            return rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+PROJECTORS: dict[TowerKind, Callable[[VisionConfig, WeightSource], Projector]] = {
+    "qwen3_vl": joining_merger,
+    "qwen2_5_vl": joining_merger,
+    "gemma3": averaging,
+    "idefics3": joining,
+    "pixtral": pixtral_projector,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merger:
-    norm: Affine
-    up: Affine
-    down: Affine
-    merges_first: bool
-    """Whether the norm is of merged patches."""
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(num_patches, hidden_size) -> (num_rows, out_hidden_size)."""
-        merged = self.up.weight.shape[1]
-        if self.merges_first:
-            hidden = self.norm.norm(hidden.view(-1, merged))
-        else:
-            hidden = self.norm.norm(hidden).view(-1, merged)
-        return self.down.project(gelu(self.up.project(hidden)))
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """The windows of an image, within which patches attend to each other."""
-
-    members: torch.Tensor
-    """(num_windows, most_patches) int64: indices of patches, 0 where a window has fewer."""
-    is_there: torch.Tensor
-    """(num_windows, most_patches) bool: whether there is such a patch."""
-    places: torch.Tensor
-    """(num_patches,) int64: each patch's place among ``members``, flattened."""
-
-    @classmethod
-    def of(cls, grid: PatchGrid, side: int) -> Windows:
-        """``side``: of a window, in patches. Those at the lower and right edges are smaller."""
-        num_columns = -(-grid.width // side)
-        numbers = grid.rows // side * num_columns + grid.columns // side
-        counts = torch.bincount(numbers)
-        order = torch.argsort(numbers, stable=True)
-        most = int(counts.max())
-        first = torch.cumsum(counts, 0) - counts
-        inside = torch.arange(len(order), device=order.device) - first[numbers[order]]
-        flat = numbers[order] * most + inside
-        members = torch.zeros(len(counts) * most, dtype=torch.int64, device=order.device)
-        members[flat] = order
-        is_there = torch.zeros_like(members, dtype=torch.bool)
-        is_there[flat] = True
-        places = torch.empty_like(order)
-        places[order] = flat
-        return cls(members.view(-1, most), is_there.view(-1, most), places)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    attention_norm: Affine
-    qkv: Affine
-    output: Affine
-    mlp_norm: Affine
-    gate: Affine | None
-    """``None`` where MLPs have no gates."""
-    up: Affine
-    down: Affine
-    num_heads: int
-    activation: Activation
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor] | None = None,
-        windows: Windows | None = None,
-    ) -> torch.Tensor:
-        """(num_patches, hidden_size); without ``windows`` every patch of the image attends to every
-        other. Without ``angles`` nothing is rotated."""
-        qkv = self.qkv.project(self.attention_norm.norm(hidden))
-        queries, keys, values = qkv.view(len(hidden), 3, self.num_heads, -1).unbind(1)
-        if angles is not None:
-            queries, keys = (
-                rotate(heads.float(), *angles).to(values.dtype) for heads in (queries, keys)
-            )
-        attended = _attended(queries, keys, values, windows)
-        hidden = hidden + self.output.project(attended.flatten(1))
-        normed = self.mlp_norm.norm(hidden)
-        inner = self.up.project(normed)
-        if self.gate is None:
-            return hidden + self.down.project(self.activation(inner))
-        return hidden + self.down.project(self.activation(self.gate.project(normed)) * inner)
-
-
-def _attended(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: Windows | None
-) -> torch.Tensor:
-    """All (num_patches, num_heads, head_dim)."""
-    if windows is None:
-        queries, keys, values = (
-            one.transpose(0, 1).unsqueeze(0) for one in (queries, keys, values)
-        )
-        whole = scaled_dot_product_attention(queries, keys, values)
-        return whole.squeeze(0).transpose(0, 1)
-    queries, keys, values = (
-        one[windows.members].transpose(1, 2) for one in (queries, keys, values)
-    )
-    mask = windows.is_there[:, None, None, :]
-    found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    return found.transpose(1, 2).flatten(0, 1)[windows.places]
-
-
-class PatchBlocks:
-    """The part that all towers share: embedded patches, and blocks."""
-
-    def __init__(self, config: VisionConfig, weights: WeightSource, *, has_bias: bool) -> None:
-        """``has_bias``: of the patches' embedding. Raises ``MissingTensorError``."""
+class Tower:
+    def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
+        """Raises ``MissingTensorError``."""
         self.config = config
         self.device = weights.device
         self.dtype = weights.activation_dtype
-        self._patches = affine(weights, "patch_embed.proj", has_bias=has_bias)
+        self._patches = affine(weights, "patch_embed.proj", has_bias=not config.is_gated)
+        self._positions = (
+            weights.tensor(f"{TOWER}pos_embed.weight") if config.num_position_embeddings else None
+        )
+
+        def norm(name: str, is_there: bool) -> Affine | None:
+            has_bias = not config.is_gated
+            return affine(weights, name, config.norm_eps, has_bias=has_bias) if is_there else None
+
+        self._first_norm = norm("pre_norm", config.kind == "pixtral")
+        self._last_norm = norm("post_norm", bool(config.image_px))
         self._blocks = [load_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
-
-    def _embedded(self, patches: torch.Tensor) -> torch.Tensor:
-        """(num_patches, patch_features) -> (num_patches, hidden_size)."""
-        weight = self._patches.weight.flatten(1)
-        return linear(patches.to(self.device, self.dtype), weight, self._patches.bias)
-
-    def _angles(
-        self, places: PatchGrid, *, takes_turns: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        head_dim = self.config.hidden_size // self.config.num_heads
-        return rotary_angles(places, head_dim, self.config.rope_theta, takes_turns=takes_turns)
-
-
-class VisionTower(PatchBlocks):
-    def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
-        """Raises ``MissingTensorError``."""
-        super().__init__(config, weights, has_bias=True)
-        self._positions = weights.tensor(f"{TOWER}pos_embed.weight")
-        self._merger = _merger(weights, "merger.", merges_first=False)
+        self._projector = PROJECTORS[config.kind](config, weights)
         self._deepstack_mergers = {
-            layer: _merger(weights, f"deepstack_merger_list.{index}.", merges_first=True)
+            layer: joining_merger(
+                *(config, weights, f"deepstack_merger_list.{index}."), merges_first=True
+            )
             for index, layer in enumerate(config.deepstack_layers)
         }
 
     @torch.inference_mode()
     def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> ImageEmbeddings:
-        """``patches`` (num_patches, patch_features) of one image, float32, on any device;
-        ``grid``: time, height and width in patches."""
-        time, height, width = grid
-        assert time == 1, "an image is one frame"
-        places = PatchGrid.of(height, width, self.config.merge, self.device)
-        hidden = self._embedded(patches) + interpolated(self._positions, places).to(self.dtype)
-        angles = self._angles(places)
-        deepstack = []
+        """``patches`` (num_patches, patch_features) of one image, float32, on any device, tile
+        after tile; ``grid``: the number of tiles, and the height and width of each in patches,
+        which a trial may have fewer of."""
+        num_tiles, height, width = grid
+        assert num_tiles == 1 or self.config.kind == "idefics3", "other images are whole"
+        deepstack: list[torch.Tensor] = []
+        rows = [self._rows(tile, height, width, deepstack) for tile in patches.chunk(num_tiles)]
+        return ImageEmbeddings(torch.cat(rows), tuple(deepstack))
+
+    def _rows(
+        self, patches: torch.Tensor, height: int, width: int, deepstack: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """(num_rows, out_hidden_size) of one tile, whose patches attend to each other alone."""
+        config = self.config
+        places = PatchGrid.of(height, width, config.merge, self.device)
+        embedding = self._patches.weight.flatten(1)
+        hidden = linear(patches.to(self.device, self.dtype), embedding, self._patches.bias)
+        if self._positions is not None:
+            hidden = hidden + self._places(self._positions, places)
+        if self._first_norm is not None:
+            hidden = self._first_norm.norm(hidden)
+        angles = windows = None
+        if config.rope_theta:
+            head_dim, takes_turns = config.hidden_size // config.num_heads, config.kind == "pixtral"
+            angles = rotary_angles(places, head_dim, config.rope_theta, takes_turns=takes_turns)
+        if config.window_px:
+            unit_px = config.merge * config.patch_px
+            windows = Windows.of(places, config.window_px // unit_px * config.merge)
         for index, block in enumerate(self._blocks):
-            hidden = block(hidden, angles)
+            sees_all = index in config.full_attention_layers
+            hidden = block(hidden, angles, None if sees_all else windows)
             if (merger := self._deepstack_mergers.get(index)) is not None:
                 deepstack.append(merger(hidden))
-        return ImageEmbeddings(self._merger(hidden), tuple(deepstack))
+        if self._last_norm is not None:
+            hidden = self._last_norm.norm(hidden)
+        return self._projector(hidden)
+
+    def _places(self, table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
+        """The learned positions: those of squares of one size as they are, else stretched."""
+        if not self.config.image_px:
+            return interpolated(table, places).to(self.dtype)
+        assert places.height * places.width <= len(table), "all tiles are of one size"
+        return table[places.rows * places.width + places.columns]
 
 
-def affine(weights: WeightSource, name: str, eps: float = EPS, *, has_bias: bool = True) -> Affine:
-    """Raises ``MissingTensorError``."""
-    bias = weights.tensor(f"{TOWER}{name}.bias") if has_bias else None
-    return Affine(weights.tensor(f"{TOWER}{name}.weight"), bias, eps)
-
-
-def _merger(weights: WeightSource, prefix: str, *, merges_first: bool) -> Merger:
-    return Merger(
-        norm=affine(weights, f"{prefix}norm"),
-        up=affine(weights, f"{prefix}linear_fc1"),
-        down=affine(weights, f"{prefix}linear_fc2"),
-        merges_first=merges_first,
-    )
-
-
-def load_block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
-    """Qwen2.5-VL's and Pixtral's norms have no mean, and their MLPs have gates; Pixtral's blocks
-    have no biases at all. Raises ``MissingTensorError``."""
-    is_gated, has_bias = config.kind in ("qwen2_5_vl", "pixtral"), config.kind != "pixtral"
-    is_silu = config.kind == "qwen2_5_vl" or config.activation == "silu"
-
-    def norm(name: str) -> Affine:
-        return affine(weights, prefix + name, config.norm_eps, has_bias=not is_gated)
-
-    def projection(name: str) -> Affine:
-        return affine(weights, prefix + name, has_bias=has_bias)
-
-    return Block(
-        attention_norm=norm("norm1"),
-        qkv=projection("attn.qkv"),
-        output=projection("attn.proj"),
-        mlp_norm=norm("norm2"),
-        gate=projection("mlp.gate_proj") if is_gated else None,
-        up=projection("mlp.up_proj" if is_gated else "mlp.linear_fc1"),
-        down=projection("mlp.down_proj" if is_gated else "mlp.linear_fc2"),
-        num_heads=config.num_heads,
-        activation=(silu if is_silu else gelu) if is_gated else partial(gelu, approximate="tanh"),
-    )
+def build_tower(config: VisionConfig | None, weights: WeightSource) -> Tower | None:
+    """``None``: the model reads text alone. Raises ``MissingTensorError``."""
+    return None if config is None else Tower(config, weights)

@@ -171,31 +171,34 @@ class WeightSource(Protocol):
 
 
 class ForwardedWeights:
-    def __init__(self, weights: WeightSource) -> None:
-        self._weights = weights
+    def __init__(
+        self, weights: WeightSource, own_name: Callable[[str], str] = lambda name: name
+    ) -> None:
+        """``own_name``: the name in ``weights`` of what is asked for."""
+        self._weights, self._own = weights, own_name
         self.activation_dtype = weights.activation_dtype
         self.device = weights.device
 
     def tensor(self, name: str) -> torch.Tensor:
-        return self._weights.tensor(name)
+        return self._weights.tensor(self._own(name))
 
     def has(self, name: str) -> bool:
-        return self._weights.has(name)
+        return self._weights.has(self._own(name))
 
     def linear(self, *names: str) -> Linear:
-        return self._weights.linear(*names)
+        return self._weights.linear(*map(self._own, names))
 
     def embedding(self, name: str) -> Embedding:
-        return self._weights.embedding(name)
+        return self._weights.embedding(self._own(name))
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        return self._weights.grouped(experts)
+        return self._weights.grouped([list(map(self._own, names)) for names in experts])
 
     def stored(self, name: str) -> StoredWeight:
-        return self._weights.stored(name)
+        return self._weights.stored(self._own(name))
 
     def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
-        return self._weights.stored_parts(*names)
+        return self._weights.stored_parts(*map(self._own, names))
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
         return self._weights.all_tensors()

@@ -126,7 +126,7 @@ def save_gguf(
     writer.add_rope_freq_base(10000.0)
     _add_vocabulary(writer)
     for key, value in (metadata or {}).items():
-        add_key(writer, key, value)
+        tiny_gguf.add_key(writer, key, value)
     for name, weight in weights.items():
         values = weight.float().numpy()
         if architecture == "llama" and (heads := _rotary_heads(name)):
@@ -134,13 +134,6 @@ def save_gguf(
         type = (types or {}).get(name, GGMLQuantizationType.F32)
         _add_tensor(writer, architecture, name, values, type)
     return tiny_gguf.close(writer, path)
-
-
-def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """Whole numbers without a sign, as llama.cpp wants them."""
-    kind = gguf.GGUFValueType.get_type(value)
-    is_whole = kind is gguf.GGUFValueType.INT32
-    writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_whole else kind)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> None:

@@ -78,7 +78,6 @@ def test_a_long_prompt_does_not_widen_the_table_of_rows_that_decode() -> None:
 
 
 def test_arrays_are_aligned_alike_whatever_their_lengths() -> None:
-    """Triton compiles a kernel for each alignment, while it serves."""
     for num_rows in range(1, 9):
         rows = np.arange(num_rows, dtype=np.int32)
         parts = aligned([rows, rows[:, None], rows])

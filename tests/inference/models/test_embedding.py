@@ -64,7 +64,6 @@ def prompts() -> list[torch.Tensor]:
 
 @each_case("model_type", ENCODERS + DECODERS)
 def test_a_batch_of_mixed_lengths_is_what_one_by_one_is(tmp_path: Path, model_type: str) -> None:
-    """Both are transformers' own hidden states, pooled by hand."""
     directory = save(tmp_path, model_type)
     pooling: Pooling = "last" if model_type in DECODERS else "mean"
     model = load(directory, model_type, pooling)

@@ -14,7 +14,8 @@ import torch
 
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.card import CudaCapture
-from inference.models.graphed import GraphedDecoder, Replay, row_buckets
+from inference.models.decoder import DecoderModel
+from inference.models.graphed import Capture, GraphedDecoder, Replay, row_buckets
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
@@ -54,16 +55,27 @@ def filled(kv: PagedKV) -> PagedKV:
     return kv
 
 
+def captured(
+    model: DecoderModel | None = None,
+    capture: Capture | None = None,
+    *,
+    max_rows: int = 6,
+    context_tokens: int = 30,
+) -> tuple[GraphedDecoder, PagedKV, PagedKV]:
+    """Steps captured over the first of two storages of the same content."""
+    graphed = GraphedDecoder(model or tiny_model(CPU), capture or FakeCapture())
+    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
+    graphed.capture(ours, max_rows=max_rows, context_tokens=context_tokens)
+    return graphed, filled(ours), theirs
+
+
 @pytest.mark.parametrize("device_name", ["cpu", CUDA])
 @torch.inference_mode()
 def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
     device = torch.device(device_name)
     model = tiny_model(device)
     capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
-    graphed = GraphedDecoder(model, capture)
-    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
-    graphed.capture(ours, max_rows=6, context_tokens=30)
-    filled(ours)
+    graphed, ours, theirs = captured(model, capture)
     for seed, (num_rows, num_columns) in enumerate([(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]):
         step = decodes(num_rows, num_columns, seed)
         logits = graphed.forward(step, ours)
@@ -78,12 +90,8 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
 
 @torch.inference_mode()
 def test_drafts_run_in_captured_steps() -> None:
-    """Which row is whose is an input of a captured step, as lengths are."""
     model, capture = tiny_model(CPU), FakeCapture()
-    graphed = GraphedDecoder(model, capture)
-    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
-    graphed.capture(ours, max_rows=8, context_tokens=30)
-    filled(ours)
+    graphed, ours, theirs = captured(model, capture, max_rows=8)
     table = block_table_of([[3, 1, 7], [4], [2, 9]])
     step = StepInput.of_queries(
         [5, 6, 7, 8, 9, 10], [17, 2, 11], [3, 1, 2], table, BLOCK_TOKENS, num_decodes=3
@@ -95,13 +103,9 @@ def test_drafts_run_in_captured_steps() -> None:
 
 @torch.inference_mode()
 def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
-    """A predictor reads the last rows of a step after the next step."""
     config = replace(CONFIG, has_predictor=True)
     model, capture = tiny_model(CPU, config=config), FakeCapture()
-    graphed = GraphedDecoder(model, capture)
-    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
-    graphed.capture(ours, max_rows=6, context_tokens=30)
-    filled(ours)
+    graphed, ours, theirs = captured(model, capture)
     steps = decodes(3, 4), decodes(5, 3, seed=1)
     found = [graphed.forward_with_hidden(step, ours)[1] for step in steps]
     wanted = [model.forward_with_hidden(step, theirs)[1] for step in steps]
@@ -111,11 +115,8 @@ def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
 
 @torch.inference_mode()
 def test_a_step_with_a_prompt_is_one_pass_of_the_model() -> None:
-    """It reads the weights once, and not once more for the rows that decode."""
     model, capture = tiny_model(CPU), FakeCapture()
-    graphed = GraphedDecoder(model, capture)
-    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture(kv, max_rows=6, context_tokens=30)
+    graphed, kv, _ = captured(model, capture)
     table = block_table_of([[3, 1], [4]])
     mixed = StepInput.of_queries(
         [5, 6, 7], [9, 0], [1, 2], table, BLOCK_TOKENS, num_decodes=1, logit_rows=[0, 2]
@@ -126,12 +127,8 @@ def test_a_step_with_a_prompt_is_one_pass_of_the_model() -> None:
 
 @torch.inference_mode()
 def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
-    """They are at position 0 of any block, whose previous sequence may have left NaN there."""
     model = tiny_model(CPU)
-    graphed = GraphedDecoder(model, FakeCapture())
-    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
-    graphed.capture(ours, max_rows=6, context_tokens=30)
-    filled(ours)
+    graphed, ours, theirs = captured(model)
     step = decodes(3, 4)
     used = step.block_table.flatten()
     others = [block for block in range(NUM_BLOCKS + 1) if block not in used]
@@ -145,9 +142,7 @@ def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
 @torch.inference_mode()
 def test_the_smallest_step_that_holds_the_rows_runs() -> None:
     capture = FakeCapture()
-    graphed = GraphedDecoder(tiny_model(CPU), capture)
-    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture(kv, max_rows=6, context_tokens=16)
+    graphed, kv, _ = captured(capture=capture, context_tokens=16)
     for num_rows in (1, 2, 3, 4, 5, 6):
         graphed.forward(decodes(num_rows, 1), kv)
     largest_first = [6, 4, 2, 1]
@@ -157,9 +152,7 @@ def test_the_smallest_step_that_holds_the_rows_runs() -> None:
 @torch.inference_mode()
 def test_a_captured_step_gives_the_logits_that_are_wanted() -> None:
     capture = FakeCapture()
-    graphed = GraphedDecoder(tiny_model(CPU), capture)
-    kv = filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS))
-    graphed.capture(kv, max_rows=4, context_tokens=16)
+    graphed, kv, _ = captured(capture=capture, max_rows=4, context_tokens=16)
     step = decodes(4, 2)
     every = graphed.forward(step, kv).clone()
     some = graphed.forward(replace(step, logit_rows=np.array([3, 1], dtype=np.int32)), kv)
@@ -190,19 +183,14 @@ def test_a_capture_that_fails_is_reported_and_leaves_the_model_working() -> None
         forward()
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    graphed = GraphedDecoder(tiny_model(CPU), refuse)
-    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture(kv, max_rows=2, context_tokens=16)
+    graphed, kv, _ = captured(capture=refuse, max_rows=2, context_tokens=16)
     assert graphed.forward(decodes(2, 1), kv).shape == (2, CONFIG.vocab_size)
     assert graphed.capture_in_words == "no CUDA graphs (RuntimeError)"
 
 
 def test_in_words() -> None:
-    graphed = GraphedDecoder(tiny_model(CPU), FakeCapture())
-    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture(kv, max_rows=4, context_tokens=16)
-    expected = "decode steps of up to 4 rows in CUDA graphs"
-    assert graphed.capture_in_words == expected
+    graphed, _, _ = captured(max_rows=4)
+    assert graphed.capture_in_words == "decode steps of up to 4 rows in CUDA graphs"
     assert tiny_model(CPU).capture_in_words == ""
 
 

@@ -14,7 +14,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.load.trial import run_largest_image
 from inference.loading import image_processor
-from inference.models.vision.tower import VisionTower
+from inference.models.vision.tower import Tower
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed
 from inference.protocol.images import (
@@ -109,9 +109,7 @@ def test_the_trial_runs_the_largest_image(directory: Path, tmp_path: Path) -> No
     model = tiny_hybrid.on_torch(directory, tmp_path)
     tower = model.tower
     assert tower is not None
-    with patch.object(
-        VisionTower, "__call__", autospec=True, side_effect=VisionTower.__call__
-    ) as spy:
+    with patch.object(Tower, "__call__", autospec=True, side_effect=Tower.__call__) as spy:
         run_largest_image(model)
     ((_, patches, grid),) = (call.args for call in spy.call_args_list)
     assert grid == (1, 10, 10) and len(patches) == 100

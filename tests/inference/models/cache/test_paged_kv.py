@@ -59,8 +59,6 @@ def test_bytes_are_what_placement_counts(kv_format: KVFormat) -> None:
 
 @each_case("kv_format", get_args(KVFormat))
 def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> None:
-    """It also does as a prompt cut in two: a preempted sequence is computed again in other
-    pieces."""
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(13, 4, 16, generator=generator)
     keys, values = torch.randn(2, 13, 2, 16, generator=generator)
@@ -97,7 +95,6 @@ def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> Non
 def test_rows_times_the_longest_context_are_never_copied_at_once(
     kv_format: KVFormat, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of many rows takes its pieces one after the other, and gives what it gave at once."""
     generator = torch.Generator().manual_seed(2)
     num_rows, num_columns = 9, 5
     layer = new_layer((num_rows * num_columns + 1) * BLOCK_TOKENS, 2, 16, kv_format, CPU)

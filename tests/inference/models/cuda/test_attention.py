@@ -154,7 +154,6 @@ def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None
 
 @pytest.mark.parametrize("window", slow_but([None, 9], 9))
 def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, window: int | None) -> None:
-    """Is one operation: a row that decodes, one with three drafts, and two prompts."""
     case = Case(device, [21, 40, 19, 33])
     check(case, case.step([20, 36, 0, 17], num_decodes=2), Scores(window))
 
@@ -171,8 +170,6 @@ def test_rows_that_see_their_chunk_alone(device: torch.device, chunk: int) -> No
 
 @pytest.mark.parametrize("window", slow_but([None, 9], 9))
 def test_rows_that_see_those_behind_them(device: torch.device, window: int | None) -> None:
-    """Positions 5 to 28 of one prompt see each other, across tiles, and 17 to 25 of another; a row
-    that decodes is beside them."""
     case = Case(device, [21, 40, 33])
     step = case.step([20, 3, 17], num_decodes=1)
     last_seen = step.host.positions.copy()
@@ -240,8 +237,6 @@ def test_shapes_at_random(data: st.DataObject) -> None:
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
-    """The rows are equal to the bit, though more rows leave fewer programs for each row's
-    context."""
     case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
     among = decoded(case)[0]
     case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
@@ -264,7 +259,6 @@ def test_what_is_no_number_stays_in_its_row(device: torch.device) -> None:
 
 @pytest.mark.parametrize("kv_format", ["fp32", "int8"])
 def test_slots_that_nobody_wrote_are_not_read(device: torch.device, kv_format: KVFormat) -> None:
-    """The block's previous sequence may have left NaN there."""
     case = Case(device, [19, 3, 33], kv_format=kv_format)
     case.poison_the_rest()
     check_decode(case)

@@ -107,7 +107,6 @@ def test_draws_are_those_of_the_sorted_distribution(
     params: DrawParams,
     uniform: float,
 ) -> None:
-    """Scores of 64ths: some tie, and others differ by more than rounding."""
     random = np.random.default_rng(seed)
     scores = np.round(random.standard_normal((3, vocab_size)) * spread * 64) / 64
     scores[:, 1:][random.random((3, vocab_size - 1)) < forbidden_share] = -math.inf
@@ -131,7 +130,6 @@ def test_tokens_come_as_often_as_they_weigh(device: torch.device, params: DrawPa
 
 
 def test_a_row_does_not_know_the_others(device: torch.device) -> None:
-    """Nor where it lies."""
     scores = torch.randn(4, 200, generator=torch.Generator().manual_seed(5)).to(device)
     draws = [(row, params, 0.1 + 0.2 * row) for params in ALL_PARAMS for row in (3, 0)]
     together = draw(scores, draws)
@@ -146,14 +144,12 @@ def test_a_row_does_not_know_the_others(device: torch.device) -> None:
 
 
 def test_the_size_of_a_block_changes_nothing(device: torch.device) -> None:
-    """A flat row of a vocabulary that is a whole number of neither."""
     scores = torch.arange(600, device=device).remainder(7)[None] / 8
     draws = [(0, params, uniform) for params in ALL_PARAMS for uniform in (0.3, LARGEST_UNIFORM)]
     assert draw(scores, draws, block_tokens=32) == draw(scores, draws, block_tokens=1024)
 
 
 def test_what_weighs_nothing_is_never_drawn(device: torch.device) -> None:
-    """Such tokens are at either end, alone in their block, or too unlikely for a float."""
     scores = torch.full((1, 200), -math.inf)
     scores[0, [0, 199]] = -1000.0
     scores[0, [20, 150]] = 0.0
@@ -208,7 +204,6 @@ def test_whether_a_row_is_finite_is_as_torch_computes(device: torch.device, plac
 
 
 def test_a_sampler_draws_the_same_with_one_launch(device: torch.device) -> None:
-    """Uniform numbers of the same streams: at these they fall on no border."""
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 2
     found = []
     for drawer, to in ((TorchDrawer(), torch.device("cpu")), (TritonDrawer(device), device)):

@@ -62,8 +62,6 @@ def replay_by_calling(forward: Callable[[], None]) -> Callable[[], None]:
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("kv_format", ["fp32", "int8"])
 def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: bool) -> None:
-    """They are the same where a captured step overwrites the logits of one whose tokens have not
-    been read."""
     wanted = answers(tiny_model(device, kv_format, FEW_HEADS))
     graphed, _ = setup.accelerate(tiny_model(device, kv_format, FEW_HEADS))
     assert isinstance(graphed, GraphedDecoder)

@@ -96,7 +96,6 @@ def test_narrow_activations(device: torch.device, kind: str, dtype: torch.dtype)
 
 
 def test_entries_beyond_the_last_expert_are_left_alone(device: torch.device) -> None:
-    """They are other ranks' experts'."""
     experts = [random_expert("Q8", seed) for seed in range(2)]
     product = stacked_product(experts.__getitem__, 2, device, torch.float32)
     x = torch.randn(5, IN_FEATURES, generator=torch.Generator().manual_seed(1)).to(device)
@@ -139,7 +138,6 @@ def test_experts_that_are_not_stored_alike_are_refused(device: torch.device) -> 
 
 
 def test_codes_times_scales_are_numbers_of_float16() -> None:
-    """What a kernel multiplies by float16 activations, before a row's own unit."""
     scales = torch.tensor([[1e6, 3.0], [1e-6, 1e-9]])
     words, _ = pack_scales(scales, None, 2)
     largest = words.view(torch.float16).float().abs().max()

@@ -85,8 +85,6 @@ def test_narrow_activations(device: torch.device, dtype: torch.dtype) -> None:
 def test_a_row_is_the_same_whoever_is_beside_it(
     device: torch.device, sizes: tuple[int, ...]
 ) -> None:
-    """In steps whose rows fit one size of tile. Where a processor interprets the kernels its BLAS
-    may add up the last rows of a tile in another order."""
     x = torch.randn(40, IN_FEATURES, generator=torch.Generator().manual_seed(2)).to(device)
     linear = PackedLinear(WEIGHTS["Q4_K"], device, torch.float32)
     watched = [linear.decode(x[:rows])[0] for rows in sizes]
@@ -110,7 +108,6 @@ def test_features_that_do_not_fill_a_step(
 
 
 def test_scales_far_apart_keep_their_precision(device: torch.device) -> None:
-    """float16 alone would lose a row's small scales, or overflow at its large ones."""
     exponents = torch.tensor([[-30.0], [0.0], [30.0]])
     scales = torch.exp2(exponents - torch.arange(4))
     codes = torch.arange(128, dtype=torch.uint8).remainder(16).repeat(3, 1)

@@ -165,7 +165,6 @@ def test_which_tile_a_batch_gets(device: torch.device) -> None:
 
 
 def test_steps_of_a_width_are_of_one_length() -> None:
-    """Else a row's sums would be cut elsewhere in a tile of another size."""
     for bits in (4, 6, 8):
         assert len({BATCH_TILES[bits, rows].step_tiles for rows in ROWS}) == 1
 

@@ -25,7 +25,6 @@ from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
-    """Also where a predictor follows the steps."""
     model = tiny_model(device)
     model.config = replace(model.config, has_predictor=True)
     graphed, execution = setup.accelerate(model)
@@ -49,7 +48,6 @@ def test_triton_where_it_runs(device: torch.device) -> None:
 def test_attention_that_a_family_asks_for_runs_on_triton(
     device: torch.device, changes: dict[str, Any]
 ) -> None:
-    """A card that runs less than this has a kernel that does not compile there."""
     model = tiny_model(device, config=replace(CONFIG, **changes))
     (kind,) = model.operators.attention
     assert isinstance(setup.working_attention(model, kind), TritonAttention)
@@ -60,13 +58,14 @@ def test_rotation_that_a_family_asks_for_runs_on_triton(
     device: torch.device, changes: dict[str, Any]
 ) -> None:
     model = tiny_model(device, config=replace(CONFIG, **changes))
-    assert setup.working_rotation(model) is triton_rotation
+    setup.install_rotation(model)
+    assert model.operators.rotation is triton_rotation
 
 
 def test_what_no_kernel_computes_is_named(device: torch.device) -> None:
     model = tiny_model(device, config=replace(CONFIG, rotary_dim=CONFIG.head_dim // 2))
     with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
-        setup.working_rotation(model)
+        setup.install_rotation(model)
 
 
 @each_case(

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
 from tests.inference.models.families import tiny_gguf
+from tests.inference.models.families.tiny_gguf import Codes, Numbers
 
 NESTED = "model.language_model."
 ROUNDED_TO = gguf.GGMLQuantizationType.Q8_0
-Numbers = npt.NDArray[np.float32]
-Codes = npt.NDArray[np.generic]
 Encode = Callable[[str, Numbers], tuple[Codes, gguf.GGMLQuantizationType]]
 """Encodes a tensor by its GGUF name."""
 KINDS = {
@@ -42,27 +39,36 @@ def save_gguf(
     """``encode``: how the matrices are written that files quantise. ``predictor``: the tensors of
     a layer of multi-token prediction, by safetensors' names; none of a layer that is counted
     and left out."""
-    arch, are_value_heads_tiled = KINDS[reference.config.model_type]
+    kind, are_value_heads_tiled = KINDS[reference.config.model_type]
     text = reference.config.get_text_config()
-    num_layers, added = text.num_hidden_layers, predictor or {}
+    num_layers = text.num_hidden_layers
     num_predicting = 0 if predictor is None else 1
-    names = gguf.get_tensor_name_map(arch, num_layers + 1)
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    _add_keys(writer, text, num_layers + num_predicting)
-    if num_predicting:
-        writer.add_nextn_predict_layers(num_predicting)
-    add_vocabulary(writer, reference)
-    for name, tensor in (*reference.state_dict().items(), *added.items()):
-        own = name.replace("mtp.layers.0.", f"model.layers.{num_layers}.")
-        for written, values in _as_written(own, tensor, text, are_value_heads_tiled):
-            known = _nextn_name(written, num_layers) or tiny_gguf.name_of(names, written)
-            numbers = values.float().contiguous().numpy()
-            if encode is not None and _is_rounded(name, tensor):
-                codes, format = encode(known, numbers)
-                writer.add_tensor(known, codes, raw_dtype=format)
-            else:
-                writer.add_tensor(known, numbers)
-    return tiny_gguf.close(writer, path)
+    own = {
+        "block_count": num_layers + num_predicting,
+        "nextn_predict_layers": num_predicting or None,
+        "rope.dimension_count": int(text.head_dim * text.rope_parameters["partial_rotary_factor"]),
+        "ssm.inner_size": text.linear_num_value_heads * text.linear_value_head_dim,
+        "full_attention_interval": 4,
+        "expert_weights_norm": None,
+    }
+    rounded_names: set[str] = set()
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        names = gguf.get_tensor_name_map(kind, num_layers + 1)
+        for name, tensor in (*reference.state_dict().items(), *(predictor or {}).items()):
+            inner = name.replace("mtp.layers.0.", f"model.layers.{num_layers}.")
+            for written, values in _as_written(inner, tensor, text, are_value_heads_tiled):
+                known = _nextn_name(written, num_layers) or tiny_gguf.name_of(names, written)
+                if _is_rounded(name, tensor):
+                    rounded_names.add(known)
+                yield (known if known.startswith("blk.") else written), values
+
+    def encoded(known: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
+        return None if encode is None or known not in rounded_names else encode(known, numbers)
+
+    image_token = getattr(reference.config, "image_token_id", None)
+    named = {} if image_token is None else {image_token: "<|image_pad|>"}
+    return tiny_gguf.write(path, kind, text, tensors(), own, encode=encoded, named=named)
 
 
 NEXTN = {
@@ -95,34 +101,6 @@ def rounded(reference: PreTrainedModel) -> PreTrainedModel:
 
 def _is_rounded(name: str, tensor: torch.Tensor) -> bool:
     return tensor.dim() > 1 and not any(part in name for part in KEPT)
-
-
-def _add_keys(writer: gguf.GGUFWriter, text: Any, num_blocks: int) -> None:
-    rope = text.rope_parameters
-    tiny_gguf.add_sizes(writer, text, num_blocks)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(text.head_dim * rope["partial_rotary_factor"]))
-    writer.add_ssm_conv_kernel(text.linear_conv_kernel_dim)
-    writer.add_ssm_state_size(text.linear_key_head_dim)
-    writer.add_ssm_group_count(text.linear_num_key_heads)
-    writer.add_ssm_time_step_rank(text.linear_num_value_heads)
-    writer.add_ssm_inner_size(text.linear_num_value_heads * text.linear_value_head_dim)
-    writer.add_full_attention_interval(4)
-    if sections := rope.get("mrope_section"):
-        writer.add_rope_dimension_sections([*sections, 0])
-    if getattr(text, "num_experts", None):
-        writer.add_expert_count(text.num_experts)
-        writer.add_expert_used_count(text.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(text.moe_intermediate_size)
-        writer.add_expert_shared_feed_forward_length(text.shared_expert_intermediate_size)
-
-
-def add_vocabulary(writer: gguf.GGUFWriter, reference: PreTrainedModel) -> None:
-    """A token for each number, and the one that stands for an image where the model has one."""
-    size = reference.config.get_text_config().vocab_size
-    image_token = getattr(reference.config, "image_token_id", None)
-    named = {} if image_token is None else {image_token: "<|image_pad|>"}
-    tiny_gguf.add_vocabulary(writer, size, named)
 
 
 def _as_written(

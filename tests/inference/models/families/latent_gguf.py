@@ -5,6 +5,7 @@ table."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 from tests.inference.models.families import tiny_gguf
 from tests.inference.models.families.rows import Row
-from tests.inference.models.families.state_gguf import add_common_keys
+from tests.inference.models.families.tiny_gguf import Codes, Numbers
 
 ARCH = gguf.MODEL_ARCH.DEEPSEEK2
 Types = Mapping[str, gguf.GGMLQuantizationType]
@@ -31,68 +32,43 @@ def save_latent(
     """``types``: by a part of GGUF's name, where not float32. ``num_predicting``: layers behind
     the model's own that predict further tokens."""
     config = reference.config
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCH])
-    add_common_keys(writer, config)
-    writer.add_tokenizer_pre("deepseek-v3")
-    _add_attention_keys(writer, config, is_split=is_split)
-    _add_expert_keys(writer, config)
-    if num_predicting:
-        count = config.num_hidden_layers + num_predicting
-        writer.add_uint32(f"{writer.arch}.block_count", count)
-        writer.add_nextn_predict_layers(num_predicting)
-        writer.add_tensor(
-            f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", torch.ones(2, 2).numpy()
-        )
-    names = gguf.get_tensor_name_map(ARCH, config.num_hidden_layers)
-    for name, values in _tensors(reference, is_split=is_split):
-        known = tiny_gguf.name_of(names, name)
-        numbers = values.float().contiguous().numpy()
+    num_layers, query_dim = (
+        config.num_hidden_layers,
+        config.qk_nope_head_dim + config.qk_rope_head_dim,
+    )
+    kept = config.kv_lora_rank + config.qk_rope_head_dim
+    is_v2, rope = config.model_type == "deepseek_v2", config.rope_parameters
+    gatings = gguf.ExpertGatingFuncType
+    own = {
+        "block_count": num_layers + num_predicting,
+        "nextn_predict_layers": num_predicting or None,
+        "attention.head_count_kv": 1 if is_split else config.num_attention_heads,
+        "attention.key_length": kept if is_split else query_dim,
+        "attention.value_length": config.kv_lora_rank if is_split else config.v_head_dim,
+        "attention.key_length_mla": query_dim if is_split else None,
+        "attention.value_length_mla": config.v_head_dim if is_split else None,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "expert_gating_func": (gatings.SOFTMAX if is_v2 else gatings.SIGMOID).value,
+        "expert_weights_norm": not is_v2,
+    }
+    if rope["rope_type"] == "yarn":
+        own["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if config.n_group == 1:
+        own |= {"expert_group_count": None, "expert_group_used_count": None}
+
+    def encoded(known: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType] | None:
         type = next((types[part] for part in types or () if part in known), None)  # type: ignore[index]
         if type is None or numbers.ndim == 1:
-            writer.add_tensor(known, numbers)
-        else:
-            writer.add_tensor(known, gguf.quantize(numbers, type), raw_dtype=type)
-    return tiny_gguf.close(writer, path)
+            return None
+        return gguf.quantize(numbers, type), type
 
-
-def _add_attention_keys(writer: gguf.GGUFWriter, config: Any, *, is_split: bool) -> None:
-    rope = config.rope_parameters
-    query_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-    kept = config.kv_lora_rank + config.qk_rope_head_dim
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(1 if is_split else config.num_attention_heads)
-    writer.add_key_length(kept if is_split else query_dim)
-    writer.add_value_length(config.kv_lora_rank if is_split else config.v_head_dim)
-    if is_split:
-        writer.add_key_length_mla(query_dim)
-        writer.add_value_length_mla(config.v_head_dim)
-    writer.add_kv_lora_rank(config.kv_lora_rank)
-    if config.q_lora_rank:
-        writer.add_q_lora_rank(config.q_lora_rank)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.qk_rope_head_dim)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-
-
-def _add_expert_keys(writer: gguf.GGUFWriter, config: Any) -> None:
-    is_v2 = config.model_type == "deepseek_v2"
-    kinds = gguf.ExpertGatingFuncType
-    writer.add_expert_count(config.n_routed_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_shared_count(config.n_shared_experts)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
-    writer.add_expert_weights_norm(not is_v2)
-    writer.add_expert_gating_func(kinds.SOFTMAX if is_v2 else kinds.SIGMOID)
-    writer.add_leading_dense_block_count(1)
-    if config.n_group > 1:
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
+    tensors = _tensors(reference, is_split=is_split)
+    if num_predicting:
+        added = f"blk.{num_layers}.nextn.eh_proj.weight", torch.ones(2, 2)
+        tensors = chain(tensors, [added])
+    return tiny_gguf.write(path, ARCH, config, tensors, own, encode=encoded)
 
 
 def _tensors(reference: PreTrainedModel, *, is_split: bool) -> Iterator[tuple[str, torch.Tensor]]:

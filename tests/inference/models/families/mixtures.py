@@ -18,6 +18,7 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.named_files import by_expert
 from inference.models.families.registry import check_architecture
 from tests.inference.loading.conftest import SIZES, save_gguf
+from tests.inference.models.families import tiny_gguf
 
 OWN: dict[str, Any] = {
     "initializer_range": 0.3,
@@ -33,6 +34,7 @@ QWEN: dict[str, Any] = {
     "moe_intermediate_size": 32,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+SIGMOID = {"expert_gating_func": 2}
 NUM_LAYERS = SIZES["num_hidden_layers"]
 
 
@@ -55,7 +57,6 @@ CASES = {
         "qwen2_moe",
         QWEN | {"shared_expert_intermediate_size": 48},
         "qwen2moe",
-        {"expert_shared_feed_forward_length": 48},
     ),
     "mixtral": Case(
         "mixtral",
@@ -74,14 +75,7 @@ CASES = {
             "attention_bias": True,
         },
         "glm4moe",
-        {
-            "expert_gating_func": 2,
-            "expert_weights_scale": 2.5,
-            "expert_weights_norm": True,
-            "expert_shared_count": 2,
-            "leading_dense_block_count": 1,
-            "rope.dimension_count": 8,
-        },
+        SIGMOID,
     ),
     "glm4_moe, groups": Case(
         "glm4_moe",
@@ -94,17 +88,7 @@ CASES = {
             "norm_topk_prob": False,
         },
         "glm4moe",
-        {
-            "expert_gating_func": 2,
-            "expert_weights_scale": 1.5,
-            "expert_weights_norm": False,
-            "expert_shared_count": 1,
-            "expert_used_count": 3,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "leading_dense_block_count": 1,
-            "rope.dimension_count": 8,
-        },
+        SIGMOID,
     ),
     "dots1": Case(
         "dots1",
@@ -119,16 +103,7 @@ CASES = {
             "norm_topk_prob": True,
         },
         "dots1",
-        {
-            "expert_gating_func": 2,
-            "expert_weights_scale": 2.5,
-            "expert_weights_norm": True,
-            "expert_shared_count": 2,
-            "expert_used_count": 3,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "leading_dense_block_count": 1,
-        },
+        SIGMOID,
     ),
     "minimax_m2": Case(
         "minimax_m2",
@@ -139,11 +114,7 @@ CASES = {
             "rotary_dim": 8,
         },
         "minimax-m2",
-        {
-            "expert_gating_func": 2,
-            "expert_feed_forward_length": 32,
-            "rope.dimension_count": 8,
-        },
+        SIGMOID,
     ),
     "ernie4_5_moe": Case(
         "ernie4_5_moe",
@@ -155,12 +126,6 @@ CASES = {
             "moe_layer_start_index": 1,
         },
         "ernie4_5-moe",
-        {
-            "expert_feed_forward_length": 32,
-            "expert_shared_count": 2,
-            "leading_dense_block_count": 1,
-            "interleave_moe_layer_step": 1,
-        },
     ),
     "llama4_text": Case(
         "llama4_text",
@@ -173,13 +138,11 @@ CASES = {
             "interleave_moe_layer_step": 2,
         },
         "llama4",
-        {"expert_feed_forward_length": 48, "interleave_moe_layer_step": 2},
     ),
     "hunyuan_v1_moe": Case(
         "hunyuan_v1_moe",
         {"num_experts": 6, "moe_topk": 2, "intermediate_size": 32},
         "hunyuan-moe",
-        {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32},
     ),
     "olmoe": Case("olmoe", QWEN | {"num_key_value_heads": 4, "intermediate_size": 32}, "olmoe"),
 }
@@ -246,11 +209,13 @@ def written(
     num_predicting: int = 0,
 ) -> Path:
     """``num_predicting``: layers behind the model's own that predict further tokens."""
-    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    count = next(case.overrides[key] for key in keys if key in case.overrides)
-    own = {"expert_count": count, "expert_used_count": 2} | case.keys
-    if "moe_intermediate_size" in case.overrides:
-        own["expert_feed_forward_length"] = case.overrides["moe_intermediate_size"]
+    config = AutoConfig.for_model(case.model_type, **deepcopy(SIZES | OWN | case.overrides))
+    own = {
+        key: value
+        for key, value in tiny_gguf.keys_of(config).items()
+        if key.startswith(("expert_", "rope.dimension_count"))
+    }
+    own |= case.keys
     metadata = {f"{case.gguf}.{key}": value for key, value in own.items()}
     sizes = {name: case.overrides.get(name, size) for name, size in SIZES.items()}
     if num_predicting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
 from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, SIZES, VOCAB_SIZE, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, Row
 
 BLOCK_TOKENS = 8
 
@@ -62,57 +62,24 @@ def save_safetensors(reference: PreTrainedModel, folder: Path) -> Path:
 def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
     """Saves a GGUF by the gguf package's own names, which are llama.cpp's."""
     assert row.gguf is not None
-    config, architecture = reference.config, row.gguf.architecture
-    writer = gguf.GGUFWriter(path, architecture)
-    add_keys(writer, row, config)
+    own, config = row.gguf, reference.config
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in reference.state_dict().items():
+            values = weight.float()
+            if name.endswith("norm.weight"):
+                values = values + own.norm_offset
+            if own.interleaves and (".q_proj." in name or ".k_proj." in name):
+                values = tiny_gguf.in_pairs(values, config.head_dim)
+            yield name, values
+
+    kind = kind_of(own.architecture)
+    return tiny_gguf.write(path, kind, config, tensors(), own.keys)
+
+
+def kind_of(architecture: str) -> gguf.MODEL_ARCH:
     (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, weight in reference.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = weight.float()
-        if name.endswith("norm.weight"):
-            values = values + row.gguf.norm_offset
-        if row.gguf.interleaves and (".q_proj." in name or ".k_proj." in name):
-            values = in_pairs(values, config.head_dim)
-        writer.add_tensor(tiny_gguf.name_of(names, name), values.contiguous().numpy())
-    return tiny_gguf.close(writer, path)
-
-
-def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
-    assert row.gguf is not None
-    writer.add_context_length(CONTEXT_TOKENS)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(SIZES["head_dim"])
-    eps = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
-    writer.add_key_value(
-        f"{row.gguf.architecture}.{row.gguf.eps_key}",
-        next(getattr(config, name) for name in eps if hasattr(config, name)),
-        gguf.GGUFValueType.FLOAT32,
-    )
-    base = {"rope.freq_base": float(config.rope_parameters.get("rope_theta", 0.0))}
-    for key, value in (base | row.gguf.keys).items():
-        conftest.add_key(writer, f"{row.gguf.architecture}.{key}", value)
-    add_vocabulary(writer)
-
-
-def add_vocabulary(writer: gguf.GGUFWriter) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(["a", "b", "ab", *(chr(0x100 + i) for i in range(3, VOCAB_SIZE))])
-    writer.add_token_types([1] * VOCAB_SIZE)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-
-
-def in_pairs(values: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Orders rows as llama.cpp's converter writes a llama's queries and keys."""
-    halves = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
-    return halves.transpose(1, 2).reshape(values.shape)
+    return kind
 
 
 def opened(source: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
@@ -148,6 +115,17 @@ def natively(
     native = NativeModel(library, model.config, model.weights, context_tokens, kv_format)
     model.close()
     return native
+
+
+def check_both(
+    library: ctypes.CDLL, reference: PreTrainedModel, folder: Path, cache_dir: Path
+) -> AnyModel:
+    """Checks the layers on torch's operators, which it returns, and on the native decoder."""
+    on_torch = built_on_torch(folder, cache_dir)
+    check_batch_mates(reference, on_torch)
+    native = natively(library, folder, cache_dir)
+    check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    return on_torch
 
 
 def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:

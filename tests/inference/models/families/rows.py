@@ -35,7 +35,6 @@ class GGUFRow:
     """Whether the converter writes rotary rows in pairs."""
     norm_offset: float = 0.0
     """What the converter adds to the weights of norms."""
-    eps_key: str = "attention.layer_norm_rms_epsilon"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +98,7 @@ ROWS = (
         gguf=GGUFRow(
             architecture="mistral3",
             interleaves=True,
-            keys={
-                "attention.temperature_scale": 0.5,
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 32,
-                "rope.scaling.yarn_log_multiplier": 1.0,
-            },
+            keys={"attention.temperature_scale": 0.5, "rope.scaling.yarn_log_multiplier": 1.0},
         ),
     ),
     Row(model_type="qwen2", gguf=GGUFRow(architecture="qwen2")),
@@ -118,15 +111,7 @@ ROWS = (
     Row(
         model_type="gemma2",
         config=GEMMA2 | FOUR_LAYERS | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True},
-        gguf=GGUFRow(
-            architecture="gemma2",
-            norm_offset=1.0,
-            keys={
-                "attention.sliding_window": 20,
-                "attn_logit_softcapping": 2.0,
-                "final_logit_softcapping": 3.0,
-            },
-        ),
+        gguf=GGUFRow(architecture="gemma2", norm_offset=1.0),
     ),
     Row(
         model_type="gemma3_text",
@@ -137,23 +122,12 @@ ROWS = (
             "rope_parameters": GEMMA3_ROPE,
             "tie_word_embeddings": True,
         },
-        gguf=GGUFRow(
-            architecture="gemma3",
-            norm_offset=1.0,
-            keys={
-                "attention.sliding_window": 20,
-                "rope.freq_base": 1_000_000.0,
-                "rope.scaling.type": "linear",
-                "rope.scaling.factor": 4.0,
-            },
-        ),
+        gguf=GGUFRow(architecture="gemma3", norm_offset=1.0),
     ),
     Row(
         model_type="phi3",
         config={"rope_parameters": HALF, "sliding_window": 20},
-        gguf=GGUFRow(
-            architecture="phi3", keys={"rope.dimension_count": 8, "attention.sliding_window": 20}
-        ),
+        gguf=GGUFRow(architecture="phi3"),
     ),
     Row(
         model_type="glm",
@@ -162,7 +136,7 @@ ROWS = (
     Row(
         model_type="glm4",
         config={"rope_parameters": HALF, "attention_bias": True, "eos_token_id": 2},
-        gguf=GGUFRow(architecture="glm4", keys={"rope.dimension_count": 8}),
+        gguf=GGUFRow(architecture="glm4"),
     ),
     Row(
         model_type="granite",
@@ -172,16 +146,7 @@ ROWS = (
             "attention_multiplier": 0.125,
             "logits_scaling": 2.0,
         },
-        gguf=GGUFRow(
-            architecture="granite",
-            interleaves=True,
-            keys={
-                "embedding_scale": 3.0,
-                "residual_scale": 0.4,
-                "attention.scale": 0.125,
-                "logit_scale": 2.0,
-            },
-        ),
+        gguf=GGUFRow(architecture="granite", interleaves=True),
     ),
     Row(
         model_type="granitemoehybrid",
@@ -206,21 +171,12 @@ ROWS = (
     Row(
         model_type="olmo3",
         config=FOUR_LAYERS | {"sliding_window": 20, "rope_parameters": OLMO3_ROPE},
-        gguf=GGUFRow(
-            architecture="olmo2",
-            keys={
-                "attention.sliding_window": 20,
-                "rope.freq_base": 10_000.0,
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 32,
-            },
-        ),
+        gguf=GGUFRow(architecture="olmo2"),
     ),
     Row(
         model_type="exaone4",
         config=FOUR_LAYERS | {"sliding_window": 20, "rope_parameters": THETA},
-        gguf=GGUFRow(architecture="exaone4", keys={"attention.sliding_window": 20}),
+        gguf=GGUFRow(architecture="exaone4"),
     ),
     Row(model_type="seed_oss", gguf=GGUFRow(architecture="seed_oss")),
     Row(
@@ -231,20 +187,12 @@ ROWS = (
     Row(
         model_type="cohere",
         config={"logit_scale": 0.5, "tie_word_embeddings": True},
-        gguf=GGUFRow(
-            architecture="command-r",
-            keys={"logit_scale": 0.5},
-            eps_key="attention.layer_norm_epsilon",
-        ),
+        gguf=GGUFRow(architecture="command-r"),
     ),
     Row(
         model_type="cohere2",
         config=FOUR_LAYERS | {"sliding_window": 20, "tie_word_embeddings": True},
-        gguf=GGUFRow(
-            architecture="cohere2",
-            keys={"logit_scale": 0.0625, "attention.sliding_window": 20},
-            eps_key="attention.layer_norm_epsilon",
-        ),
+        gguf=GGUFRow(architecture="cohere2"),
     ),
     Row(
         model_type="hunyuan_v1_dense",
@@ -257,10 +205,6 @@ ROWS = (
     Row(
         model_type="starcoder2",
         config={"tie_word_embeddings": True, "sliding_window": 20},
-        gguf=GGUFRow(
-            architecture="starcoder2",
-            keys={"attention.sliding_window": 20},
-            eps_key="attention.layer_norm_epsilon",
-        ),
+        gguf=GGUFRow(architecture="starcoder2"),
     ),
 )

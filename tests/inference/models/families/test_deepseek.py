@@ -24,6 +24,7 @@ from tests.cases import each_case
 from tests.inference.models.families import parity
 from tests.inference.models.families.latent_gguf import ROWS, V2, V3, save_latent
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.families.test_published import published
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,10 +52,7 @@ def saved(name: str, folder: Path, **changes: Any) -> tuple[PreTrainedModel, Pat
 @each_case("name", ROWS)
 def test_safetensors_on_torch_and_natively(library: ctypes.CDLL, name: str, tmp_path: Path) -> None:
     reference, folder = saved(name, tmp_path / "model")
-    on_torch = parity.built_on_torch(folder, tmp_path)
-    parity.check_batch_mates(reference, on_torch)
-    native = parity.natively(library, folder, tmp_path)
-    parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    on_torch = parity.check_both(library, reference, folder, tmp_path)
     if name == "V3":  # latents of all are stored alike
         parity.check_preemption(reference, on_torch)
         parity.check_prefix_hits(reference, on_torch)
@@ -76,7 +74,6 @@ def gguf_reference(name: str, **changes: Any) -> PreTrainedModel:
     [("V2", True), ("V2-Lite", False), ("V3", True), ("Kimi K2", False), ("GLM-4.7-Flash", True)],
 )
 def test_gguf(name: str, is_split: bool, tmp_path: Path) -> None:
-    """Files hold what becomes keys and values in two tensors, or in one."""
     reference = gguf_reference(name)
     path = save_latent(reference, tmp_path / "model.gguf", is_split=is_split)
     model = parity.opened(path, tmp_path)
@@ -100,7 +97,6 @@ def test_both_layouts_of_gguf_natively(library: ctypes.CDLL, name: str, tmp_path
 
 
 def test_packed_types_of_a_mixture_stay_packed(library: ctypes.CDLL, tmp_path: Path) -> None:
-    """Of both layouts the same numbers come out, where each can be packed alike."""
     reference = gguf_reference("V2-Lite")
     types = {
         "_exps": GGMLQuantizationType.Q4_1,
@@ -132,44 +128,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert model.left_out == "1 tensors of multi-token prediction left out"
 
 
-PUBLISHED: dict[str, Any] = {
-    "model_type": "deepseek_v2",
-    "vocab_size": 102_400,
-    "hidden_size": 2048,
-    "intermediate_size": 10_944,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "max_position_embeddings": 163_840,
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 6,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.0,
-    "topk_method": "greedy",
-    "scoring_func": "softmax",
-    "norm_topk_prob": False,
-    "n_group": 1,
-    "topk_group": 1,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-        "original_max_position_embeddings": 4096,
-    },
-}
-"""DeepSeek-V2-Lite's config.json."""
+PUBLISHED = published("deepseek-v2-lite")
 
 
 @each_case(("kv_format", "of_layer"), [("bf16", 2 * 576), ("fp32", 4 * 576), ("int8", 576 + 4 * 9)])

@@ -90,7 +90,6 @@ def test_left_out_where_it_is_not_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_counted_and_absent(tmp_path: Path) -> None:
-    """Converters have left the layer out and kept its number."""
     directory = tmp_path / "saved"
     reference = tiny.qwen3_5()
     save_hybrid(reference, directory)
@@ -115,8 +114,6 @@ def answered(engine: Engine) -> dict[str, list[int]]:
 def test_answers_from_packed_weights(
     name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the native decoder, with weights, keys and values in 8 bits: the same with drafts and
-    without, also after a sleep."""
     _, file = KINDS[name](tmp_path / "saved")
     monkeypatch.setattr(
         draft_model, "best_length", lambda _n, candidates, _c, _m: min(3, max(candidates)[0])

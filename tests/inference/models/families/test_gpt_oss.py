@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference.loading.gguf import quants as gguf_quants
 from inference.loading.safetensors.stacked_experts import MXFP4, cut_interleaved, unpacked
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.models.families.registry import find_family
@@ -23,7 +22,7 @@ from inference.models.registry import build_model, unsupported_reason
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity, tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, GGUFRow, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
 NUM_EXPERTS = 4
 MXFP4_TYPE = gguf.GGMLQuantizationType.MXFP4
@@ -42,19 +41,6 @@ ROW = Row(
             "original_max_position_embeddings": 32,
         },
     },
-)
-
-ROW_OF_GGUF = replace(
-    ROW,
-    gguf=GGUFRow(
-        architecture="gpt-oss",
-        keys={
-            "attention.sliding_window": 20,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 32,
-        },
-    ),
 )
 
 
@@ -117,7 +103,7 @@ def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
 
 def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    save_gguf(reference, ROW_OF_GGUF, path, MXFP4_TYPE)
+    save_gguf(reference, path, MXFP4_TYPE)
     check(reference, path, tmp_path)
     model = parity.opened(path, tmp_path)
     stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
@@ -126,32 +112,29 @@ def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def save_gguf(
-    reference: PreTrainedModel, row: Row, path: Path, experts: gguf.GGMLQuantizationType
-) -> None:
+def save_gguf(reference: PreTrainedModel, path: Path, experts: gguf.GGMLQuantizationType) -> None:
     """Experts as llama.cpp's converter stacks them, in the format ``experts``, whose values
     ``reference`` gets; the rest as it is."""
-    config = reference.config
-    writer = gguf.GGUFWriter(path, "gpt-oss")
-    parity.add_keys(writer, row, config)
-    writer.add_expert_count(NUM_EXPERTS)
-    writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(config.intermediate_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, config.num_hidden_layers)
-    for name, weight in reference.state_dict().items():
-        if ".experts." not in name:
-            found = names.get_name(name.replace(".sinks", ".sinks.weight"), (".weight", ".bias"))
-            writer.add_tensor(found, weight.float().numpy())
-    for index, layer in enumerate(reference.model.layers):
-        for part, stack, kind in stacks_of(layer.mlp.experts):
-            name = f"blk.{index}.ffn_{part}_exps.{kind}"
-            if kind == "bias":
-                writer.add_tensor(name, stack.float().numpy())
-                continue
-            codes = gguf.quants.quantize(stack.float().contiguous().numpy(), experts)
-            stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, experts)))
-            writer.add_tensor(name, codes, raw_dtype=experts)
-    tiny_gguf.close(writer, path)
+    quantised: dict[str, Any] = {}
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in reference.state_dict().items():
+            if ".experts." not in name:
+                yield name.replace(".sinks", ".sinks.weight"), weight
+        for index, layer in enumerate(reference.model.layers):
+            for part, stack, kind in stacks_of(layer.mlp.experts):
+                name = f"blk.{index}.ffn_{part}_exps.{kind}"
+                if kind == "weight":
+                    codes = gguf.quants.quantize(stack.float().contiguous().numpy(), experts)
+                    stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, experts)))
+                    quantised[name] = codes, experts
+                yield name, stack
+
+    own = {"expert_feed_forward_length": reference.config.intermediate_size}
+    tiny_gguf.write(
+        *(path, gguf.MODEL_ARCH.GPT_OSS, reference.config, tensors(), own),
+        encode=lambda name, _: quantised.get(name),
+    )
 
 
 def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:
@@ -167,20 +150,7 @@ def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:
     ]
 
 
-def test_mxfp4_of_gguf_is_unpacked_exactly() -> None:
-    """Every code, under exponents whose powers float16 could not hold."""
-    blocks = torch.arange(256, dtype=torch.uint8).view(16, 16)
-    exponents = torch.arange(2, 254, 16, dtype=torch.uint8).view(16, 1)
-    raw = torch.cat((exponents, blocks), dim=1).view(4, -1).numpy()
-    found = gguf_quants.stored(raw, MXFP4_TYPE)
-    assert isinstance(found, GroupedWeight)
-    assert torch.equal(
-        found.dequantize(), torch.from_numpy(gguf.quants.dequantize(raw, MXFP4_TYPE))
-    )
-
-
 def test_mxfp4_is_unpacked_exactly() -> None:
-    """Every code under scales that float16 could not hold."""
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 16)
     scales = torch.arange(0, 254, 16, dtype=torch.uint8).view(1, 16)
     found = unpacked(blocks, scales).dequantize()

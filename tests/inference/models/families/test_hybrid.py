@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.load.load_engine import load_engine
 from inference.engine.model_runner import TensorExecutor
 from inference.models.backend import AnyModel
 from inference.models.cache.paged_kv import LayerState
@@ -24,7 +23,6 @@ from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import CancelSequence, SequenceStep
-from inference.protocol.load import LoadSpec, Quantization
 from tests.cases import each_case
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.greedy import check_greedy
@@ -52,7 +50,6 @@ KINDS = ("qwen3_5_moe", "lfm2", "granite4")
 """One model for every kind of state. What the engine makes of states is the same for all."""
 ONE = ("qwen3_5_moe",)
 """For what is the same whatever the state's kind."""
-LOADED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "granite4")
 NUM_TOKENS = 8
 
 
@@ -120,7 +117,6 @@ def test_chunks_beside_those_who_decode(model: AnyModel, check: Check) -> None:
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_captured_steps(model: AnyModel, check: Check) -> None:
-    """States are read and written where the step states; rows that fill it up have their own."""
     assert isinstance(model, DecoderModel)
     capture = FakeCapture()
     engine = tiny.engine_of(GraphedDecoder(model, capture), max_running=4)
@@ -132,7 +128,6 @@ def test_captured_steps(model: AnyModel, check: Check) -> None:
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_the_plan_of_captured_steps_has_room_for_their_states(model: AnyModel) -> None:
-    """Each row's are copied out of their slots, in one layer at a time."""
     assert isinstance(model, DecoderModel)
     graphed = GraphedDecoder(model, FakeCapture())
     kv = graphed.new_kv(4, tiny.BLOCK_TOKENS, NUM_LONE_STATES)
@@ -146,7 +141,6 @@ def test_the_plan_of_captured_steps_has_room_for_their_states(model: AnyModel) -
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_preemption(model: AnyModel, check: Check) -> None:
-    """Recomputed, from a snapshot where one is left."""
     prompts = {"39": prompt_of(39), "90": PROMPTS["90"]}
     engine = tiny.engine_of(model, num_kv_blocks=17)
     submit(engine, prompts)
@@ -157,7 +151,6 @@ def test_preemption(model: AnyModel, check: Check) -> None:
 
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_prefix_hits_start_from_a_snapshot(model: AnyModel, check: Check) -> None:
-    """The same prompt again, a next turn, and one that parts before the last snapshot."""
     first = PROMPTS["90"]
     prompts = {"first": first, "same": first, "forked": [*first[:60], *prompt_of(8)]}
     engine = tiny.engine_of(model, prefill_tokens_per_step=40)
@@ -184,7 +177,6 @@ def test_no_room_for_snapshots_changes_no_answer(model: AnyModel, check: Check) 
 
 @torch.inference_mode()
 def test_a_step_reads_one_slot_and_writes_another(model: AnyModel) -> None:
-    """So it can be run again."""
     assert isinstance(model, DecoderModel)
     kv = model.new_kv(8, tiny.BLOCK_TOKENS, NUM_LONE_STATES + 1)
     step = StepInput.of_sequence(prompt_of(33), tiny.BLOCK_TOKENS)
@@ -222,7 +214,6 @@ def test_a_cancelled_sequence_leaves_its_neighbours_alone(model: AnyModel, check
 def test_a_step_that_failed_is_run_again_from_the_same_states(
     model: AnyModel, check: Check, kind: Kind, stage: Literal["forward", "sampling"]
 ) -> None:
-    """The faulty sequence's steps have written states by the time that they raise."""
     engine = tiny.engine_of(model, prefill_tokens_per_step=40)
     assert isinstance(engine.executor, TensorExecutor)
     engine.executor = FaultyExecutor(engine.executor, stage=stage, after=3)
@@ -254,7 +245,6 @@ GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
 
 @pytest.mark.parametrize("name", sorted(GGUF), indirect=True)
 def test_gguf(name: str, directory: Path, check: Check) -> None:
-    """The same weights as llama.cpp's converter writes them."""
     file = directory / "gguf" / "model.gguf"
     file.parent.mkdir()
     shutil.copy(directory / "tokenizer.json", file.parent)
@@ -263,36 +253,3 @@ def test_gguf(name: str, directory: Path, check: Check) -> None:
     submit(engine, PROMPTS)
     found, _ = tiny.run(engine)
     check(PROMPTS, found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["q6", "q8"])
-@pytest.mark.parametrize("name", LOADED, indirect=True)
-def test_a_load(directory: Path, data_dir: Path, quantization: Quantization) -> None:
-    """Quantised as it is loaded, so that the dense weights beside it are run layer by layer."""
-    spec = LoadSpec(
-        job_id="1",
-        model="tiny",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        quantization=quantization,
-        max_concurrent_sequences=4,
-        kv_memory_bytes=4 * 1024**2,
-    )
-    loaded = load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
-    report, engine = loaded.report, loaded.engine
-    has_tower = directory.name.startswith("qwen3_5")
-    assert ("tensors of vision left out" in report.quantization) == has_tower
-    assert quantization in report.quantization
-    assert "states of 4 sequences and 8 snapshots" in report.context_reason
-    assert report.compiled.startswith(("native decoder", "torch operators"))
-    assert "not measured" not in report.quality
-    assert isinstance(engine, Engine)
-    submit(engine, PROMPTS)
-    found, _ = tiny.run(engine)
-    assert {len(tokens) for tokens in found.values()} == {NUM_TOKENS}
-    assert loaded.sleeper is not None
-    loaded.sleeper.fall_asleep()
-    awake = loaded.sleeper.wake()
-    submit(awake, PROMPTS)
-    assert tiny.run(awake)[0] == found

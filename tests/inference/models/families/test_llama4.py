@@ -13,12 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.hub_config import parse_config
-from inference.models.native.model import NativeModel
-from inference.models.registry import unsupported_reason
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.models.families import parity
-from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.families.rows import Row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,13 +43,7 @@ ROWS = {
 def test_safetensors_on_torch_and_natively(library: ctypes.CDLL, name: str, tmp_path: Path) -> None:
     reference = parity.build_reference(ROWS[name])
     folder = parity.save_safetensors(reference, tmp_path / "model")
-    on_torch = parity.built_on_torch(folder, tmp_path)
-    parity.check_batch_mates(reference, on_torch)
-    model = parity.opened(folder, tmp_path)
-    assert unsupported_reason(model.config, library) is None
-    native = NativeModel(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
-    model.close()
-    parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+    on_torch = parity.check_both(library, reference, folder, tmp_path)
     if name == "as Scout":  # chunks of both are stored alike
         parity.check_preemption(reference, on_torch)
         parity.check_prefix_hits(reference, on_torch)

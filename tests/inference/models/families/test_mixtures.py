@@ -53,7 +53,6 @@ def native_model(found: OpenedModel, native_cache_dir: Path) -> AnyModel:
 def test_the_engine_answers_as_transformers_does(
     case: Case, tmp_path: Path, native_cache_dir: Path
 ) -> None:
-    """Torch's operators and the native decoder read the same weights, whatever the file."""
     reference = reference_of(case)
     reference.save_pretrained(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(TOKENIZER))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ from tests.inference.models.families.test_hybrid import REFERENCES, prompt_of
 from tests.inference.models.steps import step_of
 
 NAMES = ("granite4", "lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
-LIKE_THEM = ("biased_lfm2", "lfm2_moe", "granite4_dense")
-"""The models with the same kinds of layers."""
 NUM_TOKENS = 6
 BLOCK_TOKENS = 32
 LENGTHS = (1, 33, 90)
@@ -62,14 +59,7 @@ def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> N
         check_greedy(reference, prompt_of(length), found[str(length)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LIKE_THEM, indirect=True)
-def test_others_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:
-    test_batch_mates_in_chunks(model, reference)
-
-
 def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
-    """Recomputed, and started from a snapshot."""
     engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
     prompts = {"a": prompt_of(60), "b": prompt_of(62)}
     for sequence_id, prompt in prompts.items():
@@ -118,7 +108,6 @@ TOKENS = prompt_of(150)
 def test_a_row_is_the_same_in_every_batch(
     library: ctypes.CDLL, directory: Path, one_by_one: torch.Tensor, threads: int
 ) -> None:
-    """A prompt at once, which goes through the layers in blocks, and in parts beside others."""
     with num_threads(threads):
         model = tiny.natively(library, directory, directory / "cache")
     whole = Sequences(model, 1).run([(0, TOKENS)])
@@ -149,7 +138,6 @@ def num_threads(count: int) -> Iterator[None]:
 
 
 def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> None:
-    """Where one token repeats, the triangular system of its keys is almost singular."""
     for prompt in ([7] * 120, [7, 9] * 60):
         with torch.no_grad():
             expected = reference(torch.tensor([prompt])).logits[0]
@@ -157,7 +145,6 @@ def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> 
 
 
 def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
-    """So it can be run again."""
     rows = Sequences(model, 2)
     rows.run([(0, TOKENS[:40]), (1, TOKENS[:7])])
     kept = rows.kv.states
@@ -172,7 +159,6 @@ def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
 
 @each_case("threads", [1, 2])
 def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, threads: int) -> None:
-    """It goes through all rows, also where only some have logits."""
     files = tiny.opened(directory, directory / "cache")
     whole = files.config
     config = replace(whole, num_layers=3, mixers=whole.mixers[:3], mlps=whole.mlps[:3])
@@ -194,7 +180,6 @@ def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, thread
 
 @torch.inference_mode()
 def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory: Path) -> None:
-    """They do so also where a file's order of heads is not the native decoder's."""
     on_torch = tiny.on_torch(directory, directory / "cache")
     generator = torch.Generator().manual_seed(1)
     modules = {
@@ -216,20 +201,3 @@ def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory:
         found.append(one.forward(replace(step, adapters=(adapter,)), kv))
     assert not torch.allclose(found[1], tiny.logits_of(on_torch, prompt), atol=0.1)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_ten_thousand_tokens(model: NativeModel, directory: Path) -> None:
-    """The remaining rounding error after so many tokens: the two paths sum in other orders."""
-    tokens = random.Random(3).choices(range(tiny.VOCAB_SIZE), k=10_000)
-    native_kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-    on_torch = tiny.on_torch(directory, directory / "cache")
-    torch_kv = on_torch.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-    with torch.inference_mode():
-        for first in range(0, len(tokens), 200):
-            # Attention starts again in each step: only the states continue.
-            step = StepInput.of_sequence(tokens[first : first + 200], BLOCK_TOKENS)
-            if first:
-                step = replace(step, state_reads=step.state_writes)
-            found, expected = model.forward(step, native_kv), on_torch.forward(step, torch_kv)
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

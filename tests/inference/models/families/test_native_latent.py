@@ -92,8 +92,6 @@ def test_adapters_change_all_projections(library: ctypes.CDLL, folder: Path) -> 
 
 @each_case("bits", [4, 8])
 def test_projections_and_experts_stay_packed(library: ctypes.CDLL, folder: Path, bits: int) -> None:
-    """The native decoder rounds activations to 8 bits or 14, and torch's operators do not. Half the
-    sum of probabilities' differences: of unrelated answers it is near 1."""
     found = opened(folder, folder.parent / "cache", quantization=f"q{bits}")
     native = NativeModel(library, found.config, found.weights, CONTEXT_TOKENS, "fp32")
     torchs = build_model(found.config, found.weights, CONTEXT_TOKENS, "fp32")

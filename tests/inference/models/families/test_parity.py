@@ -11,7 +11,6 @@ import pytest
 from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import parse_config
-from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
 from inference.models.registry import build_model
 from inference.protocol.load_errors import BadFileError
@@ -49,8 +48,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saver:
 
 
 @each_case("row", ROWS, ids=lambda row: row.model_type)
-def test_safetensors(saved: Saver, row: Row, tmp_path: Path) -> None:
-    parity.check_source(saved(row).reference, saved(row).folder, tmp_path)
+def test_safetensors(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) -> None:
+    parity.check_both(library, saved(row).reference, saved(row).folder, tmp_path)
 
 
 STORAGES = ("llama", "mistral", "gemma3_text")
@@ -70,22 +69,13 @@ GGUF_ROWS = [row for row in ROWS if row.gguf is not None]
 
 @each_case("row", GGUF_ROWS, ids=lambda row: row.model_type)
 def test_gguf(saved: Saver, row: Row, tmp_path: Path) -> None:
-    """Other names and another config for the same layers."""
     reference = saved(row).reference
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
     engine = parity.engine_of(parity.built_on_torch(path, tmp_path))
     parity.check_answers(reference, engine, [parity.prompt_of(61, seed=61)], 6)
 
 
-@each_case("row", ROWS, ids=lambda row: row.model_type)
-def test_natively(library: ctypes.CDLL, saved: Saver, row: Row, tmp_path: Path) -> None:
-    one = saved(row)
-    native = parity.natively(library, one.folder, tmp_path)
-    parity.check_batch_mates(one.reference, native, block_tokens=native.decoder.block_tokens)
-
-
 def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> None:
-    """transformers chooses by the length of each sequence: these are all long, or all short."""
     divisors = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     scaling = {
         "rope_type": "longrope",
@@ -129,44 +119,7 @@ def test_longrope_without_its_divisors_is_refused() -> None:
         parse_config(facts | {"rope_scaling": rope | short}, {})
 
 
-NESTED = {"gemma3", "mistral3"}
-"""The same text models in checkpoints with a tower: ``test_published.py`` and ``test_nested.py``
-read them."""
-MIXTURES = dict.fromkeys(
-    (
-        *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "GLM-4.5", "dots.llm1", "MiniMax-M2"),
-        *("ERNIE 4.5 (experts)", "Hunyuan (experts)", "Llama 4 (text)"),
-    ),
-    "test_mixtures.py",
-)
-LATENT = dict.fromkeys(("DeepSeek V2", "DeepSeek V3, Kimi K2", "GLM-4.7-Flash"), "test_deepseek.py")
-QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-HYBRIDS = dict.fromkeys(
-    (*QWEN3_5, "qwen3_next", "LFM2", "LFM2-MoE", "Bamba", "Nemotron-H"), "test_hybrid.py"
-)
-VISION = dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), "../vision/test_images.py")
-OTHERS = {
-    "gpt-oss": "test_gpt_oss.py",
-    "Gemma 4 (text)": "test_nested.py",
-    "Idefics3, SmolVLM": "../vision/test_images.py",
-    "Pixtral": "../vision/test_images.py",
-}
-TESTED_IN = HYBRIDS | MIXTURES | LATENT | VISION | OTHERS
-"""Families whose layers want tests of their own kind, which hold them against transformers too."""
-
-
 def test_every_kind_of_tower_has_a_model_of_images() -> None:
     shown = [family for family in FAMILIES if IMAGE_MODELS.keys() & set(family.model_types)]
     projectors = {one for family in FAMILIES for one in family.gguf_projectors}
     assert projectors == {one for family in shown for one in family.gguf_projectors}
-
-
-@each_case("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_has_its_rows(family: Family) -> None:
-    if file := TESTED_IN.get(family.name):
-        assert (Path(__file__).parent / file).is_file()
-        return
-    assert set(family.model_types) - NESTED <= {row.model_type for row in ROWS}
-    written = {row.gguf.architecture for row in ROWS if row.gguf is not None}
-    # llama.cpp writes a Mistral as the llama that it is.
-    assert set(family.gguf_architectures) - {"mistral"} <= written

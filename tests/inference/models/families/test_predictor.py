@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.engine.engine import Engine
-from inference.engine.load.load_engine import load_engine
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.models.backend import AnyModel, AnyPredictor
@@ -20,7 +19,6 @@ from inference.models.decoder import DecoderModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, build_predictor
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
-from inference.protocol.load import LoadSpec
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.test_hybrid import prompt_of
 from tests.inference.models.families.tiny_predictors import (
@@ -188,7 +186,6 @@ def answers(engine: Engine, lengths: tuple[int, ...]) -> dict[str, list[int]]:
 def test_drafts_are_those_of_the_formula_and_change_nothing(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether drafts come true or not, and after a preemption: all prompts have room at first."""
     lengths = (1, 28, 30, 31)
     num_kv_blocks = sum(-(-(length + 1) // subject.block_tokens) for length in lengths) + 1
     expected = answers(engine_of(subject, drafts=False), lengths)
@@ -225,7 +222,6 @@ def test_drafts_are_those_of_the_formula_and_change_nothing(
 def test_a_predictor_that_rests_drafts_for_what_begins_after(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has not followed it does not draft for."""
     expected = answers(engine_of(subject, drafts=False), (20, 33))
     runners: list[PredictorRunner] = []
     drafted: set[str] = set()
@@ -259,30 +255,3 @@ def test_a_predictor_that_rests_drafts_for_what_begins_after(
 
 def tokens_of(outputs: list[Any]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
-
-
-def loaded_engine(directory: Path, data_dir: Path, dtype: Any) -> tuple[Engine, str]:
-    """The engine, and its report's text about drafts."""
-    spec = LoadSpec(
-        job_id="1",
-        model="m",
-        source=f"path:{directory}",
-        devices=["cpu"],
-        dtype=dtype,
-        kv_memory_bytes=4_000_000,
-        speculation="mtp",
-    )
-    loaded = load_engine(spec, data_dir, lambda progress: None)
-    assert isinstance(loaded.engine, Engine)
-    tiny.submit(loaded.engine, "a", prompt_of(20), 12)
-    assert len(tiny.run(loaded.engine)[0]["a"]) == 12
-    return loaded.engine, loaded.report.speculation
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_loaded(directory: Path, data_dir: Path, dtype: str) -> None:
-    """The native decoder computes in float32, torch's operators in the other."""
-    engine, lines = loaded_engine(directory, data_dir, dtype)
-    assert lines == "multi-token prediction, up to 8 tokens a step"
-    assert engine.stats().num_drafted_tokens > 0

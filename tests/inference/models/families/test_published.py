@@ -16,7 +16,13 @@ from inference.models.families.tower import TOWER
 from tests.cases import each_case
 from tests.inference.models.families import tiny_gguf
 
-PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.json"))
+FOLDER = Path(__file__).parent / "published"
+PUBLISHED = sorted(FOLDER.glob("*.json"))
+
+
+def published(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_bytes())
+    return facts
 
 
 @each_case("path", PUBLISHED, ids=lambda path: path.stem)

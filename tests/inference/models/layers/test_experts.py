@@ -137,8 +137,6 @@ def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
 
 @torch.inference_mode()
 def test_a_decoded_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    """It is the same to the bit: the number of rows that share an expert depends on the other rows'
-    content."""
     mlp = loaded("qwen2_moe", random_block("qwen2_moe"), tmp_path, stacked=True)
     x = torch.randn(NUM_ROWS, HIDDEN)
     experts_only = SparseMlp(mlp.config, mlp.router, mlp.experts)

@@ -101,8 +101,6 @@ def test_both_phases_match_the_dequantised_weight(
 @requires_int4
 @each_case("bits", [4, 8])
 def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
-    """Decoding is exact: every row is summed in the same order. The prompt kernel is a library's
-    matrix product, whose order may depend on the number of rows: up to float rounding."""
     linear, _ = LinearFactory(CPU, torch.float32).linear(grouped(bits, 960, 576))
     x = torch.randn(32, 576)
     x[7] *= 1000.0  # a loud neighbour must not change anybody's scale
@@ -115,7 +113,6 @@ def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
 
 @requires_int4
 def test_eight_bits_are_exact_as_two_digits() -> None:
-    """Powers of two as scales and one-hot rows leave nothing to round."""
     codes = torch.arange(-128, 128, dtype=torch.int8).repeat(16, 1)
     stored = GroupedWeight(bits=8, codes=codes, scales=torch.full((16, 8), 0.25))
     packed, scales_and_zeros = pack_int4(stored, CPU)
@@ -210,7 +207,6 @@ def test_fp8_rows_keep_each_value_within_half_a_step() -> None:
 @each_case("bias", [False, True])
 @each_case("num_rows", [1, 3, 33])
 def test_fp8_multiplies_what_it_rounded(device: str, bias: bool, num_rows: int) -> None:
-    """On a CPU torch computes the same operator without the hardware."""
     if device == "cuda" and not has_fp8(torch.device(device)):
         pytest.skip("needs compute capability 8.9")
     generator = torch.Generator().manual_seed(6)

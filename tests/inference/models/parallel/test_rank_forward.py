@@ -18,7 +18,8 @@ from inference.loading.weights.quantized_files import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.layers.experts import GroupedExperts, HeldExperts, HeldGroupedExperts, Routes
+from inference.models.layer_configs import ExpertsConfig
+from inference.models.layers.experts import GroupedExperts, Routes, held_routes
 from inference.models.layers.step import Step
 from inference.models.parallel.build import WideNormedQKV, build_rank
 from inference.models.parallel.group import RankGroup, TorchRankGroup
@@ -137,7 +138,6 @@ class PackedFiles(TensorFiles):
 def test_packed_weights_are_cut_between_their_groups(
     ranks: TwoRanks, name: str, bits: tuple[Bits, Bits]
 ) -> None:
-    """The MLP of 96 is three groups: the ranks hold two and one."""
     config = config_of(name)
     files = PackedFiles(random_tensors(config), bits)
     part = rank_files(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
@@ -182,7 +182,6 @@ def test_rows_of_an_image_see_each_other_on_every_rank(ranks: TwoRanks) -> None:
 
 
 def test_grouped_experts_leave_out_what_others_hold() -> None:
-    """A card computes them so: rows of other ranks' experts are in no group."""
     generator = torch.Generator().manual_seed(5)
     gate_up = torch.randn(4, 32, 16, generator=generator, dtype=torch.bfloat16)
     down = torch.randn(4, 16, 16, generator=generator, dtype=torch.bfloat16)
@@ -202,8 +201,11 @@ def test_grouped_experts_leave_out_what_others_hold() -> None:
     for first, last in ((0, 3), (3, 4)):
         own = [torch.cat((bias[first:last], torch.full_like(bias[:1], 9e9))) for bias in biases]
         products = (DenseProduct(weights[first:last]) for weights in (gate_up, down))
-        held = HeldGroupedExperts(*products, gate, (own[0], own[1]))
-        parts.append(HeldExperts(held, (first, last)).decode(x, routes))
+        held = GroupedExperts(*products, gate, (own[0], own[1]), has_others=True)
+        config = ExpertsConfig(
+            num_experts=4, experts_per_token=2, intermediate_size=16, held=(first, last)
+        )
+        parts.append(held.decode(x, held_routes(config, routes)))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)
 
 
@@ -235,7 +237,6 @@ class Identity:
 
 @each_case("is_split", [False, True], ids=["on cards", "on processors"])
 def test_ranks_make_as_many_sums_whatever_kernels_they_chose(is_split: bool) -> None:
-    """A mixed step of one decode row and five of a prompt."""
     config = config_of("olmo2")
     norm = torch.ones(config.num_heads * config.head_dim // 2)
     rows = torch.rand(6, 3 * len(norm))

@@ -39,8 +39,6 @@ def test_declared_sections_are_the_tensors(name: str) -> None:
 
 @each_case("name", ALL_FACTS)
 def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
-    """Preflight, memory and the builder agree about a rank's shapes by that. Experts are counted by
-    their names."""
     config = config_of(name)
     for rank in (0, 1):
         share = rank_share(config, rank, 2)
@@ -58,7 +56,6 @@ def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
 
 @each_case("name", ALL_FACTS)
 def test_two_ranks_have_everything_once(name: str) -> None:
-    """Heads of keys and values of which there are fewer than ranks are the exception."""
     config = config_of(name)
     cuts = [rank_cuts(config, rank_share(config, rank, 2)) for rank in (0, 1)]
     assert not cuts[0].absent & cuts[1].absent
@@ -149,7 +146,6 @@ def test_a_module_of_transformers_is_refused() -> None:
 
 
 def test_packed_inputs_are_cut_between_groups() -> None:
-    """An MLP 96 wide is three groups of 32: one rank has two of them."""
     config = config_of("llama")
     down = "model.layers.0.mlp.down_proj.weight"
     groups = input_groups(config, {down: 32})

@@ -21,13 +21,13 @@ from inference.models.stages.build import (
     AnyFirstStage,
     BuiltStage,
     Stage,
-    StageWeights,
     adapter_of_stage,
     as_first_stage,
     step_of_stage,
 )
 from inference.models.stages.layer_range import LayerRange, check_ranges, stage_config
 from inference.models.step_input import StepImages, StepInput
+from inference.models.weights.weight_source import ForwardedWeights
 from tests.inference.models.parallel.ranks import weights_of
 from tests.inference.models.steps import step_of
 
@@ -78,7 +78,10 @@ def _stage(
     library: ctypes.CDLL | None,
     kv_format: KVFormat,
 ) -> BuiltStage:
-    own, weights = stage_config(config, layers), StageWeights(weights_of(files), layers)
+    own, weights = (
+        stage_config(config, layers),
+        ForwardedWeights(weights_of(files), layers.whole_name),
+    )
     if library is not None:
         outer = layers.is_first
         return NativeModel(library, own, weights, CONTEXT_TOKENS, kv_format, has_outer=outer)

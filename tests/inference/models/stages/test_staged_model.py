@@ -76,7 +76,6 @@ def test_native_stages_are_exact(name: str, library: ctypes.CDLL) -> None:
 
 
 def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
-    """As many rows go through the layers in blocks, and the logits of some of them are compared."""
     config = config_of("qwen3_5")
     files = MemoryFiles(random_tensors(config))
     torch.set_num_threads(2)
@@ -95,7 +94,6 @@ def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
 
 @each_case("is_native_first", [True, False])
 def test_native_stages_beside_torchs(library: ctypes.CDLL, is_native_first: bool) -> None:
-    """A card and processors share a model so: each has keys and values of its own kind."""
     config = config_of("qwen3_next")
     files = MemoryFiles(random_tensors(config))
     libraries = [library, None] if is_native_first else [None, library]
@@ -116,7 +114,6 @@ def images_of(config: ModelConfig, num_deep: int) -> StepImages:
 
 @each_case("is_native", [True, False], ids=["native", "torch"])
 def test_images(library: ctypes.CDLL, is_native: bool) -> None:
-    """What the tower adds goes to the layers that it is for, on whichever stage those are."""
     text = ALL_FACTS["qwen3_vl"]["text_config"] | {"num_hidden_layers": 4}
     config = config_of("qwen3_vl", text_config=text)
     files, images = MemoryFiles(random_tensors(config)), images_of(config, num_deep=2)
@@ -154,7 +151,6 @@ def adapter(config: ModelConfig, *layers: int) -> AdapterWeights:
 
 @each_case("is_native", [True, False], ids=["native", "torch"])
 def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
-    """Two sequences, of which one has an adapter, of all layers or of one stage's alone."""
     config = config_of("qwen3_5")
     files = MemoryFiles(random_tensors(config))
     kind = library if is_native else None

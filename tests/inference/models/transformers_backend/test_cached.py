@@ -50,7 +50,6 @@ def test_the_engine_answers_as_transformers_does(model_type: str, tmp_path: Path
 
 
 def test_a_state_is_found_again_with_its_prefix(tmp_path: Path) -> None:
-    """The module continues from a state row by row."""
     reference, model = built(HYBRID, tmp_path)
     assert HYBRID in ROW_BY_ROW_TYPES and "row by row" in model.execution
     parity.check_prefix_hits(reference, model)
@@ -106,7 +105,6 @@ def test_entries_of_several_tokens_lie_in_blocks_as_well() -> None:
 
 @each_case("model_type", (HYBRID, "rwkv"))
 def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -> None:
-    """So it can be run again where it failed."""
     _, model = built(model_type, tmp_path)
     storage = model.new_kv(4, parity.BLOCK_TOKENS, 4)
     tokens = parity.prompt_of(6, seed=1)
@@ -131,7 +129,6 @@ def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -
 def test_what_transformers_does_not_build_is_refused_before_the_weights(
     tmp_path: Path,
 ) -> None:
-    """config.json is valid by its fields, but the module cannot be built from it."""
     config = config_of(cached_row("gptj")) | {"n_head": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownArchitectureError, match="transformers builds no 'gptj' of this"):

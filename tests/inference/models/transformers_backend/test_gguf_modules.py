@@ -3,7 +3,7 @@ own modules: written as llama.cpp's converter does, and held against the weights
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,32 +111,26 @@ CASES: dict[str, tuple[Row, dict[str, Any], Changed]] = {
 def save(architecture: str, path: Path) -> PreTrainedModel:
     row, keys, changed = CASES[architecture]
     reference = parity.build_reference(row)
-    config = reference.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(CONTEXT_TOKENS)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    if hasattr(config, "num_attention_heads"):
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or 256)
-        if "attention.head_count_kv" not in keys:
-            writer.add_head_count_kv(getattr(config, "num_key_value_heads", None) or 4)
-    for key, value in keys.items():
-        kind = gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(f"{architecture}.{key}", value, kind)
-    parity.add_vocabulary(writer)
-    (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    config, kind = reference.config, parity.kind_of(architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, weight in reference.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        suffixes = (".weight", ".bias")
-        found = names.get_name(name, suffixes) or names.get_name(
-            name.removeprefix("transformer."), suffixes
-        )
-        assert found is not None, f"{architecture} has no name for {name}"
-        writer.add_tensor(found, changed(found, weight.float(), config).contiguous().numpy())
-    tiny_gguf.close(writer, path)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in reference.state_dict().items():
+            if name != "lm_head.weight" or not config.tie_word_embeddings:
+                own = name.removeprefix("transformer.")
+                known = names.get_name(name, (".weight", ".bias")) or tiny_gguf.name_of(names, own)
+                yield own, changed(known, weight.float(), config)
+
+    sizes = {
+        "context_length": CONTEXT_TOKENS,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+    }
+    if hasattr(config, "num_attention_heads"):
+        sizes |= {"attention.head_count": config.num_attention_heads}
+        sizes["feed_forward_length"] = getattr(config, "intermediate_size", None) or 256
+        sizes["attention.head_count_kv"] = getattr(config, "num_key_value_heads", None) or 4
+    tiny_gguf.write(path, kind, config, tensors(), sizes | keys)
     return reference
 
 
@@ -159,7 +153,6 @@ def test_the_engine_answers_as_the_written_model_does(architecture: str, tmp_pat
 
 
 def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
-    """What nothing computes with would change the answer, unseen."""
     header = replace(_header(tmp_path), tensors={"rope_freqs.weight": _info(tmp_path)})
     config = read_gguf_config(_header(tmp_path))
     with pytest.raises(BadFileError, match=r"holds the tensor rope_freqs\.weight, which .*Falcon"):

@@ -33,24 +33,8 @@ from inference.protocol.load_report import LoadReport
 from tests.inference.loading.conftest import opened
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.transformers_backend.cached_rows import LATENT, ROUTED
 
-LATENT: dict[str, Any] = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-}
-EXPERTS: dict[str, Any] = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
 ROWS = (
     # Learned positions, and scores that are not scaled.
     Row(
@@ -71,7 +55,7 @@ ROWS = (
     # Values narrower than keys.
     Row(model_type="youtu", config=LATENT),
     # Experts that files hold one by one.
-    Row(model_type="solar_open", config=EXPERTS),
+    Row(model_type="solar_open", config=ROUTED),
 )
 
 
@@ -82,7 +66,6 @@ def saved(row: Row, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
 def test_the_engine_answers_as_transformers_does(row: Row, tmp_path: Path) -> None:
-    """Opened as an operator would; prompts in chunks beside others that decode."""
     reference, folder = saved(row, tmp_path)
     model = parity.opened(folder, tmp_path)
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
@@ -152,7 +135,6 @@ def test_keys_of_another_kind_are_refused_and_what_runs_is_named() -> None:
 
 
 def test_every_decoder_of_transformers_is_ours_runs_or_is_refused_by_name() -> None:
-    """Another version of transformers may have more of them: each is tried before it is listed."""
     own = {name for family in FAMILIES for name in family.model_types}
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     run = {*PAGED_TYPES, *CACHED_TYPES, *NESTED_TYPES}
@@ -203,7 +185,6 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_tensors_that_the_module_has_no_place_for_are_named(tmp_path: Path) -> None:
-    """Except for those that transformers' class declares unused, such as old files' masks."""
     _, folder = saved(ROWS[1], tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -244,7 +225,6 @@ def test_quantising_while_loading_is_refused(tmp_path: Path) -> None:
 
 
 def test_code_that_lies_beside_the_weights_is_not_run(tmp_path: Path) -> None:
-    """A known ``model_type`` runs transformers' own class, whatever ``auto_map`` asks for."""
     _, folder = saved(ROWS[1], tmp_path)
     config = json.loads((folder / "config.json").read_bytes())
     config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}

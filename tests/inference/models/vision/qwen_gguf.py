@@ -119,15 +119,12 @@ def save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> 
 
 
 def _save_vl(reference: PreTrainedModel, path: Path, kind: gguf.MODEL_ARCH) -> Path:
-    text = reference.config.get_text_config()
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
-    tiny_gguf.add_sizes(writer, text)
-    writer.add_rope_freq_base(text.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_sections([*text.rope_parameters["mrope_section"], 0])
-    hybrid_gguf.add_vocabulary(writer, reference)
-    names = gguf.get_tensor_name_map(kind, text.num_hidden_layers)
-    for name, tensor in reference.state_dict().items():
-        if not name.startswith(VISUAL):
-            written = tiny_gguf.name_of(names, name.replace(NESTED, "model."))
-            writer.add_tensor(written, tensor.float().contiguous().numpy())
-    return tiny_gguf.close(writer, path)
+    text, config = reference.config.get_text_config(), reference.config
+    tensors = (
+        (name.replace(NESTED, "model."), tensor)
+        for name, tensor in reference.state_dict().items()
+        if not name.startswith(VISUAL)
+    )
+    own = {"expert_weights_norm": None, "attention.sliding_window": None}
+    named = {config.image_token_id: "<|image_pad|>"}
+    return tiny_gguf.write(path, kind, text, tensors, own, named=named)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.engine.load import trial
-from inference.models.vision.towers import SiglipTower
+from inference.models.vision.tower import Tower
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision.test_image_files import vision_of
 from tests.inference.models.vision.tiny_gemma3 import GEMMA3
@@ -24,7 +24,6 @@ PROMPTS = {which: GEMMA3.prompt(*parts) for which, parts in GEMMA3.parts().items
 
 
 def test_threads_that_have_blocks_of_rows_each(library: ctypes.CDLL, tmp_path: Path) -> None:
-    """None attends in a layer before all have computed the keys of rows behind its own."""
     wanted = {which: GEMMA3.greedy(prompt, NUM_OUTPUTS) for which, prompt in PROMPTS.items()}
     directory = GEMMA3.save(tmp_path / "model")
     torch.set_num_threads(3)
@@ -37,39 +36,20 @@ def test_threads_that_have_blocks_of_rows_each(library: ctypes.CDLL, tmp_path: P
         assert found == wanted
 
 
-def test_answers_follow_from_what_lies_ahead() -> None:
-    """Else no test would see whether an image's rows attend to those behind them."""
-    prompt, reference = PROMPTS["several"], GEMMA3.make()
-    ids = torch.tensor([prompt.token_ids])
-    pixels = [torch.from_numpy(GEMMA3.pixels_of(one.data, one.grid)) for one in prompt.images]
-    with torch.no_grad():
-        causal = reference(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            pixel_values=torch.stack(pixels),
-            token_type_ids=torch.zeros_like(ids),
-        )
-    assert int(causal.logits[0, -1].argmax()) != GEMMA3.greedy(prompt, 1)[0]
-
-
 def test_a_trial_may_run_a_part_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the tower, on a CPU: a whole one takes too long."""
     model = tiny_hybrid.on_torch(GEMMA3.save(tmp_path / "model"), tmp_path)
     assert model.tower is not None
     operations = 20 * trial.block_weights(model.tower.config)
     monkeypatch.setattr(trial, "LARGEST_TRIAL_OPERATIONS", operations)
-    with patch.object(
-        SiglipTower, "__call__", autospec=True, side_effect=SiglipTower.__call__
-    ) as spy:
+    with patch.object(Tower, "__call__", autospec=True, side_effect=Tower.__call__) as spy:
         trial.run_largest_image(model)
     ((_, patches, grid),) = (call.args for call in spy.call_args_list)
     assert grid == (1, 4, 4) and len(patches) == 16
 
 
 def test_a_vocabulary_without_the_images_token(tmp_path: Path) -> None:
-    """Converters may cut it in front of that token."""
     unused = {120: "120", 99: "<unused7>", 101: "<unused8>"}
     vision = vision_of(GEMMA3.save_gguf(tmp_path, tokens=unused))
     assert vision.image_token_id == 101 and vision.text is not None

@@ -23,24 +23,9 @@ BOTH = pytest.mark.parametrize("tiny", [IDEFICS3, SMOLVLM], ids=["idefics3", "sm
 
 
 @BOTH
-def test_answers_follow_from_every_tile(tiny: TinyModel) -> None:
-    """Else no test would see whether each run of tokens has the rows of its own tile."""
-    prompt = tiny.prompt(*tiny.parts()["one"])
-    answer = tiny.greedy(prompt, NUM_OUTPUTS)
-    (image,) = prompt.images
-    tiles = torch.from_numpy(tiny.pixels_of(image.data, image.grid))
-    for tile in range(len(tiles) - 1):
-        order = list(range(len(tiles)))
-        order[tile], order[-1] = order[-1], order[tile]
-        found = tiny.greedy_of(tiny.make(), prompt.token_ids, [tiles[order]], NUM_OUTPUTS)
-        assert found != answer
-
-
-@BOTH
 def test_a_trial_runs_one_tile(
     tiny: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others would take no more memory: tiles are computed one after the other."""
     model = tiny_hybrid.on_torch(tiny.save(tmp_path / "model"), tmp_path)
     assert model.tower is not None
     grids = []
@@ -58,7 +43,6 @@ def test_a_file_that_names_no_longest_side_is_not_cut(tmp_path: Path) -> None:
 
 
 def test_what_published_configs_leave_out() -> None:
-    """SmolVLM-256M's tower, whose other numbers are its class's defaults."""
     tower = {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16}
     config = parse_config(
         {
@@ -81,7 +65,6 @@ def test_what_published_configs_leave_out() -> None:
 
 
 def test_norms_of_a_tower_add_what_its_file_declares(tmp_path: Path) -> None:
-    """llama.cpp's converter writes 1e-5 where a tower's config leaves it out."""
     path = IDEFICS3.save_gguf(tmp_path, **{"vision.attention.layer_norm_epsilon": 0.25})
     assert vision_of(path).norm_eps == 0.25
     quiet = tiny_hybrid.on_torch(path, tmp_path)

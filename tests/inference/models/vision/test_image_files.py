@@ -76,8 +76,6 @@ OF_ANOTHER_MODEL = {
     ids=str,
 )
 def test_a_file_of_another_model(name: str, changes: Changes, reason: str, tmp_path: Path) -> None:
-    """Named, it is refused; found beside the weights, they are a text model, and the load report
-    states why."""
     path = IMAGE_MODELS[name].save_gguf(tmp_path, **changes)
     found = described(path)
     assert found.config.vision is None

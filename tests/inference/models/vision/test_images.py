@@ -92,8 +92,6 @@ one_kind = pytest.mark.parametrize("tiny", slow_but(IMAGE_MODELS, "qwen3_vl"), i
 def test_batch_mates_in_chunks(
     tiny: TinyModel, model: AnyModel, prompts: Prompts, answers: Answers, num_tokens: int
 ) -> None:
-    """Chunks end within images, their tiles and rows, and between them; but no chunk ends within an
-    image of Gemma 3, whose 9 rows see each other: also where a step has fewer."""
     assert model.tower is not None
     engine = engine_of(tiny, model, prefill_tokens_per_step=num_tokens)
     assert answered(engine, prompts) == answers
@@ -110,7 +108,6 @@ def test_preemption(
     answers: Answers,
     order: tuple[str, ...],
 ) -> None:
-    """Recomputed with outputs behind the images."""
     chosen = {which: prompts[which] for which in order}
     sizes = (len(prompt.token_ids) + NUM_OUTPUTS for prompt in chosen.values())
     num_blocks = sum(-(-size // BLOCK_TOKENS) for size in sizes)
@@ -123,8 +120,6 @@ def test_preemption(
 def test_drafts_behind_images(
     tiny: TinyModel, model: AnyModel, prompts: Prompts, answers: Answers
 ) -> None:
-    """The rows of Qwen's drafts are rotated by places that lag behind their positions, as the
-    others' are."""
     engine = engine_of(tiny, model, speculator=ScriptedSpeculator(answers, wrong_every=3))
     assert answered(engine, prompts) == answers
     assert engine.stats().num_accepted_drafts > 0
@@ -135,8 +130,6 @@ def test_drafts_behind_images(
 def test_prefix_hits_are_of_the_same_image(
     tiny: TinyModel, model: AnyModel, prompts: Prompts, answers: Answers, which: str
 ) -> None:
-    """The tokens of an image are those of any other of its size. Hits may end within an image,
-    whose other rows are computed then."""
     parts, prompt = tiny.parts()[which], prompts[which]
     images = [index for index, part in enumerate(parts) if isinstance(part, tuple)]
     place = len(images) // 2
@@ -167,7 +160,6 @@ def test_no_step_waits_for_more_than_one_image(
     answers: Answers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A chat beside images, each of which takes the tower as long as many of its steps."""
     runs: list[int] = []
     run = ImageRows.of
 

@@ -75,7 +75,6 @@ def test_plans_and_estimates_count_it(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_tower_in_8_bits_becomes_dense(saved: Path, tmp_path: Path) -> None:
-    """It does so also beside dense weights that are quantised while they load."""
     (tmp_path / "model-F32.gguf").symlink_to(saved)
     QWEN3_VL.save_mmproj(tmp_path / "mmproj-Q8_0.gguf", is_rounded=True)
     opened = conftest.opened(tmp_path / "model-F32.gguf", tmp_path, quantization="q8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
@@ -11,10 +12,8 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.families.tower import with_pixels
 from inference.protocol.images import image_layout
 from inference.protocol.load_errors import BadFileError
-from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision import llama_gguf
-from tests.inference.models.vision.tiny_images import TinyModel
 from tests.inference.models.vision.tiny_pixtral import MISTRAL3, NAMED, PIXTRAL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,23 +21,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_OUTPUTS = 8
 
 
-@each_case("tiny", [MISTRAL3, PIXTRAL], ids=["mistral3", "llava"])
-def test_answers_follow_from_where_rows_are(tiny: TinyModel) -> None:
-    """Else no test would see how an image is turned, or what its positions are."""
-    prompt = tiny.prompt(*tiny.parts()["one"])
-    answer = tiny.greedy(prompt, NUM_OUTPUTS)
-    (image,) = prompt.images
-    pixels = torch.from_numpy(tiny.pixels_of(image.data, image.grid))
-    for axis in (1, 2):
-        turned = [pixels.flip(axis)]
-        assert tiny.greedy_of(tiny.make(), prompt.token_ids, turned, NUM_OUTPUTS) != answer
-
-
 def test_a_tower_beside_either_architecture(tmp_path: Path) -> None:
-    """Mistral Small 3's text is a llama in GGUF, and Ministral 3's has a name of its own."""
     rows, path = [], MISTRAL3.save_gguf(tmp_path)
     patches = torch.from_numpy(MISTRAL3.patches(b"1", (1, 4, 6)))
-    for kind in ("llama", "mistral3"):
+    for kind in (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.MISTRAL3):
         llama_gguf.save_text(MISTRAL3.make(), path, NAMED, kind)
         model = tiny_hybrid.on_torch(path, tmp_path)
         assert model.tower is not None
@@ -54,7 +40,6 @@ def test_llava_with_another_tower() -> None:
 
 
 def test_what_published_configs_leave_out() -> None:
-    """Mistral Small 3.1's, whose other numbers are its classes' defaults."""
     tower = {
         "model_type": "pixtral",
         "head_dim": 64,

@@ -20,7 +20,6 @@ NUM_OUTPUTS = 10
 
 
 def test_a_checkpoint_as_qwen2_5_vl_was_published(tmp_path: Path) -> None:
-    """The text model's keys in config.json itself, its tensors beside the tower's."""
     directory = QWEN2_5_VL.save(tmp_path / "model")
     path = directory / "config.json"
     config = json.loads(path.read_bytes())
@@ -48,7 +47,6 @@ def test_a_checkpoint_as_qwen2_5_vl_was_published(tmp_path: Path) -> None:
 
 
 def test_gguf_of_the_text_model(tmp_path: Path) -> None:
-    """Its layers are qwen3's; llama.cpp keeps the tower in a file of its own."""
     row = Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3vl"))
     reference = parity.build_reference(row)
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")

@@ -105,7 +105,6 @@ LOADED: dict[str, list[Image]] = {
 
 @pytest.mark.parametrize("name", LOADED)
 def test_images_through_a_loaded_model(name: str, tmp_path: Path, data_dir: Path) -> None:
-    """The model comes from its file, on the native decoder; the trial at load runs the tower."""
     pillow = pytest.importorskip("PIL.Image")
     tiny = IMAGE_MODELS[name]
     spec = LoadSpec(

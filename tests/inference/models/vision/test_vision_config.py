@@ -14,84 +14,14 @@ from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.inference.models.families.test_hybrid_config import QWEN3_5_27B
-from tests.inference.models.families.test_published import check_declared
+from tests.inference.models.families.test_published import check_declared, published
 
-TOWER: dict[str, Any] = {
-    "depth": 27,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "in_channels": 3,
-    "intermediate_size": 4304,
-    "num_heads": 16,
-    "num_position_embeddings": 2304,
-    "out_hidden_size": 4096,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "deepstack_visual_indexes": [8, 16, 24],
-}
-QWEN3_VL_8B: dict[str, Any] = {
-    "model_type": "qwen3_vl",
-    "image_token_id": 151655,
-    "tie_word_embeddings": False,
-    "vision_config": TOWER,
-    "text_config": {
-        "model_type": "qwen3_vl_text",
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
-        "rms_norm_eps": 1e-06,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "rope_theta": 5000000,
-        "rope_scaling": {
-            "mrope_interleaved": True,
-            "mrope_section": [24, 20, 20],
-            "rope_type": "default",
-        },
-    },
-}
-QWEN2_5_VL_3B: dict[str, Any] = {
-    "model_type": "qwen2_5_vl",
-    "image_token_id": 151655,
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128000,
-    "max_window_layers": 70,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    "hidden_act": "silu",
-    "sliding_window": 32768,
-    "use_sliding_window": False,
-    "tie_word_embeddings": True,
-    "vision_config": {
-        "depth": 32,
-        "hidden_act": "silu",
-        "hidden_size": 1280,
-        "intermediate_size": 3420,
-        "num_heads": 16,
-        "in_chans": 3,
-        "out_hidden_size": 2048,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "spatial_patch_size": 14,
-        "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-        "tokens_per_second": 2,
-        "temporal_patch_size": 2,
-    },
-}
+FOLDER = Path(__file__).parent / "published"
+QWEN2_5_VL_3B, QWEN3_VL_8B = (
+    json.loads((FOLDER / f"{name}.json").read_bytes()) for name in ("qwen2.5-vl-3b", "qwen3-vl-8b")
+)
+TOWER: dict[str, Any] = QWEN3_VL_8B["vision_config"]
+QWEN3_5_27B = published("qwen3.5-27b")
 QWEN3_5 = QWEN3_5_27B | {
     "image_token_id": 248056,
     "vision_config": TOWER | {"out_hidden_size": 5120, "deepstack_visual_indexes": []},
@@ -104,11 +34,9 @@ PROCESSOR: dict[str, Any] = {
 }
 
 
-@each_case(
-    "published", [QWEN2_5_VL_3B, QWEN3_VL_8B, QWEN3_5], ids=lambda facts: facts["model_type"]
-)
-def test_the_declared_tensors_are_the_models(published: dict[str, Any]) -> None:
-    check_declared(published, AutoModelForImageTextToText)
+@each_case("facts", [QWEN2_5_VL_3B, QWEN3_VL_8B, QWEN3_5], ids=lambda facts: facts["model_type"])
+def test_the_declared_tensors_are_the_models(facts: dict[str, Any]) -> None:
+    check_declared(facts, AutoModelForImageTextToText)
 
 
 def saved(directory: Path, config: dict[str, Any], processor: dict[str, Any] | None) -> Path:

@@ -106,18 +106,16 @@ def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tens
 
 def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
     text = reference.config.get_text_config()
-    writer = gguf.GGUFWriter(path, "gemma3")
-    tiny_gguf.add_sizes(writer, text)
-    writer.add_rope_freq_base(text.rope_parameters["full_attention"]["rope_theta"])
-    writer.add_sliding_window(text.sliding_window)
-    tiny_gguf.add_vocabulary(writer, text.vocab_size, named)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, text.num_hidden_layers)
-    for name, tensor in reference.state_dict().items():
-        if "language_model" in name:
-            own = name.replace("model.language_model.", "model.")
-            values = tensor.float() + 1 if own.endswith("norm.weight") else tensor.float()
-            writer.add_tensor(tiny_gguf.name_of(names, own), values.contiguous().numpy())
-    return tiny_gguf.close(writer, path)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in reference.state_dict().items():
+            if "language_model" in name:
+                values = tensor.float() + 1 if name.endswith("norm.weight") else tensor
+                yield name.replace("model.language_model.", "model."), values
+
+    return tiny_gguf.write(
+        *(path, gguf.MODEL_ARCH.GEMMA3, text, tensors()), named=named, control=("[",)
+    )
 
 
 GEMMA3 = TinyModel(

@@ -14,7 +14,7 @@ from transformers.models.llava import LlavaConfig, LlavaForConditionalGeneration
 from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
 
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.families.parity import in_pairs
+from tests.inference.models.families.tiny_gguf import in_pairs
 from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
 

@@ -1,0 +1,231 @@
+"""The blocks of a vision tower, and the positions of patches: a learned grid stretched over them,
+or rotary angles by height and width.
+
+Patches come in the order in which they are merged, as the image processor gives them: the four of
+one row of the decoder after each other. Bai et al. 2025, arXiv:2511.21631.
+
+    merge 2:   0 1 4 5
+               2 3 6 7
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn.functional import (
+    gelu,
+    layer_norm,
+    linear,
+    rms_norm,
+    scaled_dot_product_attention,
+    silu,
+)
+
+from inference.models.families.tower import TOWER
+from inference.models.layers.rope import rotate
+from inference.models.vision_config import VisionConfig
+from inference.models.weights.weight_source import WeightSource
+
+EPS = 1e-6
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGrid:
+    """``rows`` and ``columns`` (num_patches,) int64, of each patch."""
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, height: int, width: int, merge: int, device: torch.device) -> PatchGrid:
+        shape = height // merge, width // merge, merge, merge
+        rows = torch.arange(height, device=device).view(shape[0], 1, merge, 1).expand(shape)
+        columns = torch.arange(width, device=device).view(1, shape[1], 1, merge).expand(shape)
+        return cls(rows.flatten(), columns.flatten(), height, width)
+
+
+def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
+    """Stretches a square grid of embeddings (side**2, hidden_size) so that its corners are the
+    image's: each patch lies between four neighbours, (num_patches, hidden_size) float32."""
+    side = math.isqrt(len(table))
+    upper, lower, below = _neighbours(places.rows, places.height, side)
+    left, right, beside = _neighbours(places.columns, places.width, side)
+    total = torch.zeros(len(places.rows), table.shape[1], device=table.device)
+    for row, row_weight in ((upper, 1 - below), (lower, below)):
+        for column, column_weight in ((left, 1 - beside), (right, beside)):
+            embeddings = table.index_select(0, row * side + column)
+            total += embeddings * (row_weight * column_weight).unsqueeze(1)
+    return total
+
+
+def _neighbours(
+    index: torch.Tensor, size: int, side: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns where places ``index`` on an axis of ``size`` lie on a grid of ``side``: the one
+    before, the one after, and how far towards the latter."""
+    place = index.float() * (side - 1) / max(size - 1, 1)
+    before = place.floor()
+    first = before.long()
+    return first, (first + 1).clamp(max=side - 1), place - before
+
+
+def rotary_angles(
+    places: PatchGrid, head_dim: int, theta: float, *, takes_turns: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines as ``rope.rotate`` takes them, (num_patches, 1, head_dim) float32: a
+    quarter of a head's pairs turns with the row, a quarter with the column, and so again.
+    ``takes_turns``: rows and columns have every other frequency each, and not the same ones."""
+    half = head_dim // 2
+    exponents = torch.arange(0, half, 2, dtype=torch.float32, device=places.rows.device) / half
+    of_columns = exponents + 1 / half if takes_turns else exponents
+    angles = torch.cat(
+        [
+            axis.float().unsqueeze(1) / theta**powers
+            for axis, powers in ((places.rows, exponents), (places.columns, of_columns))
+        ],
+        dim=1,
+    )
+    cosines, sines = angles.cos(), angles.sin()
+    return (
+        torch.cat((cosines, cosines), dim=1).unsqueeze(1),
+        torch.cat((-sines, sines), dim=1).unsqueeze(1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A projection, or a norm's scale: without a bias the norm has no mean."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float = EPS
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of an image, within which patches attend to each other."""
+
+    members: torch.Tensor
+    """(num_windows, most_patches) int64: indices of patches, 0 where a window has fewer."""
+    is_there: torch.Tensor
+    """(num_windows, most_patches) bool: whether there is such a patch."""
+    places: torch.Tensor
+    """(num_patches,) int64: each patch's place among ``members``, flattened."""
+
+    @classmethod
+    def of(cls, grid: PatchGrid, side: int) -> Windows:
+        """``side``: of a window, in patches. Those at the lower and right edges are smaller."""
+        num_columns = -(-grid.width // side)
+        numbers = grid.rows // side * num_columns + grid.columns // side
+        counts = torch.bincount(numbers)
+        order = torch.argsort(numbers, stable=True)
+        most = int(counts.max())
+        first = torch.cumsum(counts, 0) - counts
+        inside = torch.arange(len(order), device=order.device) - first[numbers[order]]
+        flat = numbers[order] * most + inside
+        members = torch.zeros(len(counts) * most, dtype=torch.int64, device=order.device)
+        members[flat] = order
+        is_there = torch.zeros_like(members, dtype=torch.bool)
+        is_there[flat] = True
+        places = torch.empty_like(order)
+        places[order] = flat
+        return cls(members.view(-1, most), is_there.view(-1, most), places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    attention_norm: Affine
+    qkv: Affine
+    output: Affine
+    mlp_norm: Affine
+    gate: Affine | None
+    """``None`` where MLPs have no gates."""
+    up: Affine
+    down: Affine
+    num_heads: int
+    activation: Activation
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None = None,
+        windows: Windows | None = None,
+    ) -> torch.Tensor:
+        """(num_patches, hidden_size); without ``windows`` every patch of the image attends to every
+        other. Without ``angles`` nothing is rotated."""
+        qkv = self.qkv.project(self.attention_norm.norm(hidden))
+        queries, keys, values = qkv.view(len(hidden), 3, self.num_heads, -1).unbind(1)
+        if angles is not None:
+            queries, keys = (
+                rotate(heads.float(), *angles).to(values.dtype) for heads in (queries, keys)
+            )
+        attended = _attended(queries, keys, values, windows)
+        hidden = hidden + self.output.project(attended.flatten(1))
+        normed = self.mlp_norm.norm(hidden)
+        inner = self.up.project(normed)
+        if self.gate is None:
+            return hidden + self.down.project(self.activation(inner))
+        return hidden + self.down.project(self.activation(self.gate.project(normed)) * inner)
+
+
+def _attended(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: Windows | None
+) -> torch.Tensor:
+    """All (num_patches, num_heads, head_dim)."""
+    if windows is None:
+        queries, keys, values = (
+            one.transpose(0, 1).unsqueeze(0) for one in (queries, keys, values)
+        )
+        whole = scaled_dot_product_attention(queries, keys, values)
+        return whole.squeeze(0).transpose(0, 1)
+    queries, keys, values = (
+        one[windows.members].transpose(1, 2) for one in (queries, keys, values)
+    )
+    mask = windows.is_there[:, None, None, :]
+    found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return found.transpose(1, 2).flatten(0, 1)[windows.places]
+
+
+def affine(weights: WeightSource, name: str, eps: float = EPS, *, has_bias: bool = True) -> Affine:
+    """Raises ``MissingTensorError``."""
+    bias = weights.tensor(f"{TOWER}{name}.bias") if has_bias else None
+    return Affine(weights.tensor(f"{TOWER}{name}.weight"), bias, eps)
+
+
+def load_block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
+    """Pixtral's blocks have no biases at all. Raises ``MissingTensorError``."""
+    is_gated, has_bias = config.is_gated, config.kind != "pixtral"
+    is_silu = config.kind == "qwen2_5_vl" or config.activation == "silu"
+
+    def norm(name: str) -> Affine:
+        return affine(weights, prefix + name, config.norm_eps, has_bias=not is_gated)
+
+    def projection(name: str) -> Affine:
+        return affine(weights, prefix + name, has_bias=has_bias)
+
+    return Block(
+        attention_norm=norm("norm1"),
+        qkv=projection("attn.qkv"),
+        output=projection("attn.proj"),
+        mlp_norm=norm("norm2"),
+        gate=projection("mlp.gate_proj") if is_gated else None,
+        up=projection("mlp.up_proj" if is_gated else "mlp.linear_fc1"),
+        down=projection("mlp.down_proj" if is_gated else "mlp.linear_fc2"),
+        num_heads=config.num_heads,
+        activation=(silu if is_silu else gelu) if is_gated else partial(gelu, approximate="tanh"),
+    )
