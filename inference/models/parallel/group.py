@@ -4,7 +4,7 @@
     CUDA   NCCL
 
 A collective that a rank does not come to is ended by dropping the group: the others' calls then
-raise, and a new group is made.
+raise, and the engine ends.
 
 Rank 0 chooses all ranks' kernels: each would time them for itself, choose differently where a card
 is busy, and take another time for its part of every sum.
