@@ -14,6 +14,7 @@ from django.db import transaction
 from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, CatalogueSettings, SettingValue, check_alias_name
 from fleet.catalogue.rules import MAX_NAME_LENGTH
+from fleet.catalogue.settings import DECIDE_WEIGHTS
 from fleet.catalogue.targets import OF_TOKENS, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.hub.offers import expected_vram_mb
@@ -29,8 +30,6 @@ from fleet.upstreams.rules import untranslated_defaults
 from metering.actor import Actor
 from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of
-
-DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting.decides_weights)
 
 REPLICAS_KEPT = frozenset({"enabled", "pinned", "min_replicas"})
 
