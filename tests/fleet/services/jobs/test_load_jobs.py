@@ -27,6 +27,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND
+from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.services.jobs.conftest import HERE, fresh, later, names, observe, start, unload
 
@@ -34,10 +35,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LOADING = ReplicaStatus.LOADING
 
 
+def audited(action: str) -> list[tuple[str, str, Any]]:
+    entries = AuditEntry.objects.filter(action=action)
+    return list(entries.values_list("actor", "object_id", "detail"))
+
+
 def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> None:
     job = start()
     assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, str(COMMAND))
     assert start().pk == job.pk and LoadJob.objects.count() == 1
+    detail = {"neuron": "beast", "load_job": str(job.pk)}
+    assert audited("model.load") == [(str(COMMAND), "tiny", detail)]
     ((name, (spec,), options),) = sent.tasks
     assert (name, options["queue"]) == ("neuron.load_model", "neuron.beast")
     assert msgspec.convert(spec, LoadSpec) == LoadSpec(
@@ -148,6 +156,8 @@ def test_an_unload_is_one_job_for_its_neuron(model, neuron, sent, build) -> None
     job = unload()
     assert (job.kind, job.status, job.requested_by) == ("unload", "pending", str(COMMAND))
     assert unload().pk == job.pk
+    detail = {"neuron": "beast", "load_job": str(job.pk)}
+    assert audited("model.unload") == [(str(COMMAND), "tiny", detail)]
     ((name, arguments, options),) = sent.tasks
     assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
     services.unload_job_start(**HERE, at_once=True)
