@@ -63,23 +63,19 @@ def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkey
 def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:
     publish()
     tasks.tick()
+    with monkeypatch.context() as patched:
+        nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+        patched.setattr(live, "redis_client", lambda: nowhere)
+        tasks.tick()  # while Redis is away nothing is recorded
     redis_db.delete(keys.heartbeat_key("beast"))
     began_s = time.monotonic()
-    monkeypatch.setattr(leadership.this_control, "_term_began_s", began_s)
-    tasks.tick()
-    assert Neuron.objects.get().status == NeuronStatus.ONLINE, "it may be connecting"
-    monkeypatch.setattr(leadership.this_control, "_term_began_s", began_s - tasks.CONNECTING_S)
-    tasks.tick()
-    assert Neuron.objects.get().status == NeuronStatus.AWAY
-
-
-def test_while_redis_is_away_nothing_is_recorded(publish, monkeypatch) -> None:
-    publish()
-    tasks.tick()
-    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
-    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
-    tasks.tick()
-    assert Neuron.objects.get().status == NeuronStatus.ONLINE
+    for term_began_s, status in (
+        (began_s, NeuronStatus.ONLINE),  # it may be connecting
+        (began_s - tasks.CONNECTING_S, NeuronStatus.AWAY),
+    ):
+        monkeypatch.setattr(leadership.this_control, "_term_began_s", term_began_s)
+        tasks.tick()
+        assert Neuron.objects.get().status == status
 
 
 def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> None:

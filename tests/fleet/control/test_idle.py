@@ -65,6 +65,10 @@ def test_what_works_or_changes_has_whole_ticks(passes, publish, build, redis_db)
     report = WaitingReport(beat=1, models={"?": WaitingModel(num_requests=1, oldest_s=1.0)})
     redis_db.hset(keys.WAITING, "gateway", encode_waiting_report(report))
     assert [passes(), passes()] == [False, False]
+    redis_db.delete(keys.WAITING)
+    assert [passes(), passes()] == [False, True]
+    Invitation.objects.create(neuron_name="attic", secret_sha256="0" * 64)
+    assert [passes(), passes(), passes()] == [False, False, False]
 
 
 def test_a_change_by_another_process_is_seen(tmp_path) -> None:
@@ -77,11 +81,6 @@ def test_a_change_by_another_process_is_seen(tmp_path) -> None:
         theirs.execute("INSERT INTO t VALUES (1)")
         theirs.commit()
         assert idle.data_version(ours) != before
-
-
-def test_no_tick_passes_while_a_host_is_invited(passes, publish) -> None:
-    Invitation.objects.create(neuron_name="attic", secret_sha256="0" * 64)
-    assert [passes(), passes(), passes()] == [False, False, False]
 
 
 def test_what_the_clock_alone_brings_waits_a_few_seconds(passes, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from fleet import selectors, services
 from fleet.control.watch import Watched
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import build_snapshot
-from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
+from fleet.models import CatalogueModel, LoadJob, NeuronWish
 from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
 from inference.protocol.heartbeat import NeuronHeartbeat
