@@ -172,8 +172,11 @@ def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(build) -
     assert download_neuron("pypi:tiny", snapshot, {}) == "a"
 
 
-def test_a_neuron_that_is_removed_meanwhile_is_named(beast, sent, monkeypatch) -> None:
+def test_a_neuron_that_is_removed_meanwhile_is_named(beast, sent, monkeypatch, redis_db) -> None:
     """Between the look at the fleet and the row of the download."""
+    download = start()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Download.objects.create(neuron=beast, source=download.source)
     create = downloads._create
 
     def removed_first(*args: object) -> Download:
@@ -182,14 +185,8 @@ def test_a_neuron_that_is_removed_meanwhile_is_named(beast, sent, monkeypatch) -
 
     monkeypatch.setattr(downloads, "_create", removed_first)
     with pytest.raises(UnknownNeuronError, match="beast"):
-        start()
-    assert not sent.tasks and not Download.objects.exists()
-
-
-def test_the_database_has_one_active_pull_of_the_same(beast, sent, redis_db) -> None:
-    download = start()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Download.objects.create(neuron=beast, source=download.source)
+        start(file="other")
+    assert len(sent.tasks) == 1 and not Download.objects.exists()
     redis_db.flushdb()
     with pytest.raises(PlacementRefusedError, match="no neuron"):
         start(neuron_name=None)
@@ -219,30 +216,24 @@ def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
 
 def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, publish_report) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source=SOURCE)
-    started = pull_start(PullRequest(model="tiny"), COMMAND)
+    begun, joined = (pull_start(PullRequest(model="tiny"), COMMAND) for _ in range(2))
     download = Download.objects.get(source=SOURCE)
-    assert (started.id, started.where, started.status) == (str(download.pk), "beast", "pending")
+    assert (begun.id, begun.where, begun.status) == (str(download.pk), "beast", "pending")
+    assert (begun.is_ours, joined.is_ours, begun.id) == (True, False, joined.id)
     publish_report(jobs=[state(download, "running", progress=bytes_of(1, 4))])
     tasks.tick()
-    seen = pull_look(started)
+    seen = pull_look(begun)
     assert (seen.status, seen.bytes_done, seen.bytes_total) == ("running", 1, 4)
+    pull_cancel(begun, COMMAND)
+    download.refresh_from_db()
+    assert download.cancel_wanted_at is not None
     download.delete()
+    pull_cancel(begun, COMMAND)
     assert pull_look(seen).status == "cancelled"
     with pytest.raises(ModelNotFoundError):
         pull_start(PullRequest(model="llama3"), COMMAND)
     with pytest.raises(InvalidRequestError, match="is not downloaded"):
         pull_start(PullRequest(source="path:/models/tiny.gguf"), COMMAND)
-
-
-def test_a_pull_knows_whether_it_began_the_download_and_ends_it(beast, sent) -> None:
-    request = PullRequest(source=SOURCE, called="hf.co/Qwen/Qwen3-0.6B")
-    begun, joined = pull_start(request, COMMAND), pull_start(request, COMMAND)
-    assert (begun.is_ours, joined.is_ours, begun.id) == (True, False, joined.id)
-    pull_cancel(begun, COMMAND)
-    download = Download.objects.get(pk=begun.id)
-    assert download.cancel_wanted_at is not None
-    Download.objects.filter(pk=begun.id).delete()
-    pull_cancel(begun, COMMAND)
 
 
 def test_what_was_pulled_is_a_model_by_the_name_that_its_client_has_for_it(beast, sent) -> None:

@@ -19,6 +19,7 @@ from inference.protocol.keys import heartbeat_key
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND
 from metering.api.problems import problem_response
+from tests.fleet.services.jobs.conftest import names
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -198,17 +199,14 @@ def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
     moved = LoadJob.objects.get(model_name="old")
     assert (moved.neuron.name, moved.devices, moved.evict) == ("beauty", ["cuda:0"], [])
     assert moved.note == "Moves from beast, where new needs its room"
-    assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
+    assert names(sent) == [("load_model", "beast"), ("load_model", "beauty")]
     assert load().pk == job.pk and LoadJob.objects.count() == 2
 
 
 def test_what_leaves_for_it_moves_to_another_card_of_its_neuron(full, publish, build, sent) -> None:
     """Its load is the control's, once it has left: a neuron has a model once."""
-    free_bytes = 3500 * 1024**2
-    other = build.device(
-        kind="cuda", index=1, total_memory_bytes=5 * GIB, free_memory_bytes=free_bytes
-    )
-    full(vram_mb=3300, cards=(other,))
+    room = {"total_memory_bytes": 5 * GIB, "free_memory_bytes": 3500 * 1024**2}
+    full(vram_mb=3300, cards=(build.device(kind="cuda", index=1, **room),))
     job = load()
     assert job.note == "old makes room and moves to cuda:1 of beast"
     assert jobs_known().to_restore == {"beast": ("old",)}
