@@ -114,21 +114,6 @@ def test_a_load_that_failed_for_good_is_tried_again_when_somebody_asks(
     assert len(sent.tasks) == 1
 
 
-def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -> None:
-    full()
-    services.heartbeat_record(heartbeat=publish(name="beauty"))
-    services.catalogue_model_create(
-        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beauty",)
-    )
-    with pytest.raises(
-        PlacementRefusedError, match=r"tied may run on beauty only, by its pinned_on"
-    ):
-        services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beast")
-    assert sent.tasks == []
-    services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beauty")
-    assert len(sent.tasks) == 1
-
-
 def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sent) -> None:
     """It used to succeed, and what was loaded, or the other copy, was gone seconds later."""
     full()
@@ -144,6 +129,10 @@ def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sen
         return str(refused.value)
 
     assert "old is loaded on beast, and by its max_replicas on 1 at most" in refusal()
+    services.catalogue_model_create(
+        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beast",)
+    )
+    assert "tied may run on beast only, by its pinned_on" in refusal("tied")
     services.neuron_drain(actor=COMMAND, neuron_name="beauty")
     assert refusal() == refusal("new") == "beauty is draining: resume it first"
     services.neuron_refuse(actor=COMMAND, neuron_name="beauty")

@@ -119,18 +119,6 @@ def test_what_still_runs_when_a_drains_time_is_over_ends(model, neuron, sent, bu
     assert tick(build.heartbeat(replicas=[build.replica()])).actions == ()
 
 
-def test_a_model_that_was_deleted_leaves_its_memory(model, neuron, sent, build) -> None:
-    beat = build.heartbeat(replicas=[build.replica()])
-    services.heartbeat_record(heartbeat=beat)
-    model.pinned = False
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
-    services.catalogue_model_delete(actor=COMMAND, model=model)
-    sent.tasks.clear()
-    LoadJob.objects.all().delete()
-    tick(beat)
-    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
-
-
 def test_two_gateways_that_decide_differently_start_one_load(model, sent, build) -> None:
     for name in ("beast", "twin"):
         services.heartbeat_record(heartbeat=build.heartbeat(name))
@@ -202,15 +190,3 @@ def test_it_is_kept_again_once_its_neuron_starts_anew(idle) -> None:
     restarted = msgspec.structs.replace(idle, epoch="another")
     services.heartbeat_record(heartbeat=restarted)
     assert planned(restarted) == ["tiny"]
-
-
-def test_another_replica_of_it_is_kept(model, build, sent) -> None:
-    model.min_replicas, model.max_replicas = 2, 2
-    services.catalogue_model_update(
-        actor=COMMAND, model=model, changed_fields=["min_replicas", "max_replicas"]
-    )
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
-    services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    end_jobs()
-    assert planned(build.heartbeat(replicas=[])) == ["tiny"]
-    assert planned(build.heartbeat(replicas=[build.replica()])) == []

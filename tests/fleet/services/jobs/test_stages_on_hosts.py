@@ -16,7 +16,7 @@ from fleet.errors import CannotSleepError, PlacementRefusedError
 from fleet.lifecycles import LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
-from fleet.placement import Route, Wait
+from fleet.placement import Wait
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.stage_orders import stage_load_call_off
@@ -280,15 +280,3 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
     neuron.busy = set()
     assert full.load() == "a"
     assert models(full) == {"a": ["large"], "b": []}
-
-
-def test_a_pinned_model_leaves_no_host(full: World) -> None:
-    other = CatalogueModel.objects.get(name="other")
-    other.pinned = True
-    services.catalogue_model_update(actor=COMMAND, model=other, changed_fields=["pinned"])
-    selectors.catalogue_cache_clear()
-    full.tick()
-    decision = full.request()
-    assert not isinstance(decision, Wait | Route) and decision.code == "not_enough_memory"
-    assert not LoadJob.objects.filter(model_name="large").exists()
-    assert models(full) == {"a": ["old"], "b": ["other"]}

@@ -211,16 +211,10 @@ def test_the_default_model_is_ensured_once_and_stays_as_the_operator_left_it(cap
         {"name": ""},
         {"source": "no scheme"},
         {"dtype": "int3"},
-        {"quantization": "q3"},
-        {"kv_dtype": "int4"},
         {"max_context_tokens": 0},
-        {"max_output_tokens": 0},
-        {"kv_memory_bytes": 0},
-        {"device": "tpu"},
         {"min_devices": 0},
-        {"max_replicas": 0},
         {"min_replicas": 2},
-        {"idle_ttl_s": 0},
+        {"input_price_micro_usd": 1},
     ],
 )
 def test_the_database_refuses_what_a_service_would(values: dict[str, object]) -> None:
