@@ -134,16 +134,14 @@ def _load_divide(job: LoadJob, costs: PackedCosts, snapshot: Snapshot, now: date
     decision = None if view is None else place_on(model.entry(), view, seen)
     if not isinstance(decision, Load) or not decision.stages:
         return False
-    values = {
-        "devices": list(decision.devices),
-        "stages": msgspec.to_builtins(list(decision.stages)),
-        "predicted_tokens_per_s": decision.predicted_tokens_per_s,
-        "note": "Too large for one device: divided over several",
-    }
-    if not LoadJob.objects.filter(pk=job.pk, status=job.status).update(reported_at=now, **values):
+    job.devices = list(decision.devices)
+    job.stages = msgspec.to_builtins(list(decision.stages))
+    job.predicted_tokens_per_s = decision.predicted_tokens_per_s
+    job.note, job.reported_at = "Too large for one device: divided over several", now
+    names = ("devices", "stages", "predicted_tokens_per_s", "note", "reported_at")
+    same = LoadJob.objects.filter(pk=job.pk, status=job.status)
+    if not same.update(**{name: getattr(job, name) for name in names}):
         return False
-    for name, value in values.items():
-        setattr(job, name, value)
     logger.info("%s on %s is divided: it is too large for one device", job.model_name, neuron)
     job_send(job=job, send=send_load)
     return True
