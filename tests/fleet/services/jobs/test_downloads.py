@@ -3,8 +3,10 @@ neuron whose reports the tests write."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
@@ -51,7 +53,20 @@ __all__ = ["beast", "publish_report"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_pull_from_start_to_end_with_its_actor(beast, sent, publish_report) -> None:
+@pytest.fixture
+def reported(publish_report: Callable[..., None]) -> Callable[..., Download]:
+    """The download, once a tick has read its neuron's report of it."""
+
+    def reported(download: Download, status: str, **changes: Any) -> Download:
+        publish_report(jobs=[state(download, status, **changes)])
+        tasks.tick()
+        download.refresh_from_db()
+        return download
+
+    return reported
+
+
+def test_a_pull_from_start_to_end_with_its_actor(beast, sent, reported) -> None:
     download = start(file="Q4_K_M")
     ((task, (spec,), options),) = sent.tasks
     assert (task, options["queue"]) == ("neuron.pull_model", "neuron.beast")
@@ -59,43 +74,41 @@ def test_a_pull_from_start_to_end_with_its_actor(beast, sent, publish_report) ->
     assert start(file="Q4_K_M").pk == download.pk, "it is under way already"
     entry = AuditEntry.objects.get(action="download.pull")
     assert (entry.actor, entry.object_id, entry.detail["file"]) == (str(COMMAND), SOURCE, "Q4_K_M")
-
-    publish_report(jobs=[state(download, "queued")])
-    tasks.tick()
-    download.refresh_from_db()
-    assert download.status == LoadJobStatus.PENDING
-    publish_report(jobs=[state(download, "running", progress=bytes_of(1 * GB, 4 * GB))])
-    tasks.tick()
-    download.refresh_from_db()
-    assert (download.status, download.progress_fraction) == (LoadJobStatus.RUNNING, 0.25)
-    publish_report(jobs=[state(download, "succeeded", progress=LOADED)])
-    tasks.tick()
-    download.refresh_from_db()
-    assert (download.status, download.bytes_done) == (LoadJobStatus.SUCCEEDED, 4 * GB)
+    for status, progress, expected, num_done, fraction in (
+        ("queued", None, "pending", 0, None),
+        ("running", bytes_of(1 * GB, 4 * GB), "running", 1 * GB, 0.25),
+        ("succeeded", LOADED, "succeeded", 4 * GB, 1.0),
+    ):
+        seen = reported(download, status, progress=progress)
+        assert (seen.status, seen.bytes_done, seen.progress_fraction) == (
+            expected,
+            num_done,
+            fraction,
+        )
     assert download.finished_at is not None
 
 
 def test_a_report_that_is_malformed_or_anothers_counts_for_nothing(
-    beast, sent, publish_report, redis_db
+    beast, sent, reported, redis_db
 ) -> None:
     download = start()
     for payload in (b"{", encode_cache_report(report("other"))):
         redis_db.set(downloads_key("beast"), payload)
         tasks.tick()
-    failure = LoadFailure(code="x", message="a\0b")
-    publish_report(jobs=[state(download, "failed", failure=failure)])
-    tasks.tick()
-    download.refresh_from_db()
-    assert download.status == LoadJobStatus.PENDING
-    failure = LoadFailure(code="disk_full", message="it needs 4 GB more")
-    publish_report(jobs=[state(download, "failed", failure=failure)])
-    tasks.tick()
-    download.refresh_from_db()
-    assert (download.status, download.failure_code) == (LoadJobStatus.FAILED, "disk_full")
-    assert start().pk != download.pk, "it may be tried again"
+    malformed = LoadFailure(code="x", message="a\0b")
+    assert reported(download, "failed", failure=malformed).status == LoadJobStatus.PENDING
+    for failure, code in (
+        (LoadFailure(code="disk_full", message="it needs 4 GB more"), "disk_full"),
+        (None, "unknown"),
+    ):
+        seen = reported(download, "failed", failure=failure)
+        assert (seen.status, seen.failure_code) == (LoadJobStatus.FAILED, code)
+        again = start()
+        assert again.pk != download.pk, "it may be tried again"
+        download = again
 
 
-def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, publish_report) -> None:
+def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, reported) -> None:
     download = start()
     sent.broker_is_away = True
     with pytest.raises(BrokerUnavailableError):
@@ -105,11 +118,9 @@ def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, publish_r
     sent.broker_is_away = False
     services.download_cancel(actor=COMMAND, download=download)
     assert sent.tasks[-1][:2] == ("neuron.cancel_pull", [str(download.pk)])
-    publish_report(jobs=[state(download, "cancelled", progress=bytes_of(1, 4))])
-    tasks.tick()
-    download.refresh_from_db()
+    reported(download, "cancelled", progress=bytes_of(1, 4))
     assert (download.status, download.bytes_done) == (LoadJobStatus.CANCELLED, 1)
-    with pytest.raises(JobCannotBeCancelledError):
+    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
         services.download_cancel(actor=COMMAND, download=download)
     assert AuditEntry.objects.filter(action="download.cancel").count() == 1
 
@@ -214,14 +225,13 @@ def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
     assert AuditEntry.objects.filter(action="download.delete").count() == 1
 
 
-def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, publish_report) -> None:
+def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, reported) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source=SOURCE)
     begun, joined = (pull_start(PullRequest(model="tiny"), COMMAND) for _ in range(2))
     download = Download.objects.get(source=SOURCE)
     assert (begun.id, begun.where, begun.status) == (str(download.pk), "beast", "pending")
     assert (begun.is_ours, joined.is_ours, begun.id) == (True, False, joined.id)
-    publish_report(jobs=[state(download, "running", progress=bytes_of(1, 4))])
-    tasks.tick()
+    reported(download, "running", progress=bytes_of(1, 4))
     seen = pull_look(begun)
     assert (seen.status, seen.bytes_done, seen.bytes_total) == ("running", 1, 4)
     pull_cancel(begun, COMMAND)
