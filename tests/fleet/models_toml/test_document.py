@@ -270,6 +270,11 @@ id = "Org/Broken"
 contxt = 3
 
 [[models]]
+id = "tuned"
+source = "path:/tuned"
+base = "broken"
+
+[[models]]
 id = "Org/Other"
 source = "mirror"
 
@@ -287,18 +292,21 @@ def test_a_refused_entry_is_named_with_its_line_and_the_others_are_shown() -> No
     before = selectors.catalogue_state()
     plan = plan_import(read_document(BROKEN), before, prune=True)
     shown = list(plan.lines())
-    assert shown[:4] == [
+    assert shown[:7] == [
         "+ model fine",
         '    source = "huggingface:Org/Fine"',
+        "+ model tuned",
+        '    source = "path:/tuned"',
+        '    base = "broken"',
         "+ alias Org/Fine = fine",
         "+ alias nice = fine",
     ]
     assert [(problem.line, problem.entry) for problem in plan.problems] == [
         (7, "Org/Broken"),
-        (11, "Org/Other"),
-        (17, "[aliases]"),
+        (16, "Org/Other"),
+        (22, "[aliases]"),
     ]
-    assert [line[:8] for line in shown[-3:]] == ["x line 7", "x line 1", "x line 1"]
+    assert [line[:8] for line in shown[-3:]] == ["x line 7", "x line 1", "x line 2"]
     with pytest.raises(ModelsTomlError, match="contxt"):
         services.catalogue_import(actor=COMMAND, document=read_document(BROKEN), prune=True)
     assert selectors.catalogue_state() == before

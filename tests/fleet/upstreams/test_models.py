@@ -100,7 +100,7 @@ def test_defaults_are_those_that_the_dialect_has_words_for(
 ) -> None:
     make("http://x", name="ollama", dialect="ollama")
     for dialect in ("box", "claude", "ollama"):
-        far = offer(f"far-{dialect}", f"upstream:{dialect}/m", temperature=0.5)
+        far = offer(f"far-{dialect}", f"upstream:{dialect}/m", temperature=1.0)
         change(far, repetition_penalty=1.0)
         if dialect != "claude":
             change(far, repetition_penalty=1.1)

@@ -203,6 +203,7 @@ def test_paid_probes_are_sent_once_to_the_model_that_is_named_like_one_where_ask
         lambda asked, wire: wire.json(404, {"error": "no"}),
         lambda asked, wire: wire.json(200, {"error": "no"}),
         lambda asked, wire: wire.whole(200, b"<html>", "text/html"),
+        lambda asked, wire: wire.whole(200, b"", "audio/mpeg"),
         lambda asked, wire: wire.json(200, {"data": [], "results": 1, "text": None}),
     ],
 )
@@ -250,6 +251,7 @@ def priced(input: int | None, output: int | None, cached: int | None = None) -> 
             priced(250_000, 1_000_000, 100_000),
         ),
         ({"cost": {"input": 0.25}}, priced(250_000, None)),
+        ({"cost": {"input": 0, "output": 0}}, priced(0, 0)),
         ({"pricing": {"prompt": "-1", "completion": "1"}}, priced(None, 10**12)),
         ({"cost": {"input": True, "output": "x"}}, {}),
         ({"cost": "free"}, {}),

@@ -172,6 +172,10 @@ def test_a_replica_of_another_job_or_model_leaves_nothing(model, build, sent) ->
     before = build.replica(job_id="before", report=build.report(**TOOK))
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[before]))
     assert measured_loads() == (), "it may have had other files"
+    digest = LoadJob.objects.get().spec_digest
+    same = build.replica(job_id="x", spec_digest=digest, report=build.report(**TOOK))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[same]))
+    assert LoadJob.objects.get().status == "succeeded" and measured_loads() == ()
     stranger = build.replica(model="stranger", report=build.report(**TOOK))
     speaks(build, stranger, MEASURED.slowed(2))
     assert not LoadMeasurement.objects.exists()
