@@ -46,8 +46,8 @@ class Entry:
             if (value := self._flat.get(key)) and value != toml.OUR_HARNESS:
                 self.notes.append((key, message.format(value)))
         settings = CatalogueSettings(**self._values)
-        found = [(toml.KEY_OF_SETTING[name], text) for name, text in settings_problems(settings)]
-        self.problems += [one for one in found if one[0] not in dict(self.problems)]
+        for name, problem in settings_problems(settings):
+            self.problems.append((toml.KEY_OF_SETTING[name], problem))
         self.settings = None if self.problems else settings
 
     def _read_name(self, models: Mapping[str, str], aliases: Mapping[str, Any]) -> None:

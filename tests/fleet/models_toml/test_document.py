@@ -155,6 +155,11 @@ def test_all_problems_are_reported_at_once() -> None:
     assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
 
 
+def test_a_second_entry_of_one_name_leaves_the_first_its_aliases() -> None:
+    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
+    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
+
+
 def test_lines_are_left_out_where_entries_are_written_otherwise() -> None:
     (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
     assert (problem.line, problem.key) == (None, "colour")

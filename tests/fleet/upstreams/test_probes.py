@@ -136,6 +136,27 @@ def test_every_dialect_is_tested(
             assert ("400" in found["tools"][1]) == (other is refusing)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "endpoint", "when"),
+    [("openai", chats, "one is required"), ("ollama", ollamas, "it was asked to")],
+)
+def test_a_chat_that_only_says_hello(
+    api: Api, dialect: str, endpoint: Answering, when: str
+) -> None:
+    message = {"message": {"content": "hello"}}
+    answer = {"choices": [message]} if dialect == "openai" else message
+    with FakeUpstream() as upstream:
+        upstream.answer = with_list_of(endpoint, lambda _, wire: wire.json(200, answer))
+        url = upstream.url if dialect == "openai" else upstream.origin
+        found = probed(api, url, dialect=dialect)
+    assert [found[what] for what in ("stream", "tools", "schema", "images")] == [
+        (False, "it does not stream"),
+        (False, f"it calls no tool where {when}"),
+        (False, "its answer does not keep to the schema"),
+        (True, ""),
+    ]
+
+
 def test_a_list_that_is_redirected_endless_or_refused(api: Api) -> None:
     def redirect(asked: Asked, wire: Wire) -> None:
         wire.json(302, {}, location="http://169.254.169.254/latest/meta-data")
