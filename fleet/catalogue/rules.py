@@ -15,7 +15,6 @@ from fleet.catalogue.settings import (
     SETTINGS,
     TASKS_WITH_TOKENS,
     CatalogueSettings,
-    words_of,
 )
 from fleet.catalogue.targets import Target, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError
@@ -155,6 +154,10 @@ def source_problem(source: str, *, may_be_upstream: bool = False) -> str | None:
     of_hub = (REPOSITORY, f"{scheme}:org/name, as in {scheme}:Qwen/Qwen3-0.6B")
     pattern, form = of_hub if scheme in hubs else OTHER_SOURCES[scheme]
     return None if pattern.fullmatch(rest) else f"{source!r} is not of the form {form}"
+
+
+def words_of(name: str) -> str:
+    return SETTINGS[name].label or name.replace("_", " ")
 
 
 def _changed(settings: CatalogueSettings) -> Iterator[str]:

@@ -62,9 +62,6 @@ UNIT_OF_TASK: dict[Task, Unit] = {
 DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
 fills the context gets its first token in time even behind another one."""
-MOST_RANKS = 64
-MOST_DRAFT_TOKENS = 16
-"""Half a block of keys and values."""
 UNPINNED_PRIORITY, PINNED_PRIORITY = 100, 1000
 
 _offer, _files, _weights, _limits, _sampling, _queue, _placement, _prices = (
@@ -87,7 +84,6 @@ class CatalogueSettings:
         Flag(), "Keep it loaded: it is loaded again whenever it is not.", default=False
     )
     description: str = _offer(Text(max_length=10_000, has_lines=True), default="")
-
     source: str = _files(
         Text(max_length=500, is_required=True),
         "Where the files come from: huggingface:org/name, path:/absolute/path (on the neuron) "
@@ -134,7 +130,6 @@ class CatalogueSettings:
         "Of the downloaded archive or file; a load is refused when it differs.",
         label="SHA-256",
     )
-
     dtype: Dtype = _weights(Word(get_args(Dtype)), default="auto")
     quantization: Quantization = _weights(
         Word(get_args(Quantization), QUANTIZATION_OF_NAME),
@@ -143,7 +138,6 @@ class CatalogueSettings:
         "CUDA devices that multiply it).",
         default="auto",
     )
-
     max_context_tokens: int | None = _limits(
         Count(), "Caps the model's own limit. Empty: the model's own."
     )
@@ -177,7 +171,6 @@ class CatalogueSettings:
         "Memory for the KV cache. Empty: measured when the model is loaded.",
         label="KV memory (bytes)",
     )
-
     prefix_disk_bytes: int | None = _limits(
         Count(most=MAX_BYTES),
         "How much of a neuron's disk may keep what prompts filled of the KV cache, so that a "
@@ -190,7 +183,6 @@ class CatalogueSettings:
         "longest ago makes room for another. 0: none.",
         default=DEFAULT_ADAPTER_SLOTS,
     )
-
     speculation: Speculation = _limits(
         Word(get_args(Speculation)),
         "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
@@ -212,12 +204,11 @@ class CatalogueSettings:
         "template; turns are written in ChatML, without tools or images.",
     )
     max_draft_tokens: int | None = _limits(
-        Count(most=MOST_DRAFT_TOKENS),
+        Count(most=16),
         "How many tokens of a request are guessed ahead in one step at most. Empty: 8. "
         "Fewer are where more do not pay.",
         label="longest draft (tokens)",
     )
-
     temperature: float | None = _sampling(
         Number(least=0, most=2), _unnamed(f"{FILES_SAY}1", "; 0: the likeliest token")
     )
@@ -235,7 +226,6 @@ class CatalogueSettings:
     )
     presence_penalty: float | None = _sampling(Number(least=-2, most=2), _unnamed("0"))
     frequency_penalty: float | None = _sampling(Number(least=-2, most=2), _unnamed("0"))
-
     max_queue_depth: int | None = _queue(
         Count(),
         "How many requests wait for a place in one replica; more get 503 queue_full. Empty: 256.",
@@ -251,7 +241,6 @@ class CatalogueSettings:
         "How much of the queue one account may fill; more get 429. Empty: 50.",
         label="one account's share of the queue (%)",
     )
-
     device: DeviceChoice = _placement(
         Word(get_args(DeviceChoice)),
         "auto: a CUDA card where one has room, else a host's CPUs. cuda, cpu: there only.",
@@ -261,7 +250,7 @@ class CatalogueSettings:
         Count(most=64, is_optional=False), "How many cards one replica spans.", default=1
     )
     tensor_parallel: int = _placement(
-        Count(most=MOST_RANKS, is_optional=False),
+        Count(most=64, is_optional=False),
         "How many processes share one replica, each with its part of every weight: on as many "
         "cards of one host, or all on its CPUs where the device is cpu. 1: not shared.",
         default=1,
@@ -318,7 +307,6 @@ class CatalogueSettings:
         default="unload",
         label="when idle",
     )
-
     input_price_micro_usd: int | None = _prices(
         Money(),
         "USD per million prompt tokens. 0: free. Empty: the model is not priced.",
@@ -376,7 +364,7 @@ class CatalogueSettings:
     @property
     def upstream_names(self) -> tuple[str, ...]:
         """The upstreams that its source and its targets name, each once."""
-        served = [one.upstream_model for one in parse_targets(self.targets)]
+        served = (one.upstream_model for one in parse_targets(self.targets))
         named = (upstream_of(self.source), *served)
         return tuple(dict.fromkeys(one.upstream for one in named if one is not None))
 
@@ -410,11 +398,3 @@ DEFAULTS: dict[str, SettingValue] = {
     if described.default is not MISSING
 }
 TRAVELLING = tuple(name for name in SETTINGS if name in LoadSpec.__struct_fields__)
-DECIDE_WEIGHTS = frozenset(
-    {"source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"}
-)
-"""A change of one of them makes measurements of earlier loads invalid."""
-
-
-def words_of(name: str) -> str:
-    return SETTINGS[name].label or name.replace("_", " ")

@@ -14,7 +14,6 @@ from django.db import transaction
 from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, CatalogueSettings, SettingValue, check_alias_name
 from fleet.catalogue.rules import MAX_NAME_LENGTH
-from fleet.catalogue.settings import DECIDE_WEIGHTS
 from fleet.catalogue.targets import OF_TOKENS, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.hub.offers import expected_vram_mb
@@ -31,6 +30,10 @@ from metering.actor import Actor
 from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
+DECIDE_WEIGHTS = frozenset(
+    {"source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"}
+)
+"""A change of one of them makes measurements of earlier loads invalid."""
 REPLICAS_KEPT = frozenset({"enabled", "pinned", "min_replicas"})
 
 DELETION = "model.delete"

@@ -10,7 +10,6 @@ import pytest
 from django.db import OperationalError
 
 from fleet import tasks
-from fleet.control import samples
 from fleet.control.samples import Samples
 from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
 from fleet.live.absences import GRACE_S, Absences
@@ -138,17 +137,6 @@ def test_a_minute_is_the_sum_of_its_samples(snapshot: FleetSnapshot) -> None:
     assert mean_of(processors, "busy_percent", "busy_samples") is None
     made.forget(int(NOON_UNIX_S))
     assert made.ended(NOON_UNIX_S + 60) == {}
-
-
-def test_minutes_that_wait_are_bounded(
-    snapshot: FleetSnapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(samples, "MAX_MINUTES", 2)
-    made = Samples()
-    for minute in range(3):
-        made.add(snapshot, NOON_UNIX_S + 60 * minute)
-    assert list(made.ended(NOON_UNIX_S + 180)) == [NOON_UNIX_S + 60, NOON_UNIX_S + 120]
-    assert "samples of 1 minutes are dropped" in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)
