@@ -4,10 +4,10 @@ from fleet.catalogue.entry import CatalogueEntry
 from fleet.catalogue.kinds import Section, Setting
 from fleet.catalogue.rules import (
     check_alias_name,
-    check_model_source,
     check_name,
     check_settings,
     check_source,
+    settings_problems,
     whole_source,
 )
 from fleet.catalogue.settings import DEFAULTS, SETTINGS, CatalogueSettings, SettingValue
@@ -21,9 +21,9 @@ __all__ = [
     "Setting",
     "SettingValue",
     "check_alias_name",
-    "check_model_source",
     "check_name",
     "check_settings",
     "check_source",
+    "settings_problems",
     "whole_source",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.catalogue.settings import SETTINGS, CatalogueSettings
+from fleet.catalogue.settings import TRAVELLING, CatalogueSettings
 from fleet.catalogue.targets import Target, UpstreamModel, parse_targets, upstream_of
 from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
 from fleet.upstreams.entry import UpstreamEntry
@@ -20,7 +20,6 @@ from inference.protocol.load import AdapterSpec, LoadSpec, spec_digest
 from metering.prices import FREE, Prices, UnitPrices, highest
 
 MIB = 1024**2
-TRAVELLING = tuple(name for name, setting in SETTINGS.items() if setting.travels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +91,7 @@ class CatalogueEntry(CatalogueSettings):
     def lacks_prices_at(self, target: Target) -> bool:
         """Whether the target has its upstream's prices, and the upstream names none."""
         named = target.prices
-        is_upstreams = named is not None and named.are_upstreams
-        return is_upstreams and target.name not in self.upstream_prices
+        return bool(named and named.are_upstreams and target.name not in self.upstream_prices)
 
     @property
     def effective_min_replicas(self) -> int:

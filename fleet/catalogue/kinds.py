@@ -1,5 +1,4 @@
-"""The declaration of one setting of a catalogue model: its kind, its place in forms, and the effect
-of a change.
+"""The declaration of one setting of a catalogue model: its kind and its place in forms.
 
 A kind checks a value and describes its problem. Column, form field and form in models.toml follow
 from the kind. Pure.
@@ -68,7 +67,7 @@ class Count:
     def problem(self, value: object) -> str | None:
         if value is None:
             return None if self.is_optional else "A number is needed"
-        if not isinstance(value, int) or isinstance(value, bool):
+        if type(value) is not int:
             return f"{value!r} is not a whole number"
         if value < self.least:
             return f"{value} is less than {self.least}"
@@ -87,9 +86,8 @@ class Number:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool):
             return f"{value!r} is not a number"
-        if not self.least <= value <= self.most:  # a NaN compares false
-            return f"{value} is not from {self.least:g} to {self.most:g}"
-        return None
+        is_within = self.least <= value <= self.most  # a NaN compares false
+        return None if is_within else f"{value} is not from {self.least:g} to {self.most:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +97,10 @@ class Money:
     def problem(self, value: object) -> str | None:
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool):
+        if type(value) is not int:
             return f"{value!r} is not a whole number of micro-USD"
-        if not 0 <= value <= MAX_PRICE_MICRO_USD:
-            return "A price is from 0 up to 999,999,999.999999 USD"
-        return None
+        is_price = 0 <= value <= MAX_PRICE_MICRO_USD
+        return None if is_price else "A price is from 0 up to 999,999,999.999999 USD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,47 +155,20 @@ class Setting:
     label: str
     """Empty: the field's name in words."""
     help_text: str
-    travels: bool
-    """Whether it is also a field of the load spec, under the same name."""
-    decides_weights: bool
-    """Whether a change makes measurements of earlier loads invalid."""
 
 
 def setting(
-    kind: Kind,
-    section: Section,
-    help_text: str = "",
-    *,
-    default: Any = None,
-    label: str = "",
-    travels: bool = False,
-    decides_weights: bool = False,
+    section: Section, kind: Kind, help_text: str = "", *, default: Any = None, label: str = ""
 ) -> Any:
     """A field of ``CatalogueSettings``; ``default`` is ``MISSING`` where a value is required."""
-    described = Setting(
-        kind=kind,
-        section=section,
-        label=label,
-        help_text=help_text,
-        travels=travels,
-        decides_weights=decides_weights,
-    )
+    described = Setting(kind=kind, section=section, label=label, help_text=help_text)
     return field(default=default, metadata={"setting": described})
 
 
-QUANTIZATION_OF_BITS: dict[int, Quantization] = {
-    2: "q4",
-    3: "q4",
-    4: "q4",
-    5: "q5",
-    6: "q6",
-    8: "q8",
-}
 LAYOUTS = ("k", "_k", "_0", "_1")
+BITS: dict[int, Quantization] = {2: "q4", 3: "q4", 4: "q4", 5: "q5", 6: "q6", 8: "q8"}
 QUANTIZATION_OF_NAME: dict[str, Quantization] = {
-    f"q{bits}{layout}": quantization
-    for bits, quantization in QUANTIZATION_OF_BITS.items()
-    for layout in LAYOUTS
+    f"q{bits}{layout}": quantization for bits, quantization in BITS.items() for layout in LAYOUTS
 }
 """The original's names, in lower case, of what weights are quantised to while they load: `q4k`,
 `q5_1`, `q8_0`. Here a number of bits has one layout; two and three bits become four."""

@@ -62,55 +62,6 @@ class TargetPrices:
     """The prices are those that the upstream last named; none are here."""
 
 
-def parse_prices(words: list[str]) -> tuple[TargetPrices | None, list[str]]:
-    """Returns the prices that the words begin with, and the rest of them. Raises ``ValueError``."""
-    if words[:1] == [OF_UPSTREAM]:
-        return TargetPrices(are_upstreams=True), words[1:]
-    named: dict[str, int] = {}
-    while words and words[0] in (*OF_TOKENS, CACHED_INPUT, *OF_UNITS):
-        name, amount = words[0], words[1:2]
-        if name in named:
-            raise ValueError(f"{name} is named twice")
-        named[name] = _price(name, amount[0] if amount else "")
-        words = words[2:]
-    if not named:
-        return None, words
-    return TargetPrices(prices=_of_tokens(named), units=_of_units(named)), words
-
-
-def _price(name: str, text: str) -> int:
-    try:
-        micro_usd = micro_usd_of(text)
-    except ValueError as error:
-        raise ValueError(f"{name} is in USD per million: {error}") from None
-    if micro_usd > MAX_PRICE_MICRO_USD:
-        raise ValueError(f"{name} is at most 999,999,999.999999 USD")
-    return micro_usd
-
-
-def _of_tokens(named: dict[str, int]) -> Prices | None:
-    if not named.keys() & {*OF_TOKENS, CACHED_INPUT}:
-        return None
-    for name in OF_TOKENS:
-        if name not in named:
-            raise ValueError(f"{' and '.join(OF_TOKENS)} are named together; {name} is missing")
-    input_micro_usd = named["input_price"]
-    return Prices(
-        input_micro_usd=input_micro_usd,
-        cached_input_micro_usd=named.get(CACHED_INPUT, input_micro_usd),
-        output_micro_usd=named["output_price"],
-    )
-
-
-def _of_units(named: dict[str, int]) -> UnitPrices | None:
-    if not named.keys() & {*OF_UNITS}:
-        return None
-    return UnitPrices(
-        request_micro_usd=named.get("request_price", 0),
-        unit_micro_usd=named.get("unit_price", 0),
-    )
-
-
 class When(StrEnum):
     """The condition for taking a target. Its numbers are counted over the targets before it."""
 
@@ -160,16 +111,17 @@ def parse_target(text: str) -> Target:
     words = text.split()
     if len(text) > MAX_CHARACTERS or not words:
         raise TargetError(f"A target is written as {EXAMPLE}; this is {text[:100]!r}")
-    name, rest = words[0], words[1:]
+    served, rest = _upstream_model(words[0]), words[1:]
     when, limit, rest = _condition(rest, text)
-    weight, rest = _weight(rest, text)
+    weight = None
+    if rest[:1] == ["weight"]:
+        weight, rest = _number(rest[1:2], "weight", 1, MAX_WEIGHT), rest[2:]
     try:
-        prices, rest = parse_prices(rest)
+        prices, rest = _prices(rest)
     except ValueError as error:
         raise TargetError(f"{text!r}: {error}") from None
     if rest:
         raise TargetError(f"{text!r}: {' '.join(rest)!r} is not understood; as {EXAMPLE}")
-    served = _upstream_model(name)
     if prices is not None and served is None:
         raise TargetError(f"{text!r}: the prices of {OWN} are the model's")
     return Target(upstream_model=served, when=when, limit=limit, weight=weight, prices=prices)
@@ -191,21 +143,18 @@ def targets_problem(texts: Sequence[str]) -> str | None:
     if len({(one.name, one.when, one.limit) for one in targets}) < len(targets):
         return "A target is named once under each condition"
     prices = {one.name: one.prices for one in targets}
-    for one in targets:
-        if one.prices != prices[one.name]:
-            return f"{one.name} has the same prices wherever it is named"
-    return None
+    other = next((one.name for one in targets if one.prices != prices[one.name]), None)
+    return None if other is None else f"{other} has the same prices wherever it is named"
 
 
 def _upstream_model(name: str) -> UpstreamModel | None:
     if name == OWN:
         return None
-    if name.startswith("upstream:"):
+    if name.startswith(UPSTREAM_PREFIX):
         raise TargetError(f"A target is written without upstream:, as {name.partition(':')[2]}")
     if not UPSTREAM_MODEL.fullmatch(name):
         raise TargetError(f"{name!r} is neither {OWN} nor UPSTREAM/MODEL, as in gpu-box/llama")
-    upstream, _, model = name.partition("/")
-    return UpstreamModel(upstream, model)
+    return upstream_of(UPSTREAM_PREFIX + name)
 
 
 def _condition(words: list[str], text: str) -> tuple[When, int, list[str]]:
@@ -222,15 +171,48 @@ def _condition(words: list[str], text: str) -> tuple[When, int, list[str]]:
     return when, _number(words[2:3], when, least, MOST[when]), words[3:]
 
 
-def _weight(words: list[str], text: str) -> tuple[int | None, list[str]]:
-    if words[:1] != ["weight"]:
-        return None, words
-    return _number(words[1:2], "weight", 1, MAX_WEIGHT), words[2:]
-
-
 def _number(words: list[str], name: str, least: int, most: int) -> int:
     text = words[0] if words else ""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not least <= number <= most:
         raise TargetError(f"{name} has a whole number from {least} to {most:,}, not {text!r}")
     return number
+
+
+def _prices(words: list[str]) -> tuple[TargetPrices | None, list[str]]:
+    """Returns the prices that the words begin with, and the rest of them. Raises ``ValueError``."""
+    if words[:1] == [OF_UPSTREAM]:
+        return TargetPrices(are_upstreams=True), words[1:]
+    named: dict[str, int] = {}
+    while words and words[0] in (*OF_TOKENS, CACHED_INPUT, *OF_UNITS):
+        name, amount = words[0], words[1:2]
+        if name in named:
+            raise ValueError(f"{name} is named twice")
+        named[name] = _price(name, amount[0] if amount else "")
+        words = words[2:]
+    if not named:
+        return None, words
+    missing = [name for name in OF_TOKENS if name not in named]
+    if missing and named.keys() & {*OF_TOKENS, CACHED_INPUT}:
+        raise ValueError(f"{' and '.join(OF_TOKENS)} are named together; {missing[0]} is missing")
+    prices = Prices.named(
+        input=named.get("input_price"),
+        cached_input=named.get(CACHED_INPUT),
+        output=named.get("output_price"),
+    )
+    units = UnitPrices(
+        request_micro_usd=named.get("request_price", 0), unit_micro_usd=named.get("unit_price", 0)
+    )
+    if not named.keys() & {*OF_UNITS}:
+        return TargetPrices(prices=prices), words
+    return TargetPrices(prices=prices, units=units), words
+
+
+def _price(name: str, text: str) -> int:
+    try:
+        micro_usd = micro_usd_of(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is in USD per million: {error}") from None
+    if micro_usd > MAX_PRICE_MICRO_USD:
+        raise ValueError(f"{name} is at most 999,999,999.999999 USD")
+    return micro_usd

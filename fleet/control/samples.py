@@ -7,7 +7,6 @@ last.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,10 +15,6 @@ from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import device_name
 from metering.series.figures import SUM, Figures, add, in_bucket
 from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
-
-logger = logging.getLogger(__name__)
-
-MAX_MINUTES = 60
 
 
 class Samples:
@@ -36,11 +31,6 @@ class Samples:
             minute = self._minutes.setdefault(at, {})
             for kind, name, figures in sampled:
                 add(minute.setdefault(SeriesKey(MINUTE_S, at, kind, name), {}), figures)
-            num_dropped = max(0, len(self._minutes) - MAX_MINUTES)
-            for oldest in sorted(self._minutes)[:num_dropped]:
-                del self._minutes[oldest]
-        if num_dropped:
-            logger.warning("samples of %d minutes are dropped: they cannot be stored", num_dropped)
 
     def ended(self, now_unix_s: float) -> dict[int, dict[SeriesKey, Figures]]:
         """Figures of complete minutes, by their beginning."""

@@ -32,7 +32,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from fleet.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
-from fleet.hub.offers import HubRepository
+from fleet.hub.offers import HubRepository, problem_of
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
@@ -50,7 +50,6 @@ from inference.loading.sources.hub_sources import (
     hub_source,
 )
 from inference.models.families.registry import may_read_images
-from inference.protocol.load_errors import LoadError
 from inference.settings.storage import SOURCES
 
 TIMEOUT_S = 10.0
@@ -88,26 +87,27 @@ class HubClient:
     def repository(self, name: str, revision: str | None = None) -> HubRepository:
         """Raises ``HubUnavailableError``, ``RepositoryUnknownError``."""
         with self._named(name, revision):
-            return self._repository(name, revision)
+            info, sizes = self._listed(name, revision)
+            access_problem, problem = None, None
+            try:
+                problem = self._safetensors_problem(info, sizes)
+            except GatedRepoError:
+                access_problem = self._gated(info.id)
+            return HubRepository(
+                name=info.id,
+                scheme=self._source.scheme,
+                commit=info.sha or "",
+                sizes=sizes,
+                is_gated=bool(info.gated),
+                gguf_architecture=text_architecture(info.gguf),
+                safetensors_problem=problem,
+                access_problem=access_problem,
+            )
 
-    def _repository(self, name: str, revision: str | None) -> HubRepository:
+    def _listed(self, name: str, revision: str | None) -> tuple[ModelInfo, dict[str, int]]:
+        """What the hub knows of it, and the sizes of its files."""
         info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        access_problem, problem = None, None
-        try:
-            problem = self._safetensors_problem(info, sizes)
-        except GatedRepoError:
-            access_problem = self._gated(info.id)
-        return HubRepository(
-            name=info.id,
-            scheme=self._source.scheme,
-            commit=info.sha or "",
-            sizes=sizes,
-            is_gated=bool(info.gated),
-            gguf_architecture=text_architecture(info.gguf),
-            safetensors_problem=problem,
-            access_problem=access_problem,
-        )
+        return info, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
     def described(
         self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
@@ -117,35 +117,26 @@ class HubClient:
         chooses among several. Raises ``HubUnavailableError``, ``RepositoryUnknownError``,
         ``LoadError``."""
         with self._named(name, revision):
-            try:
-                return self._described(name, revision, wanted, free_bytes, scratch)
-            except GatedRepoError:
-                raise RepositoryUnknownError(self._gated(name)) from None
+            info, sizes = self._listed(name, revision)
+            reads = may_read_images(text_architecture(info.gguf))
+            chosen = choose_files(sizes, wanted_files(wanted), free_bytes, reads_images=reads)
+            commit = info.sha or "main"
+            if is_safetensors(chosen.weights[0]):
+                hub = HuggingFaceHub(self._endpoint, self._token)
+                directory = hub.fetch(info.id, commit, "config.json", scratch).parent
+                return chosen.at(directory, lambda name: directory / name)
+            from fleet.hub.file_headers import fetch_header  # hosts without neurons may lack gguf
 
-    def _described(
-        self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
-    ) -> ModelFiles:
-        info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        reads_images = may_read_images(text_architecture(info.gguf))
-        chosen = choose_files(sizes, wanted_files(wanted), free_bytes, reads_images=reads_images)
-        commit = info.sha or "main"
-        if is_safetensors(chosen.weights[0]):
-            hub = HuggingFaceHub(self._endpoint, self._token)
-            directory = hub.fetch(info.id, commit, "config.json", scratch).parent
-            return chosen.at(directory, lambda name: directory / name)
-        from fleet.hub.file_headers import fetch_header  # hosts without neurons may lack gguf
-
-        paths = {name: scratch / f"{index}.gguf" for index, name in enumerate(chosen.names)}
-        for name, path in paths.items():
-            fetch_header(
-                hf_hub_url(info.id, name, revision=commit, endpoint=self._endpoint),
-                path,
-                num_bytes=sizes[name],
-                headers=build_hf_headers(token=self._token),
-                timeout_s=TIMEOUT_S,
-            )
-        return chosen.at(scratch, paths.__getitem__)
+            paths = {name: scratch / f"{index}.gguf" for index, name in enumerate(chosen.names)}
+            for name, path in paths.items():
+                fetch_header(
+                    hf_hub_url(info.id, name, revision=commit, endpoint=self._endpoint),
+                    path,
+                    num_bytes=sizes[name],
+                    headers=build_hf_headers(token=self._token),
+                    timeout_s=TIMEOUT_S,
+                )
+            return chosen.at(scratch, paths.__getitem__)
 
     def search(self, words: str) -> tuple[HubMatch, ...]:
         """Most downloaded first. Raises ``HubUnavailableError``."""
@@ -179,14 +170,8 @@ class HubClient:
             return "There is no config.json that describes the model"
         hub = HuggingFaceHub(self._endpoint, self._token)
         with tempfile.TemporaryDirectory() as scratch:
-            paths = {
-                name: hub.fetch(info.id, info.sha or "main", name, Path(scratch)) for name in names
-            }
-            return _config_problem(paths["config.json"].parent)
-
-    @property
-    def _owner(self) -> str:
-        return self._source.owner[0].upper() + self._source.owner[1:]
+            paths = [hub.fetch(info.id, info.sha or "main", one, Path(scratch)) for one in names]
+            return problem_of(check_directory_config, paths[names.index("config.json")].parent)
 
     def _gated(self, name: str) -> str:
         return GATED.format(name=name, token=self._source.token_words)
@@ -203,10 +188,12 @@ class HubClient:
             ) from error
         except RevisionNotFoundError as error:
             raise RepositoryUnknownError(f"{name} has no revision {revision!r}") from error
+        except GatedRepoError:
+            raise RepositoryUnknownError(self._gated(name)) from None
         except RepositoryNotFoundError as error:
-            raise RepositoryUnknownError(
-                f"{self._owner} has no repository {name}, or it is private"
-            ) from error
+            owner = self._source.owner[0].upper() + self._source.owner[1:]
+            message = f"{owner} has no repository {name}, or it is private"
+            raise RepositoryUnknownError(message) from error
         except HfHubHTTPError as error:
             raise HubUnavailableError(f"{self._endpoint} refused to answer: {error}") from error
         except JSONDecodeError as error:
@@ -232,11 +219,3 @@ def source_known(scheme: str) -> HubSource:
             "names others"
         )
     return found
-
-
-def _config_problem(directory: Path) -> str | None:
-    try:
-        check_directory_config(directory)
-    except LoadError as error:
-        return str(error)
-    return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import get_session
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-from inference.loading.gguf.header import MOST_HEADER_BYTES, GGUFHeader, read_header
+from inference.loading.gguf.header import MOST_HEADER_BYTES, read_header
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES
 from inference.protocol.load_errors import BadFileError
 
@@ -26,11 +26,31 @@ def fetch_header(
 ) -> None:
     """Leaves the beginning of the file at ``path``, with all of its header. ``num_bytes``: of the
     whole file. Raises ``BadFileError``, huggingface_hub's errors and ``OSError``."""
+
+    def fetch(first: int, end: int) -> None:
+        """Writes bytes ``[first, end)`` of the file to their place; reads no more than that."""
+        wanted = {**headers, "Range": f"bytes={first}-{end - 1}"}
+        with (
+            get_session().stream(
+                "GET", url, headers=wanted, timeout=timeout_s, follow_redirects=True
+            ) as response,
+            path.open("r+b") as file,
+        ):
+            hf_raise_for_status(response)
+            at = first if response.status_code == PARTIAL else 0
+            file.seek(at)
+            for piece in response.iter_bytes():
+                file.write(piece[: end - at])
+                at += len(piece)
+                if at >= end:
+                    return
+        raise BadFileError(f"{path.name} ends after {at} of {end} bytes; ask again")
+
     with path.open("wb") as file:
         file.truncate(num_bytes)
     done, wanted = 0, min(FIRST_BYTES, num_bytes)
     while True:
-        _fetch(url, path, done, wanted, headers, timeout_s)
+        fetch(done, wanted)
         done = wanted
         try:
             header = read_header(path)
@@ -41,36 +61,7 @@ def fetch_header(
             if header.data_offset <= done or done == num_bytes:
                 break
         wanted = min(GROWTH * done, num_bytes)
-    _fetch_rope_divisors(header, done, url, headers, timeout_s)
-
-
-def _fetch_rope_divisors(
-    header: GGUFHeader, done: int, url: str, headers: Mapping[str, str], timeout_s: float
-) -> None:
-    """Reads the numbers that a config needs from among the weights."""
+    # A config needs these numbers, which are among the weights.
     info = header.tensors.get(ROPE_FREQUENCIES)
     if info is not None and info.offset + info.num_bytes > done:
-        end = info.offset + info.num_bytes
-        _fetch(url, header.path, info.offset, end, headers, timeout_s)
-
-
-def _fetch(
-    url: str, path: Path, first: int, end: int, headers: Mapping[str, str], timeout_s: float
-) -> None:
-    """Writes bytes ``[first, end)`` of the file to their place; reads no more than that."""
-    wanted = {**headers, "Range": f"bytes={first}-{end - 1}"}
-    with (
-        get_session().stream(
-            "GET", url, headers=wanted, timeout=timeout_s, follow_redirects=True
-        ) as response,
-        path.open("r+b") as file,
-    ):
-        hf_raise_for_status(response)
-        at = first if response.status_code == PARTIAL else 0
-        file.seek(at)
-        for piece in response.iter_bytes():
-            file.write(piece[: end - at])
-            at += len(piece)
-            if at >= end:
-                return
-    raise BadFileError(f"{path.name} ends after {at} of {end} bytes; ask again")
+        fetch(info.offset, info.offset + info.num_bytes)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fleet.catalogue import CatalogueEntry, SettingValue
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models_toml.values import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.placement.devices.needs import Needs
-from fleet.placement.returning import UnavailableHost, is_large_enough, unavailable_hosts
+from fleet.placement.returning import is_large_enough, unavailable_hosts
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     GGUFVariant,
@@ -21,7 +22,9 @@ from inference.loading.sources.files import (
 from inference.protocol.load_errors import LoadError
 from inference.settings.storage import HUGGINGFACE
 
+T = TypeVar("T")
 MIB = 1024**2
+TOO_LARGE = "larger than any of its devices"
 ROOM = 1.1
 """Memory of a loaded model relative to its files' size, with the least useful KV."""
 
@@ -122,27 +125,16 @@ def fits(
     """Whether it fits on each neuron: placement's decision if that neuron were the only one. For an
     offline host, whether its devices are large enough."""
     entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
-    here = [
-        _fit(
-            neuron.name,
-            place(entry, FleetSnapshot(neurons=(neuron,)), catalogue=catalogue),
-        )
-        for neuron in snapshot.neurons
-    ]
-    away = [
-        _fit_of_absent(entry, host)
-        for host in unavailable_hosts(snapshot)
-        if snapshot.neuron(host.name) is None
-    ]
-    return tuple(sorted([*here, *away], key=lambda one: one.neuron))
-
-
-def _fit_of_absent(entry: CatalogueEntry, host: UnavailableHost) -> NeuronFit:
-    if is_large_enough(Needs(entry), host.name, host.devices):
-        words = f"large enough, but it {host.how_long}"
-    else:
-        words = "larger than any of its devices"
-    return NeuronFit(neuron=host.name, fits=False, words=words)
+    found = []
+    for neuron in snapshot.neurons:
+        alone = FleetSnapshot(neurons=(neuron,))
+        found.append(_fit(neuron.name, place(entry, alone, catalogue=catalogue)))
+    for host in unavailable_hosts(snapshot):
+        if snapshot.neuron(host.name) is None:
+            is_large = is_large_enough(Needs(entry), host.name, host.devices)
+            words = f"large enough, but it {host.how_long}" if is_large else TOO_LARGE
+            found.append(NeuronFit(neuron=host.name, fits=False, words=words))
+    return tuple(sorted(found, key=lambda one: one.neuron))
 
 
 def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:
@@ -152,20 +144,22 @@ def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:
         model_name=name_of_id(repository.name),
         names=tuple(names),
         num_bytes=sum(repository.sizes[name] for name in names),
-        problem=repository.safetensors_problem or _missing_shard(names),
+        problem=repository.safetensors_problem or problem_of(check_shards, names),
         access_problem=repository.access_problem,
     )
 
 
 def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool) -> Offer:
+    # The families' table takes a seventh of a second to import, in every process of the services.
+    from inference.models.families.registry import check_gguf_architecture, may_read_images
+
     file = variant.quant if is_unique and variant.quant else variant.names[0]
     base = name_of_id(repository.name).removesuffix("-gguf")
-    # The families' table takes a seventh of a second to import, in every process of the services.
-    from inference.models.families.registry import may_read_images
-
-    reads_images = may_read_images(repository.gguf_architecture)
+    architecture = repository.gguf_architecture
+    reads_images = may_read_images(architecture)
     projector = projector_beside(repository.sizes, variant.names) if reads_images else None
     names = variant.names if projector is None else (*variant.names, projector)
+    problem = architecture and problem_of(check_gguf_architecture, architecture)
     return Offer(
         file=file,
         label=file,
@@ -173,26 +167,14 @@ def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool
         names=names,
         num_bytes=sum(repository.sizes[name] for name in names),
         projector=projector,
-        problem=_gguf_problem(repository.gguf_architecture) or _missing_shard(variant.names),
+        problem=problem or problem_of(check_shards, variant.names),
     )
 
 
-def _gguf_problem(architecture: str | None) -> str | None:
-    if architecture is None:
-        return None
-    # As above.
-    from inference.models.families.registry import check_gguf_architecture
-
+def problem_of(check: Callable[[T], object], value: T) -> str | None:
+    """Why a load would refuse it; ``None``: it does not."""
     try:
-        check_gguf_architecture(architecture)
-    except LoadError as error:
-        return str(error)
-    return None
-
-
-def _missing_shard(names: tuple[str, ...] | list[str]) -> str | None:
-    try:
-        check_shards(names)
+        check(value)
     except LoadError as error:
         return str(error)
     return None
@@ -201,15 +183,16 @@ def _missing_shard(names: tuple[str, ...] | list[str]) -> str | None:
 def _fit(neuron: str, decision: Decision) -> NeuronFit:
     match decision:
         case Load(evictions=()):
-            return NeuronFit(neuron=neuron, fits=True, words="fits")
+            fits, words = True, "fits"
         case Load():
             leaving = ", ".join(model for _, model in decision.evictions)
-            return NeuronFit(neuron=neuron, fits=True, words=f"fits when {leaving} leaves")
+            fits, words = True, f"fits when {leaving} leaves"
         case Wait():
-            return NeuronFit(neuron=neuron, fits=True, words="fits once others have had their turn")
+            fits, words = True, "fits once others have had their turn"
         case Reject(code="exceeds_device"):
-            return NeuronFit(neuron=neuron, fits=False, words="larger than any of its devices")
+            fits, words = False, TOO_LARGE
         case Reject(code="not_enough_memory"):
-            return NeuronFit(neuron=neuron, fits=False, words="no room now")
+            fits, words = False, "no room now"
         case _:
-            return NeuronFit(neuron=neuron, fits=False, words="takes no loads now")
+            fits, words = False, "takes no loads now"
+    return NeuronFit(neuron=neuron, fits=fits, words=words)

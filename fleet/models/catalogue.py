@@ -9,7 +9,7 @@ import msgspec
 from django.db import models
 
 from fleet.catalogue import CatalogueEntry
-from fleet.models.columns import EMPTY_LIST, CatalogueColumns, setting_constraints
+from fleet.models.columns import CatalogueColumns, json_list, not_empty, setting_constraints
 from inference.loading.costs.model_costs import ModelCosts, unpacked
 from inference.protocol.load_progress import PackedCosts
 
@@ -35,13 +35,9 @@ class CatalogueModel(CatalogueColumns):
         help_text="What its layers take, once a load did not fit on one device; stages are planned "
         "by it.",
     )
-    unloaded_from = models.JSONField(
-        default=list,
-        db_default=EMPTY_LIST,
-        blank=True,
+    unloaded_from = json_list(
+        "Neurons that it was unloaded from although it is kept loaded, until it is wanted again.",
         editable=False,
-        help_text="Neurons that it was unloaded from although it is kept loaded, until it is "
-        "wanted again.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
@@ -49,7 +45,7 @@ class CatalogueModel(CatalogueColumns):
     class Meta:
         ordering = ["name"]
         constraints = [
-            models.CheckConstraint(condition=~models.Q(name=""), name="catalogue_name_not_empty"),
+            not_empty("name", "catalogue_name_not_empty"),
             models.CheckConstraint(
                 condition=models.Q(source__contains=":"), name="catalogue_source_has_scheme"
             ),
@@ -105,7 +101,7 @@ class Alias(models.Model):
         ordering = ["name"]
         verbose_name_plural = "aliases"
         constraints = [
-            models.CheckConstraint(condition=~models.Q(name=""), name="alias_name_not_empty"),
+            not_empty("name", "alias_name_not_empty"),
         ]
 
     def __str__(self) -> str:

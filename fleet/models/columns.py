@@ -5,7 +5,7 @@ Derived from the table in ``fleet.catalogue.settings``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, assert_never
 
@@ -36,6 +36,29 @@ POSITIVE_CONSTRAINTS = {
     "kv_memory_bytes": "catalogue_kv_memory_positive",
 }
 """Names that databases have; others follow the field's name."""
+
+
+def json_list(help_text: str = "", **options: Any) -> models.JSONField[Any, Any]:
+    """Never null; an older release writes an empty one while an upgrade rolls."""
+    return models.JSONField(
+        default=list, db_default=EMPTY_LIST, blank=True, help_text=help_text, **options
+    )
+
+
+def moment(help_text: str = "", **options: Any) -> models.DateTimeField[Any, Any]:
+    return models.DateTimeField(null=True, blank=True, help_text=help_text, **options)
+
+
+def one_of(field: str, words: Iterable[str], name: str) -> models.CheckConstraint:
+    return models.CheckConstraint(condition=models.Q(**{f"{field}__in": [*words]}), name=name)
+
+
+def not_empty(field: str, name: str) -> models.CheckConstraint:
+    return models.CheckConstraint(condition=~models.Q(**{field: ""}), name=name)
+
+
+def unique(*fields: str, name: str, condition: models.Q | None = None) -> models.UniqueConstraint:
+    return models.UniqueConstraint(fields=fields, condition=condition, name=name)
 
 
 class CatalogueColumns(models.Model):
@@ -75,25 +98,18 @@ def restored(kind: Kind, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def setting_constraints() -> list[models.CheckConstraint]:
-    return [
-        models.CheckConstraint(condition=condition, name=name)
-        for name, condition in map(_constraint, SETTINGS, SETTINGS.values())
-        if condition is not None
-    ]
-
-
-def _constraint(name: str, setting: Setting) -> tuple[str, models.Q | None]:
-    match setting.kind:
-        case Word(words=words):
-            return f"catalogue_{name}_known", models.Q(**{f"{name}__in": words})
-        case Count(least=least, is_optional=is_optional) if least > 0:
-            positive = models.Q(**{f"{name}__gt": 0})
-            if is_optional:
-                positive = models.Q(**{f"{name}__isnull": True}) | positive
-            return POSITIVE_CONSTRAINTS.get(name, f"catalogue_{name}_positive"), positive
-        case _:
-            return "", None
+def setting_constraints() -> Iterator[models.CheckConstraint]:
+    for name, setting in SETTINGS.items():
+        match setting.kind:
+            case Word(words=words):
+                condition = models.Q(**{f"{name}__in": words})
+                yield models.CheckConstraint(condition=condition, name=f"catalogue_{name}_known")
+            case Count(least=least, is_optional=is_optional) if least > 0:
+                positive = models.Q(**{f"{name}__gt": 0})
+                if is_optional:
+                    positive = models.Q(**{f"{name}__isnull": True}) | positive
+                known_as = POSITIVE_CONSTRAINTS.get(name, f"catalogue_{name}_positive")
+                yield models.CheckConstraint(condition=positive, name=known_as)
 
 
 def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
@@ -135,7 +151,7 @@ def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
         case Flag():
             return models.BooleanField(default=default, db_default=default, **options)
         case NeuronNames() | Targets():
-            return models.JSONField(default=list, db_default=EMPTY_LIST, blank=True, **options)
+            return json_list(**options)
         case _:
             assert_never(setting.kind)
 

@@ -18,7 +18,7 @@ from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
 from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import remaining_s
 from fleet.models.catalogue import CatalogueModel
-from fleet.models.columns import EMPTY_LIST
+from fleet.models.columns import json_list, moment, one_of, unique
 from fleet.models.neuron import Neuron
 from inference.protocol.load import PrefillSpeed, StageSpec
 from inference.protocol.load_progress import LoadStage
@@ -36,11 +36,9 @@ class Job(models.Model):
     failure_code = models.CharField(max_length=64, blank=True)
     failure_message = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
-    started_at = models.DateTimeField(null=True, blank=True)
-    reported_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the neuron last spoke of it, to about five seconds."
-    )
-    finished_at = models.DateTimeField(null=True, blank=True)
+    started_at = moment()
+    reported_at = moment("When the neuron last spoke of it, to about five seconds.")
+    finished_at = moment()
 
     class Meta:
         abstract = True
@@ -93,12 +91,7 @@ class LoadJob(Job):
     devices = models.JSONField(
         default=list, blank=True, help_text="Where on the neuron; empty: the neuron decides."
     )
-    stages = models.JSONField(
-        default=list,
-        db_default=EMPTY_LIST,
-        blank=True,
-        help_text="How its layers are divided over those devices; empty: they are not.",
-    )
+    stages = json_list("How its layers are divided over those devices; empty: they are not.")
     predicted_tokens_per_s = models.FloatField(
         null=True, blank=True, help_text="What the plan of its stages expects for one request."
     )
@@ -133,10 +126,8 @@ class LoadJob(Job):
     stage = models.CharField(
         max_length=16, blank=True, choices=[(stage.value, stage.value) for stage in LoadStage]
     )
-    stage_started_at = models.DateTimeField(null=True, blank=True)
-    engine_started_at = models.DateTimeField(
-        null=True, blank=True, help_text="When its engine started, after downloads and its turn."
-    )
+    stage_started_at = moment()
+    engine_started_at = moment("When its engine started, after downloads and its turn.")
     expected_load_s = models.FloatField(
         null=True, blank=True, help_text="What the last load of the model on that neuron took."
     )
@@ -149,19 +140,14 @@ class LoadJob(Job):
         ordering = ["-created_at"]
         indexes = [models.Index(fields=["model", "-created_at"], name="load_job_model_newest")]
         constraints = [
-            models.UniqueConstraint(
-                fields=["model_name", "neuron"],
-                condition=ACTIVE & ~LEAVING,
-                name="load_job_one_active",
-            ),
-            models.UniqueConstraint(
-                fields=["model_name", "neuron"],
+            unique("model_name", "neuron", condition=ACTIVE & ~LEAVING, name="load_job_one_active"),
+            unique(
+                "model_name",
+                "neuron",
                 condition=ACTIVE & LEAVING,
                 name="load_job_one_active_unload",
             ),
-            models.CheckConstraint(
-                condition=models.Q(kind__in=LoadJobKind.values), name="load_job_kind_known"
-            ),
+            one_of("kind", LoadJobKind.values, "load_job_kind_known"),
             *status_constraints("load_job"),
         ]
 
@@ -227,20 +213,21 @@ class Download(Job):
     bytes_done = models.PositiveBigIntegerField(default=0)
     bytes_total = models.PositiveBigIntegerField(default=0, help_text="0 while unknown.")
     detail = models.TextField(blank=True)
-    cancel_wanted_at = models.DateTimeField(null=True, blank=True)
+    cancel_wanted_at = moment()
 
     class Meta:
         ordering = ["-created_at"]
         indexes = [models.Index(fields=["status", "-created_at"], name="download_status_newest")]
         constraints = [
-            models.UniqueConstraint(
-                fields=["neuron", "source", "file", "revision"],
+            unique(
+                "neuron",
+                "source",
+                "file",
+                "revision",
                 condition=ACTIVE & PULLS,
                 name="download_one_active_pull",
             ),
-            models.CheckConstraint(
-                condition=models.Q(kind__in=DownloadKind.values), name="download_kind_known"
-            ),
+            one_of("kind", DownloadKind.values, "download_kind_known"),
             *status_constraints("download"),
         ]
 
@@ -297,13 +284,8 @@ class LoadMeasurement(models.Model):
     class Meta:
         ordering = ["model__name", "neuron__name"]
         constraints = [
-            models.UniqueConstraint(
-                fields=["model", "neuron"], name="load_measurement_unique_on_neuron"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(device_kind__in=["cpu", "cuda"]),
-                name="load_measurement_device_kind_known",
-            ),
+            unique("model", "neuron", name="load_measurement_unique_on_neuron"),
+            one_of("device_kind", ["cpu", "cuda"], "load_measurement_device_kind_known"),
         ]
 
     def __str__(self) -> str:

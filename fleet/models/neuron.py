@@ -11,6 +11,7 @@ from django.db import models
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live.desired_state import Admission, AdmissionPolicy, DesiredState
 from fleet.models.catalogue import CatalogueModel
+from fleet.models.columns import json_list, moment, not_empty, one_of, unique
 
 
 class Neuron(models.Model):
@@ -31,24 +32,17 @@ class Neuron(models.Model):
     total_memory_bytes = models.PositiveBigIntegerField(default=0)
     free_memory_bytes = models.PositiveBigIntegerField(default=0)
     problems = models.JSONField(default=list, blank=True)
-    held_stages = models.JSONField(
-        default=list,
-        db_default=models.Value([], models.JSONField()),
-        blank=True,
-        help_text="The stages that it holds of models whose engines are on other neurons.",
+    held_stages = json_list(
+        "The stages that it holds of models whose engines are on other neurons."
     )
     is_leaving = models.BooleanField(default=False, help_text="It was asked to stop.")
-    drained_at = models.DateTimeField(
-        null=True, blank=True, help_text="Since when nothing runs on it, where it is draining."
-    )
+    drained_at = moment("Since when nothing runs on it, where it is draining.")
 
     class Meta:
         ordering = ["name"]
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(status__in=NeuronStatus.values), name="neuron_status_known"
-            ),
-            models.CheckConstraint(condition=~models.Q(name=""), name="neuron_name_not_empty"),
+            one_of("status", NeuronStatus.values, "neuron_status_known"),
+            not_empty("name", "neuron_name_not_empty"),
         ]
 
     def __str__(self) -> str:
@@ -75,12 +69,8 @@ class Device(models.Model):
     class Meta:
         ordering = ["neuron__name", "kind", "index"]
         constraints = [
-            models.UniqueConstraint(
-                fields=["neuron", "kind", "index"], name="device_unique_on_neuron"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(kind__in=["cpu", "cuda"]), name="device_kind_known"
-            ),
+            unique("neuron", "kind", "index", name="device_unique_on_neuron"),
+            one_of("kind", ["cpu", "cuda"], "device_kind_known"),
         ]
 
     def __str__(self) -> str:
@@ -109,13 +99,8 @@ class Replica(models.Model):
         db_default=0,
         help_text="What its weights take of the host's memory while it sleeps.",
     )
-    adapters = models.JSONField(
-        default=list,
-        db_default=models.Value([], models.JSONField()),
-        blank=True,
-        help_text="Names of the adapters that are loaded beside it.",
-    )
-    last_used_at = models.DateTimeField(null=True, blank=True)
+    adapters = json_list("Names of the adapters that are loaded beside it.")
+    last_used_at = moment()
     status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
     status_since = models.DateTimeField()
     num_restarts = models.PositiveIntegerField(default=0)
@@ -139,13 +124,8 @@ class Replica(models.Model):
     class Meta:
         ordering = ["neuron__name", "model_name"]
         constraints = [
-            models.UniqueConstraint(
-                fields=["neuron", "model_name"], name="replica_unique_on_neuron"
-            ),
-            models.CheckConstraint(
-                condition=models.Q(status__in=RecordedReplicaStatus.values),
-                name="replica_status_known",
-            ),
+            unique("neuron", "model_name", name="replica_unique_on_neuron"),
+            one_of("status", RecordedReplicaStatus.values, "replica_status_known"),
         ]
 
     def __str__(self) -> str:
@@ -162,27 +142,17 @@ class NeuronWish(models.Model):
         choices=[(word.value, word.value) for word in Admission],
         default=Admission.ADMITTED.value,
     )
-    drain_wanted_at = models.DateTimeField(
-        null=True, blank=True, help_text="Since when it is to be drained; empty: it is not."
-    )
-    drain_ends_at = models.DateTimeField(
-        null=True, blank=True, help_text="When what still runs there is ended; empty: it finishes."
-    )
-    models_before_drain = models.JSONField(
-        default=list,
-        db_default=models.Value([], models.JSONField()),
-        blank=True,
-        help_text="What was loaded there when its drain began, the last used first: it is loaded "
-        "again after the drain.",
+    drain_wanted_at = moment("Since when it is to be drained; empty: it is not.")
+    drain_ends_at = moment("When what still runs there is ended; empty: it finishes.")
+    models_before_drain = json_list(
+        "What was loaded there when its drain began, the last used first: it is loaded "
+        "again after the drain."
     )
 
     class Meta:
         ordering = ["neuron_name"]
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(admission__in=[word.value for word in Admission]),
-                name="neuron_wish_admission_known",
-            )
+            one_of("admission", [word.value for word in Admission], "neuron_wish_admission_known")
         ]
 
     def __str__(self) -> str:
@@ -218,9 +188,10 @@ class FleetPolicy(models.Model):
     class Meta:
         verbose_name_plural = "fleet policy"
         constraints = [
-            models.CheckConstraint(
-                condition=models.Q(admission__in=[word.value for word in AdmissionPolicy]),
-                name="fleet_policy_admission_known",
+            one_of(
+                "admission",
+                [word.value for word in AdmissionPolicy],
+                "fleet_policy_admission_known",
             )
         ]
 
@@ -238,11 +209,7 @@ class Invitation(models.Model):
     )
     invited_by = models.CharField(max_length=200)
     invited_at = models.DateTimeField(auto_now_add=True)
-    cut_off_at = models.DateTimeField(
-        null=True,
-        blank=True,
-        help_text="When it was shut out for what it wrote. Inviting it again lets it in.",
-    )
+    cut_off_at = moment("When it was shut out for what it wrote. Inviting it again lets it in.")
     cut_off_reason = models.CharField(max_length=300, blank=True, default="", db_default="")
 
     class Meta:

@@ -8,7 +8,7 @@ from typing import get_args
 from django.db import models
 from django.db.models.functions import Now
 
-from fleet.models.columns import EMPTY_LIST
+from fleet.models.columns import EMPTY_LIST, moment, not_empty, one_of
 from fleet.upstreams.discovery import KnownModel
 from fleet.upstreams.entry import (
     DEFAULT_CONCURRENCY,
@@ -87,18 +87,15 @@ class Upstream(models.Model):
         editable=False,
         help_text="What it last answered about its models.",
     )
-    discovered_at = models.DateTimeField(null=True, blank=True, editable=False)
+    discovered_at = moment(editable=False)
     created_at = models.DateTimeField(auto_now_add=True, db_default=Now())
     updated_at = models.DateTimeField(auto_now=True, db_default=Now())
 
     class Meta:
         ordering = ["name"]
         constraints = [
-            models.CheckConstraint(condition=~models.Q(name=""), name="upstream_name_not_empty"),
-            models.CheckConstraint(
-                condition=models.Q(dialect__in=[word for word, _ in DIALECTS]),
-                name="upstream_dialect_known",
-            ),
+            not_empty("name", "upstream_name_not_empty"),
+            one_of("dialect", [word for word, _ in DIALECTS], "upstream_dialect_known"),
         ]
 
     def __str__(self) -> str:

@@ -10,19 +10,15 @@ from typing import Any, Literal, TypeVar
 from fleet.catalogue import SETTINGS, CatalogueSettings
 from fleet.catalogue.targets import upstream_of
 from fleet.models_toml.reading import ALIASES, UPSTREAM_KINDS, Document, Remark, WrittenModel
-from fleet.models_toml.values import (
-    KEY_OF_SETTING,
-    OUR_HARNESS,
-    TABLES,
-    setting_to_toml,
-    to_toml,
-)
+from fleet.models_toml.values import KEY_OF_SETTING, OUR_HARNESS, TABLES, to_toml
 from fleet.upstreams.entry import UpstreamEntry
 
 T = TypeVar("T")
 Action = Literal["add", "change", "remove"]
 SIGNS: dict[Action, str] = {"add": "+", "change": "~", "remove": "-"}
 HEAD = "# The catalogue. What an entry leaves out has its default.\n"
+PLAIN_MODEL = CatalogueSettings(source="")
+PLAIN_UPSTREAM = UpstreamEntry(name="", url="")
 UPSTREAM_SETTINGS = tuple(name for name in UPSTREAM_KINDS if name != "name")
 
 
@@ -36,32 +32,23 @@ class CatalogueState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingChange:
-    """``before`` and ``after`` as in a models.toml."""
-
-    setting: str
-    key: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One change of a model, an alias or an upstream."""
 
+    noun: str
     action: Action
     name: str
-    settings: tuple[SettingChange, ...] = ()
-    """The settings that differ; for something new those that differ from the defaults."""
     model: str = ""
     """The model of an alias, before it is removed."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that differ; for something new those that differ from the defaults."""
+    texts: tuple[str, ...] = ()
+    """The same as in a models.toml."""
 
-    def lines(self, noun: str) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         target = f" = {self.model}" if self.model else ""
-        yield f"{SIGNS[self.action]} {noun} {self.name}{target}"
-        for change in self.settings:
-            earlier = f"{change.before} -> " if self.action == "change" else ""
-            yield f"    {change.key} = {earlier}{change.after}"
+        yield f"{SIGNS[self.action]} {self.noun} {self.name}{target}"
+        yield from self.texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +63,10 @@ class Plan:
     """Invalid entries. While there are any, nothing is imported."""
     left_alone: tuple[str, ...]
     """Models, aliases and upstreams that the file does not name."""
-    wanted: Mapping[str, CatalogueSettings]
-    wanted_upstreams: Mapping[str, UpstreamEntry]
 
     @property
     def is_empty(self) -> bool:
-        return not self.models and not self.aliases and not self.upstreams
+        return not (self.models or self.aliases or self.upstreams)
 
     @property
     def digest(self) -> str:
@@ -90,18 +75,13 @@ class Plan:
 
     def lines(self) -> Iterator[str]:
         """One for each change, note or problem, and for unchanged entries; for people."""
-        for upstream in self.upstreams:
-            yield from upstream.lines("upstream")
-        for model in self.models:
-            yield from model.lines("model")
-        for name in self.unchanged:
-            yield f"= model {name}"
-        for alias in self.aliases:
-            yield from alias.lines("alias")
-        for note in self.notes:
-            yield f"! {note}"
-        for problem in self.problems:
-            yield f"x {problem}"
+        for change in (*self.upstreams, *self.models):
+            yield from change.lines()
+        yield from (f"= model {name}" for name in self.unchanged)
+        for change in self.aliases:
+            yield from change.lines()
+        yield from (f"! {note}" for note in self.notes)
+        yield from (f"x {problem}" for problem in self.problems)
         if self.left_alone:
             yield f"  not in the file, left alone: {', '.join(self.left_alone)}"
 
@@ -109,42 +89,51 @@ class Plan:
 def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Plan:
     """``prune``: removes everything that the file does not name. Refuses entries that contradict
     the rest of the catalogue."""
-    upstreams = {one.name: one for one in document.upstreams}
     others = CatalogueState(
         models=_others(state.models, {one.name for one in document.models} | document.refused),
         aliases=_others(state.aliases, document.aliases.keys() | document.refused),
-        upstreams=_others(state.upstreams, upstreams),
+        upstreams=_others(state.upstreams, {one.name for one in document.upstreams}),
     )
     kept = CatalogueState(models={}, aliases={}) if prune else others
-    alias_problems, model_problems = _contradictions(document, kept)
-    written = [model for model in document.models if model.name not in model_problems]
-    model_changes = [change for model in written if (change := _model_change(model, state))]
-    changed = {change.name for change in model_changes}
-    alias_changes = [
-        Change(action="change" if alias in state.aliases else "add", name=alias, model=target)
-        for alias, target in document.aliases.items()
-        if state.aliases.get(alias) != target and alias not in alias_problems
+    of_aliases, of_models = _contradictions(document, kept)
+    written = [model for model in document.models if model.name not in of_models]
+    models = [
+        _compared("model", one.name, state.models.get(one.name), one.settings) for one in written
     ]
-    upstream_changes = [
-        change for one in document.upstreams if (change := _upstream_change(one, state))
+    upstreams = [
+        _compared("upstream", one.name, state.upstreams.get(one.name), one)
+        for one in document.upstreams
+    ]
+    aliases = [
+        Change(
+            noun="alias",
+            action="change" if name in state.aliases else "add",
+            name=name,
+            model=model,
+        )
+        for name, model in document.aliases.items()
+        if state.aliases.get(name) != model and name not in of_aliases
     ]
     if prune:
-        upstream_changes += [Change(action="remove", name=name) for name in others.upstreams]
-        model_changes += [Change(action="remove", name=name) for name in others.models]
-        alias_changes += [
-            Change(action="remove", name=alias, model=model)
-            for alias, model in others.aliases.items()
+        models += [Change(noun="model", action="remove", name=name) for name in others.models]
+        upstreams += [
+            Change(noun="upstream", action="remove", name=name) for name in others.upstreams
         ]
+        aliases += [
+            Change(noun="alias", action="remove", name=name, model=model)
+            for name, model in others.aliases.items()
+        ]
+    changed = tuple(change for change in models if change is not None)
     return Plan(
-        models=tuple(model_changes),
-        aliases=tuple(alias_changes),
-        upstreams=tuple(upstream_changes),
+        models=changed,
+        aliases=tuple(aliases),
+        upstreams=tuple(change for change in upstreams if change is not None),
         notes=tuple(note for model in written for note in model.notes),
-        unchanged=tuple(model.name for model in written if model.name not in changed),
-        problems=(*document.problems, *alias_problems.values(), *model_problems.values()),
+        unchanged=tuple(
+            model.name for model in written if model.name not in {one.name for one in changed}
+        ),
+        problems=(*document.problems, *of_aliases.values(), *of_models.values()),
         left_alone=(*kept.models, *kept.aliases, *kept.upstreams),
-        wanted={model.name: model.settings for model in written},
-        wanted_upstreams=upstreams,
     )
 
 
@@ -155,81 +144,61 @@ def _others(present: Mapping[str, T], named: Collection[str]) -> dict[str, T]:
 def _contradictions(
     document: Document, kept: CatalogueState
 ) -> tuple[dict[str, Remark], dict[str, Remark]]:
+    """The problems of aliases and of models, by their names."""
     models = {model.name for model in document.models} | kept.models.keys()
     upstreams = {one.name for one in document.upstreams} | kept.upstreams.keys()
     of_aliases: dict[str, Remark] = {}
     for alias, target in document.aliases.items():
         message = "A model of the catalogue has that name" if alias in kept.models else ""
-        message = message if target in models else f"There is no model {target!r}"
-        if message:
-            line = document.alias_lines.get(alias)
+        if message := message if target in models else f"There is no model {target!r}":
+            line = document.alias_line(alias)
             of_aliases[alias] = Remark(line=line, entry=ALIASES, key=alias, message=message)
     of_models: dict[str, Remark] = {}
     for model in document.models:
-        problem = _model_problem(model, models | document.refused, kept.aliases, upstreams)
-        if problem:
-            key, message = problem
-            of_models[model.name] = Remark(
-                line=model.line, entry=model.id, key=key, message=message
-            )
+        found = _model_problems(model, models | document.refused, kept.aliases, upstreams)
+        for key, message in found:
+            remark = Remark(line=model.line, entry=model.id, key=key, message=message)
+            of_models.setdefault(model.name, remark)
     return of_aliases, of_models
 
 
-def _model_problem(
+def _model_problems(
     model: WrittenModel,
     models: Collection[str],
     kept_aliases: Mapping[str, str],
     upstreams: Collection[str],
-) -> tuple[str, str] | None:
+) -> Iterator[tuple[str, str]]:
     if (target := kept_aliases.get(model.name)) is not None:
-        return "id", f"{model.name} is an alias of {target} now, and the file leaves it alone"
+        yield "id", f"{model.name} is an alias of {target} now, and the file leaves it alone"
     source = upstream_of(model.settings.source)
     for name in model.settings.upstream_names:
         if name not in upstreams:
             is_source = source is not None and source.upstream == name
-            key = "source" if is_source else KEY_OF_SETTING["targets"]
-            return key, f"There is no upstream {name!r}"
+            yield "source" if is_source else "targets", f"There is no upstream {name!r}"
     base = model.settings.base
     if base is not None and base not in models:
-        return KEY_OF_SETTING["base"], f"There is no model {base!r}"
-    return None
+        yield "base", f"There is no model {base!r}"
 
 
-def _model_change(model: WrittenModel, state: CatalogueState) -> Change | None:
-    present = state.models.get(model.name)
-    changes = tuple(
-        SettingChange(
-            setting=name,
-            key=KEY_OF_SETTING[name],
-            before=setting_to_toml(name, before),
-            after=setting_to_toml(name, after),
-        )
-        for name, before, after in _differences(
-            present or CatalogueSettings(source=""), model.settings, SETTINGS
-        )
-    )
-    return _change(model.name, present is None, changes)
-
-
-def _upstream_change(entry: UpstreamEntry, state: CatalogueState) -> Change | None:
-    present = state.upstreams.get(entry.name)
-    changes = tuple(
-        SettingChange(setting=name, key=name, before=to_toml(before), after=to_toml(after))
-        for name, before, after in _differences(
-            present or UpstreamEntry(name=entry.name, url=""), entry, UPSTREAM_SETTINGS
-        )
-    )
-    return _change(entry.name, present is None, changes)
-
-
-def _change(name: str, is_new: bool, changes: tuple[SettingChange, ...]) -> Change | None:
-    if not is_new and not changes:
+def _compared(noun: str, name: str, present: Any, wanted: Any) -> Change | None:
+    is_new = present is None
+    values, texts = {}, []
+    for setting, before, after in _differences(present, wanted):
+        values[setting] = after
+        earlier = "" if is_new else f"{to_toml(before, setting)} -> "
+        key = KEY_OF_SETTING.get(setting, setting)
+        texts.append(f"    {key} = {earlier}{to_toml(after, setting)}")
+    if not is_new and not values:
         return None
-    return Change(action="add" if is_new else "change", name=name, settings=changes)
+    action: Action = "add" if is_new else "change"
+    return Change(noun=noun, action=action, name=name, values=values, texts=tuple(texts))
 
 
-def _differences(before: Any, after: Any, names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
-    for name in names:
+def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    """``before``: ``None``: the defaults."""
+    is_upstream = isinstance(after, UpstreamEntry)
+    before = before or (PLAIN_UPSTREAM if is_upstream else PLAIN_MODEL)
+    for name in UPSTREAM_SETTINGS if is_upstream else SETTINGS:
         earlier, later = getattr(before, name), getattr(after, name)
         if earlier != later:
             yield name, earlier, later
@@ -238,33 +207,23 @@ def _differences(before: Any, after: Any, names: Collection[str]) -> Iterator[tu
 def write_document(state: CatalogueState) -> str:
     """Reads back as the same catalogue."""
     parts = [HEAD]
-    parts += [_upstream(state.upstreams[name]) for name in sorted(state.upstreams)]
-    parts += [_model(name, state.models[name]) for name in sorted(state.models)]
+    for name, upstream in sorted(state.upstreams.items()):
+        parts.append(_entry(["[[upstreams]]", f"name = {to_toml(name)}"], upstream))
+    for name, settings in sorted(state.models.items()):
+        harness = f"harness = {to_toml(OUR_HARNESS)}"
+        parts.append(_entry(["[[models]]", f"id = {to_toml(name)}", harness], settings))
     if state.aliases:
-        lines = [
-            f"{to_toml(alias)} = {to_toml(name)}" for alias, name in sorted(state.aliases.items())
-        ]
+        pairs = sorted(state.aliases.items())
+        lines = [f"{to_toml(alias)} = {to_toml(name)}" for alias, name in pairs]
         parts.append("\n".join([ALIASES, *lines, ""]))
     return "\n".join(parts)
 
 
-def _upstream(entry: UpstreamEntry) -> str:
-    lines = ["[[upstreams]]", f"name = {to_toml(entry.name)}"]
-    plain = UpstreamEntry(name=entry.name, url="")
-    lines += [
-        f"{name} = {to_toml(value)}"
-        for name, _, value in _differences(plain, entry, UPSTREAM_SETTINGS)
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _model(name: str, settings: CatalogueSettings) -> str:
-    lines = ["[[models]]", f"id = {to_toml(name)}", f"harness = {to_toml(OUR_HARNESS)}"]
-    plain = CatalogueSettings(source="")
+def _entry(lines: list[str], settings: CatalogueSettings | UpstreamEntry) -> str:
     tables: dict[str, list[str]] = {table: [] for table in TABLES}
-    for setting, _, value in _differences(plain, settings, SETTINGS):
-        table, dot, inner = KEY_OF_SETTING[setting].rpartition(".")
+    for name, _, value in _differences(None, settings):
+        table, dot, inner = KEY_OF_SETTING.get(name, name).rpartition(".")
         place = tables[table] if dot else lines
-        place.append(f"{inner} = {setting_to_toml(setting, value)}")
+        place.append(f"{inner} = {to_toml(value, name)}")
     lines += [f"{name} = {{ {', '.join(each)} }}" for name, each in tables.items() if each]
     return "\n".join([*lines, ""])

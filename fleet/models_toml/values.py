@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from fleet.catalogue import SETTINGS, SettingValue
+from fleet.catalogue import SETTINGS
 from fleet.catalogue.kinds import (
     QUANTIZATION_OF_NAME,
     Count,
@@ -31,15 +31,15 @@ KEY_OF_SETTING = {name: name for name in SETTINGS} | {
 """Dots separate keys of tables. Settings without a key in the original have their own name."""
 SETTING_OF_KEY = {key: name for name, key in KEY_OF_SETTING.items()}
 TABLES = ("limit", "cost")
-KNOWN_KEYS = SETTING_OF_KEY.keys() | {
-    "id",
-    "harness",
-    "quant",
-    "capabilities",
-    "limit.input",
-    "cost.cache_write",
-}
 OUR_HARNESS = "helexa"
+NOT_HONOURED = {
+    "harness": "{} is not honoured: helexa's own engine serves it",
+    "capabilities": "not honoured: a loaded model reports its capabilities",
+    "limit.input": "not honoured: prompt and answer share the context",
+    "cost.cache_write": "not honoured: filling the prefix cache costs nothing",
+}
+"""The original's keys that are read and have no effect, with what is said of them."""
+KNOWN_KEYS = SETTING_OF_KEY.keys() | {"id", "quant", *NOT_HONOURED}
 NOT_SET = "none"
 """TOML has no null: this unsets a number whose default is another."""
 MICRO_PLACES = 6
@@ -75,17 +75,11 @@ def from_toml(name: str, value: Any) -> Any:
             return value
 
 
-def setting_to_toml(name: str, value: SettingValue) -> str:
-    if value is None:
-        return json.dumps(NOT_SET)
-    if isinstance(SETTINGS[name].kind, Money):
-        assert isinstance(value, int)
-        return f"{Decimal(value).scaleb(-MICRO_PLACES).normalize():f}"
-    return to_toml(value)
-
-
-def to_toml(value: SettingValue) -> str:
+def to_toml(value: object, name: str = "") -> str:
+    """``name``: the setting that has this value."""
     match value:
+        case None:
+            return json.dumps(NOT_SET)
         case bool():
             return "true" if value else "false"
         case str():
@@ -93,15 +87,15 @@ def to_toml(value: SettingValue) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple():
             return f"[{', '.join(map(to_toml, value))}]"
+        case int() if name in SETTINGS and isinstance(SETTINGS[name].kind, Money):
+            return f"{Decimal(value).scaleb(-MICRO_PLACES).normalize():f}"
         case _:
             return str(value)
 
 
 def _micro_usd(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise ValueError(f"{value!r} is not an amount of USD")
-    if not Decimal(value).is_finite():
-        raise ValueError(f"{value} is not an amount of USD")
+    if type(value) not in (int, Decimal) or not Decimal(value).is_finite():
+        raise ValueError(f"{value!s} is not an amount of USD")
     micro = Decimal(value).scaleb(MICRO_PLACES)
     if micro != micro.to_integral_value():
         raise ValueError(f"{value} USD has more than {MICRO_PLACES} decimal places")
@@ -131,9 +125,7 @@ def names_a_file(quant: str, source: str, num_ranks: int) -> bool:
     """Whether the original's ``quant`` is a part of a GGUF file's name. Several ranks read only
     safetensors. A repository of GGUF files has that in its name; others are safetensors, which
     ``quant`` quantizes."""
-    if num_ranks > 1:
-        return False
-    return not (_is_dense(source) and while_loading(quant) is not None)
+    return num_ranks <= 1 and not (_is_dense(source) and while_loading(quant) is not None)
 
 
 def unknown_quant(quant: str, source: str) -> str | None:
@@ -142,9 +134,8 @@ def unknown_quant(quant: str, source: str) -> str | None:
     if quant.lower().endswith(GGUF_SUFFIX) or while_loading(quant) is not None:
         return None
     match = _QUANT_LIKE.search(quant)
-    if match is None and not _is_dense(source):
-        return None
-    if match is not None and _GGUF_QUANT.fullmatch(match[1]):
+    is_known = not _is_dense(source) if match is None else _GGUF_QUANT.fullmatch(match[1])
+    if is_known:
         return None
     return (
         f"{quant!r} is no quantization: dense weights are brought to {QUANTS_WHILE_LOADING} while "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fleet.errors import UpstreamUnavailableError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 MAX_BYTES = 1024 * 1024
-MAX_TOKENS = 64
 RED_PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAJ0lEQVR42u3NsQkAAA"
     "jAsP7/tF7hIASyp6lTCQQCgUAgEAgEgi/BAjLD/C5w/SM9AAAAAElFTkSuQmCC"
@@ -36,45 +35,52 @@ SCHEMA = {
 FUNCTION = {"name": "report_number", "description": "Reports a number."}
 OPENAI_TOOL = {"type": "function", "function": {**FUNCTION, "parameters": SCHEMA}}
 HELLO, COLOUR = "Say hello.", "Which colour is this?"
+BOUNDED = {"max_tokens": 64}
 
 
+@dataclass(frozen=True, slots=True)
 class Asking:
-    def __init__(
-        self, client: httpx2.Client, entry: UpstreamEntry, model: str, until_s: float
-    ) -> None:
-        self._client = client
-        self._until_s = until_s
-        self.dialect = entry.dialect
-        self.url = entry.url
-        self.model = model
+    client: httpx2.Client
+    entry: UpstreamEntry
+    model: str
+    until_s: float
+
+    @property
+    def chat(self) -> Chat:
+        return CHATS[self.entry.dialect]
 
     @property
     def left_s(self) -> float:
-        return self._until_s - time.monotonic()
+        return self.until_s - time.monotonic()
 
     def post(
-        self,
-        url: str,
-        body: dict[str, Any],
-        *,
-        max_bytes: int = MAX_BYTES,
-        timeout_s: float = TIMEOUT_S,
+        self, url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES, **sent: Any
     ) -> Answer:
-        """Raises ``UpstreamUnavailableError``, also for a status that is no success."""
-        return self._asked(url, timeout_s, max_bytes, json=body)
-
-    def upload(self, url: str, fields: dict[str, str], file: tuple[str, bytes, str]) -> Answer:
-        """Sends a form with ``file``, its name, content and type. Raises as ``post``."""
-        return self._asked(url, TIMEOUT_S, MAX_BYTES, data=fields, files={"file": file})
-
-    def _asked(self, url: str, timeout_s: float, max_bytes: int, **sent: Any) -> Answer:
+        """``sent``: the body as httpx2 names it. Raises ``UpstreamUnavailableError``, also for a
+        status that is no success."""
         timeout_s = min(timeout_s, max(0.1, self.left_s))
         answer = exchange(
-            self._client, "POST", url, timeout_s=timeout_s, max_bytes=max_bytes, **sent
+            self.client, "POST", url, timeout_s=timeout_s, max_bytes=max_bytes, **sent
         )
         if not answer.is_success:
             raise UpstreamUnavailableError(f"it answers with status {answer.status}")
         return answer
+
+    def send(self, content: Any, fields: Mapping[str, Any], **message: Any) -> Answer:
+        """A chat of one message with ``content``, and other ``fields`` of the request."""
+        messages = [{"role": "user", "content": content, **message}]
+        body = {"model": self.model, "messages": messages, **self.chat.always, **fields}
+        return self.post(f"{self.entry.url}{self.chat.path}", json=body)
+
+    def message(self, content: Any, fields: Mapping[str, Any], **message: Any) -> dict[str, Any]:
+        """The answer's message, with ``content`` and ``tool_calls``."""
+        try:
+            found = self.chat.message(self.send(content, fields, **message).json())
+        except (LookupError, TypeError, AttributeError):
+            found = None
+        if not isinstance(found, dict):
+            raise no_answer()
+        return found
 
 
 Step = Callable[[Asking], str]
@@ -85,21 +91,7 @@ def no_answer() -> UpstreamUnavailableError:
     return UpstreamUnavailableError("its answer is not understood")
 
 
-def _openai_message(body: Any) -> Any:
-    return body["choices"][0]["message"]
-
-
-def _openai_image() -> dict[str, Any]:
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED_PNG}"}}
-    return {"content": [{"type": "text", "text": COLOUR}, image]}
-
-
-def _anthropic_image() -> dict[str, Any]:
-    source = {"type": "base64", "media_type": "image/png", "data": RED_PNG}
-    return {"content": [{"type": "image", "source": source}, {"type": "text", "text": COLOUR}]}
-
-
-def _anthropic_blocks(body: Any) -> Any:
+def _anthropic_message(body: Any) -> Any:
     blocks = body["content"]
     return {
         "tool_calls": [block for block in blocks if block.get("type") == "tool_use"],
@@ -109,26 +101,25 @@ def _anthropic_blocks(body: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A dialect's chat. ``stream``, ``tools`` and ``schema`` are fields of a request; ``message``
-    finds the answer's message, with ``content`` and ``tool_calls``."""
+    """A dialect's chat. ``always``, ``stream``, ``tools`` and ``schema`` are fields of a request;
+    ``image`` is a message with one; ``message`` finds the answer's."""
 
     path: str
-    always: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": MAX_TOKENS})
+    always: Mapping[str, Any]
     stream: Mapping[str, Any]
     stream_marks: tuple[bytes, bytes]
     """Bytes that occur in a stream, and in one with usage."""
     stream_type: str = ""
     tools: Mapping[str, Any]
-    must_call: bool = True
-    """Whether the dialect has a way to require a call."""
     schema: Mapping[str, Any]
-    image: Callable[[], dict[str, Any]]
+    image: Mapping[str, Any]
     message: Callable[[Any], Any]
 
 
 CHATS: Mapping[Dialect, Chat] = {
     "openai": Chat(
         path="/chat/completions",
+        always=BOUNDED,
         stream={"stream": True, "stream_options": {"include_usage": True}},
         stream_marks=(b"chat.completion.chunk", b'"prompt_tokens"'),
         tools={"tools": [OPENAI_TOOL], "tool_choice": "required"},
@@ -138,73 +129,64 @@ CHATS: Mapping[Dialect, Chat] = {
                 "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
             }
         },
-        image=_openai_image,
-        message=_openai_message,
+        image={
+            "content": [
+                {"type": "text", "text": COLOUR},
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED_PNG}"}},
+            ]
+        },
+        message=lambda body: body["choices"][0]["message"],
     ),
     "anthropic": Chat(
         path="/v1/messages",
+        always=BOUNDED,
         stream={"stream": True},
         stream_marks=(b'"message_start"', b'"output_tokens"'),
         tools={"tools": [{**FUNCTION, "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
         schema={"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-        image=_anthropic_image,
-        message=_anthropic_blocks,
+        image={
+            "content": [
+                {
+                    "type": "image",
+                    "source": {"type": "base64", "media_type": "image/png", "data": RED_PNG},
+                },
+                {"type": "text", "text": COLOUR},
+            ]
+        },
+        message=_anthropic_message,
     ),
     "ollama": Chat(
         path="/api/chat",
-        always={"stream": False, "options": {"num_predict": MAX_TOKENS}},
+        always={"stream": False, "options": {"num_predict": BOUNDED["max_tokens"]}},
         stream={"stream": True},
         stream_marks=(b'"message"', b'"eval_count"'),
         stream_type="x-ndjson",
         tools={"tools": [OPENAI_TOOL]},
-        must_call=False,
         schema={"format": SCHEMA, "think": False},
-        image=lambda: {"content": COLOUR, "images": [RED_PNG]},
+        image={"content": COLOUR, "images": [RED_PNG]},
         message=lambda body: body["message"],
     ),
 }
 
 
-def _send(asking: Asking, message: Mapping[str, Any], fields: Mapping[str, Any]) -> Answer:
-    chat = CHATS[asking.dialect]
-    messages = [{"role": "user", **message}]
-    body = {"model": asking.model, "messages": messages, **chat.always, **fields}
-    return asking.post(f"{asking.url}{chat.path}", body)
-
-
-def _message(
-    asking: Asking, message: Mapping[str, Any], fields: Mapping[str, Any]
-) -> dict[str, Any]:
-    try:
-        found = CHATS[asking.dialect].message(_send(asking, message, fields).json())
-    except (LookupError, TypeError, AttributeError):
-        found = None
-    if not isinstance(found, dict):
-        raise no_answer()
-    return found
-
-
 def _stream(asking: Asking) -> str:
-    chat = CHATS[asking.dialect]
-    answer = _send(asking, {"content": HELLO}, chat.stream)
-    mark, usage_mark = chat.stream_marks
-    if chat.stream_type not in answer.content_type or mark not in answer.body:
+    answer = asking.send(HELLO, asking.chat.stream)
+    mark, usage_mark = asking.chat.stream_marks
+    if asking.chat.stream_type not in answer.content_type or mark not in answer.body:
         raise UpstreamUnavailableError("it does not stream")
     has_usage = usage_mark in answer.body
     return "with usage" if has_usage else "without usage: tokens will be estimated"
 
 
 def _tools(asking: Asking) -> str:
-    chat = CHATS[asking.dialect]
-    if not _message(asking, {"content": "Report the number 7."}, chat.tools).get("tool_calls"):
-        when = "one is required" if chat.must_call else "it was asked to"
+    if not asking.message("Report the number 7.", asking.chat.tools).get("tool_calls"):
+        when = "one is required" if "tool_choice" in asking.chat.tools else "it was asked to"
         raise UpstreamUnavailableError(f"it calls no tool where {when}")
     return ""
 
 
 def _schema(asking: Asking) -> str:
-    schema = CHATS[asking.dialect].schema
-    message = _message(asking, {"content": "Report the number 7 as JSON."}, schema)
+    message = asking.message("Report the number 7 as JSON.", asking.chat.schema)
     try:
         number = json.loads(message.get("content") or "")
     except (ValueError, TypeError):
@@ -215,32 +197,32 @@ def _schema(asking: Asking) -> str:
 
 
 def _images(asking: Asking) -> str:
-    _message(asking, CHATS[asking.dialect].image(), {})
+    asking.message(fields={}, **asking.chat.image)
     return ""
 
 
 def _counting(asking: Asking) -> str:
     """vLLM, SGLang and helexa count a chat, llama-server text."""
+    url = asking.entry.url
     chat = {"model": asking.model, "messages": [{"role": "user", "content": HELLO}]}
-    match asking.dialect:
+    match asking.entry.dialect:
         case "ollama":
             raise UpstreamUnavailableError("the dialect has no counting of tokens")
         case "anthropic":
-            _count(asking, f"{asking.url}/v1/messages/count_tokens", chat, ("input_tokens",))
+            _count(asking, f"{url}/v1/messages/count_tokens", chat)
             return ""
-    url, counted = f"{unversioned(asking.url)}/tokenize", ("count", "tokens")
     try:
-        _count(asking, url, chat, counted)
+        _count(asking, f"{unversioned(url)}/tokenize", chat)
     except UpstreamUnavailableError:
-        _count(asking, url, {"content": HELLO}, counted)
+        _count(asking, f"{unversioned(url)}/tokenize", {"content": HELLO})
         return "of text; a chat's tokens, which clients ask for, it does not count"
     return ""
 
 
-def _count(asking: Asking, url: str, body: dict[str, Any], counted: tuple[str, ...]) -> None:
-    """``counted``: fields of which the answer has one. Raises ``UpstreamUnavailableError``."""
-    found = asking.post(url, body).json()
-    if not isinstance(found, dict) or not any(found.get(name) for name in counted):
+def _count(asking: Asking, url: str, body: dict[str, Any]) -> None:
+    """Raises ``UpstreamUnavailableError``."""
+    found = asking.post(url, json=body).table()
+    if not any(found.get(name) for name in ("input_tokens", "count", "tokens")):
         raise no_answer()
 
 

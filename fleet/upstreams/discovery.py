@@ -10,6 +10,7 @@ fetched.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
@@ -32,9 +33,12 @@ LIST_PATHS: dict[Dialect, str] = {
 TIMEOUT_S = 15.0
 MAX_BYTES = 4 * 1024 * 1024
 MAX_MODELS = 2_000
-MAX_ID_CHARACTERS = 300
-CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_input_tokens")
-OUTPUT_FIELDS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+NAME = re.compile(r"\S{1,300}")
+CONTEXT_FIELDS = (
+    *("max_model_len", "context_length", "context_window", "max_input_tokens"),
+    *("context", "n_ctx"),
+)
+OUTPUT_FIELDS = ("max_output_tokens", "max_completion_tokens", "max_tokens", "output")
 MILLION = 1_000_000
 PRICES = ("input_price_micro_usd", "cached_input_price_micro_usd", "output_price_micro_usd")
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
@@ -72,15 +76,16 @@ def list_url(entry: UpstreamEntry) -> str:
 def discover(client: httpx2.Client, entry: UpstreamEntry) -> list[KnownModel]:
     """Raises ``UpstreamUnavailableError``."""
     answer = exchange(client, "GET", list_url(entry), timeout_s=TIMEOUT_S, max_bytes=MAX_BYTES)
-    if answer.status in (UNAUTHORIZED, FORBIDDEN):
-        raise UpstreamUnavailableError(f"it does not accept the key ({answer.status})")
-    if answer.status == NOT_FOUND:
+    status = answer.status
+    if answer.is_success:
+        return models_of(answer.json())
+    if status in (UNAUTHORIZED, FORBIDDEN):
+        raise UpstreamUnavailableError(f"it does not accept the key ({status})")
+    if status == NOT_FOUND:
         raise UpstreamUnavailableError(
             f"it has no list of models (404): the {entry.dialect} API may begin at another URL"
         )
-    if not answer.is_success:
-        raise UpstreamUnavailableError(f"its list of models answers with status {answer.status}")
-    return models_of(answer.json())
+    raise UpstreamUnavailableError(f"its list of models answers with status {status}")
 
 
 def models_of(body: Any) -> list[KnownModel]:
@@ -97,20 +102,16 @@ def _model(row: Any) -> KnownModel | None:
     if not isinstance(row, dict):
         return None
     name = row.get("id") or row.get("model") or row.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS or not _is_plain(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name) or not name.isprintable():
         return None
     limits = [row, row.get("limit"), row.get("meta"), row.get("top_provider")]
     tables = [table for table in limits if isinstance(table, dict)]
     return KnownModel(
         id=name,
-        context_tokens=_count(tables, (*CONTEXT_FIELDS, "context", "n_ctx")),
-        max_output_tokens=_count(tables, (*OUTPUT_FIELDS, "output")),
+        context_tokens=_count(tables, CONTEXT_FIELDS),
+        max_output_tokens=_count(tables, OUTPUT_FIELDS),
         **_prices(row),
     )
-
-
-def _is_plain(name: str) -> bool:
-    return name.isprintable() and not any(character.isspace() for character in name)
 
 
 def _count(tables: Iterable[dict[str, Any]], names: Iterable[str]) -> int | None:
@@ -132,11 +133,10 @@ def _prices(row: dict[str, Any]) -> dict[str, int | None]:
 
 
 def _price(usd: Any, tokens: int) -> int | None:
-    if isinstance(usd, bool) or not isinstance(usd, str | int | float):
+    if type(usd) not in (str, int, float):
         return None
     try:
         micro = Decimal(str(usd)) * MILLION * MILLION / tokens
-        is_price = micro.is_finite() and 0 <= micro <= MAX_PRICE_MICRO_USD
-    except InvalidOperation:
+        return round(micro) if 0 <= micro <= MAX_PRICE_MICRO_USD else None
+    except InvalidOperation:  # also of a NaN
         return None
-    return round(micro) if is_price else None

@@ -43,16 +43,19 @@ class Answer:
         except (ValueError, RecursionError):
             return None
 
+    def table(self) -> dict[str, Any]:
+        """Empty for a body that is no JSON object."""
+        found = self.json()
+        return found if isinstance(found, dict) else {}
+
 
 def headers_of(entry: UpstreamEntry, secret: str) -> dict[str, str]:
     headers = {"accept-encoding": "identity", "user-agent": "helexa"}
+    key = {"authorization": f"Bearer {secret}"}
     if entry.dialect == "anthropic":
         headers["anthropic-version"] = ANTHROPIC_VERSION
-        if secret:
-            headers["x-api-key"] = secret
-    elif secret:
-        headers["authorization"] = f"Bearer {secret}"
-    return headers
+        key = {"x-api-key": secret}
+    return headers | (key if secret else {})
 
 
 def unversioned(url: str) -> str:
@@ -122,12 +125,12 @@ def exchange(
 
 def _tls(entry: UpstreamEntry) -> ssl.SSLContext:
     context = ssl.create_default_context()
-    if entry.ca_file:
-        try:
+    try:
+        if entry.ca_file:
             context.load_verify_locations(entry.ca_file)
-        except (OSError, ssl.SSLError) as error:
-            reason = error.strerror or type(error).__name__
-            raise UpstreamUnavailableError(
-                f"its CA file {entry.ca_file} cannot be read here ({reason})"
-            ) from None
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or type(error).__name__
+        raise UpstreamUnavailableError(
+            f"its CA file {entry.ca_file} cannot be read here ({reason})"
+        ) from None
     return context

@@ -5,6 +5,7 @@ Every check raises ``UpstreamValueError`` with the field that cannot hold its va
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,12 @@ SCHEMES = ("http", "https")
 MAX_SECRET_LENGTH = 4096
 MAX_CONCURRENCY = 10_000
 MAX_TIMEOUT_S = 3600
+MOST = {
+    "concurrency": MAX_CONCURRENCY,
+    "connect_timeout_s": MAX_TIMEOUT_S,
+    "first_token_timeout_s": MAX_TIMEOUT_S,
+    "token_timeout_s": MAX_TIMEOUT_S,
+}
 WITHOUT_A_WORD = ("repetition_window",)
 """Sampling defaults that no dialect has."""
 UNTRANSLATED_DEFAULTS: Mapping[Dialect, tuple[str, ...]] = {
@@ -36,20 +43,16 @@ def check_upstream(entry: UpstreamEntry) -> None:
             f"{entry.name!r} is not an upstream's name: lower-case letters and digits, joined by "
             f"single dots, hyphens or underscores, {MAX_NAME_LENGTH} at most",
         )
-    check_url(entry.url)
+    parts = _address("url", entry.url)
+    if parts.query or parts.fragment:
+        raise UpstreamValueError("url", "An upstream's URL has neither a query nor a fragment")
     if entry.proxy:
         _address("proxy", entry.proxy)
     if entry.ca_file and not entry.ca_file.startswith("/"):
         raise UpstreamValueError("ca_file", f"{entry.ca_file!r} is not an absolute path")
-    _check_number("concurrency", entry.concurrency, MAX_CONCURRENCY)
-    for name in ("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"):
-        _check_number(name, getattr(entry, name), MAX_TIMEOUT_S)
-
-
-def check_url(url: str) -> None:
-    parts = _address("url", url)
-    if parts.query or parts.fragment:
-        raise UpstreamValueError("url", "An upstream's URL has neither a query nor a fragment")
+    for name, most in MOST.items():
+        if not 1 <= getattr(entry, name) <= most:
+            raise UpstreamValueError(name, f"{getattr(entry, name)} is not from 1 to {most:,}")
 
 
 def check_secret(secret: str) -> None:
@@ -62,15 +65,13 @@ def check_secret(secret: str) -> None:
 
 def untranslated_defaults(dialect: Dialect, defaults: Mapping[str, Any]) -> list[str]:
     """The names of a model's sampling defaults that no request to such an upstream can have."""
-    found = []
-    for name in (*WITHOUT_A_WORD, *UNTRANSLATED_DEFAULTS.get(dialect, ())):
-        value = defaults.get(name)
-        if value is not None and value != NEUTRAL_VALUES.get(name):
-            found.append(name)
-    temperature, most = defaults.get("temperature"), MAX_TEMPERATURES.get(dialect)
-    if temperature is not None and most is not None and temperature > most:
-        found.append("temperature")
-    return found
+    found = [
+        name
+        for name in (*WITHOUT_A_WORD, *UNTRANSLATED_DEFAULTS.get(dialect, ()))
+        if defaults.get(name) not in (None, NEUTRAL_VALUES.get(name))
+    ]
+    is_too_hot = (defaults.get("temperature") or 0) > MAX_TEMPERATURES.get(dialect, math.inf)
+    return [*found, "temperature"] if is_too_hot else found
 
 
 def origin(url: str) -> tuple[str, str | None, int | None]:
@@ -92,8 +93,3 @@ def _address(field: str, url: str) -> SplitResult:
             field, "A URL with a name or a password in it would be shown: it holds neither"
         )
     return parts
-
-
-def _check_number(field: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise UpstreamValueError(field, f"{value} is not from 1 to {most:,}")

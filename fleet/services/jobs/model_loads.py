@@ -14,8 +14,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from django.db import transaction
+from django.db.models import QuerySet
 
-from fleet import selectors
+from fleet import neuron_client, selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.outdated import outdated_neurons
 from fleet.errors import (
@@ -24,7 +25,6 @@ from fleet.errors import (
     FleetError,
     HubError,
     ModelAlreadyLoadedError,
-    ModelPinnedError,
     ModelRecoveringError,
     PlacementRefusedError,
     PlanUnavailableError,
@@ -46,15 +46,17 @@ from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.place import place_on
 from fleet.services.hosts.neurons import neuron_models_to_restore_add, reporting_neuron
 from fleet.services.jobs.load_jobs import (
-    load_job_start,
+    check_not_kept,
+    decided_load_start,
     model_unload_everywhere,
     unload_job_start,
 )
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
-from fleet.services.jobs.steps import job_create, send_sleep
+from fleet.services.jobs.steps import job_create
 from inference.loading.costs.model_costs import packed
 from inference.protocol.heartbeat import ReplicaStatus, device_name
+from inference.protocol.keys import TASK_SLEEP_MODEL
 from metering.actor import Actor
 
 logger = logging.getLogger(__name__)
@@ -101,10 +103,15 @@ def model_load_start(
         case Wait(is_for_drain=True):
             raise ModelRecoveringError(decision.reason, decision.eta_s)
         case Wait():
-            jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
-            if under_way := jobs.filter(model_name=entry.name).first():
+            if under_way := _loads_of(entry.name).first():
                 return under_way
             raise ModelAlreadyLoadedError(decision.reason)
+
+
+def _loads_of(model_name: str) -> QuerySet[LoadJob]:
+    return (
+        selectors.load_jobs_active().filter(model_name=model_name).exclude(kind__in=LEAVING_KINDS)
+    )
 
 
 def _weighed(entry: CatalogueEntry, snapshot: FleetSnapshot, rejected: Reject) -> CatalogueEntry:
@@ -133,8 +140,7 @@ def _load_on(
     """Evicts idle models where that makes room. A neuron that holds the model already chooses the
     devices itself."""
     neuron = reporting_neuron(neuron_name, snapshot)
-    loading = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
-    on_its_way = loading.filter(model_name=entry.name).values_list("neuron__name", flat=True)
+    on_its_way = _loads_of(entry.name).values_list("neuron__name", flat=True)
     if why_not := why_not_loaded_on(entry, neuron, snapshot, on_its_way):
         raise PlacementRefusedError(why_not)
     _check_device_sizes(entry, neuron, devices)
@@ -142,13 +148,8 @@ def _load_on(
     if devices or (held is not None and held.status not in REPLACEABLE):
         _check_one_host(entry, held)
         stages = () if devices else held_stages(entry, held)
-        return load_job_start(
-            actor=actor,
-            model_name=entry.name,
-            neuron_name=neuron_name,
-            devices=devices,
-            stages=stages,
-        )
+        here = Load(neuron=neuron_name, model=entry.name, devices=tuple(devices), stages=stages)
+        return decided_load_start(actor=actor, load=here)
     catalogue = selectors.catalogue_by_name()
     decision = place_on(entry, neuron, snapshot, catalogue)
     if isinstance(decision, Reject):
@@ -197,20 +198,10 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
     moves = _moves_of(load)
     with transaction.atomic():
         CatalogueModel.objects.select_for_update().filter(name=load.model).first()
-        loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
-        elsewhere = loads.filter(model_name=load.model).exclude(neuron__name=load.neuron)
+        elsewhere = _loads_of(load.model).exclude(neuron__name=load.neuron)
         if not may_be_one_more and (active := elsewhere.first()):
             return active
-        job = load_job_start(
-            actor=actor,
-            model_name=load.model,
-            neuron_name=load.neuron,
-            devices=load.devices,
-            stages=load.stages,
-            predicted_tokens_per_s=load.predicted_tokens_per_s,
-            may_divide=not load.stages,
-            evict=load.evict,
-        )
+        job = decided_load_start(actor=actor, load=load, may_divide=not load.stages)
     if moves and not job.note:
         _start_moves(actor, moves, load, job)
     return job
@@ -234,21 +225,14 @@ def _start_moves(actor: Actor, moves: tuple[Load, ...], load: Load, job: LoadJob
     try:
         for move in moves:
             left = [neuron for neuron, model in load.evictions if model == move.model]
+            to = move.neuron
             if move.neuron in left:  # one neuron has a model once: after it has left
                 neuron_models_to_restore_add(neuron_name=move.neuron, model_names=[move.model])
-                devices = ", ".join(move.devices)
-                _note(job, f"{move.model} makes room and moves to {devices} of {move.neuron}")
-                continue
-            moved = load_job_start(
-                actor=actor,
-                model_name=move.model,
-                neuron_name=move.neuron,
-                devices=move.devices,
-                stages=move.stages,
-                predicted_tokens_per_s=move.predicted_tokens_per_s,
-            )
-            _note(moved, f"Moves from {left[0]}, where {load.model} needs its room")
-            _note(job, f"{move.model} makes room and moves to {move.neuron}")
+                to = f"{', '.join(move.devices)} of {move.neuron}"
+            else:
+                moved = decided_load_start(actor=actor, load=move)
+                _note(moved, f"Moves from {left[0]}, where {load.model} needs its room")
+            _note(job, f"{move.model} makes room and moves to {to}")
     except FleetError as error:
         logger.warning("nothing moves for %s on %s: %s", load.model, load.neuron, error)
 
@@ -268,13 +252,16 @@ def sleep_job_start(
     ``ModelPinnedError``, ``SnapshotUnavailableError``.
     """
     model = CatalogueModel.objects.filter(name=model_name).first()
-    if model is not None and model.settings().is_kept_loaded and not is_planned:
-        fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
-        raise ModelPinnedError(f"{model_name} would be woken again at once: {fix} first")
+    if not is_planned:
+        check_not_kept(model, "woken")
     neuron = selectors.neuron_known(neuron_name)
     check_may_sleep(model_name, neuron_name, live.read_snapshot_sync(live.redis_client()))
     job = LoadJob(kind=LoadJobKind.SLEEP, model=model, model_name=model_name, neuron=neuron)
-    return job_create(actor=actor, job=job, send=send_sleep)
+
+    def send(job: LoadJob) -> None:
+        neuron_client.send(TASK_SLEEP_MODEL, neuron_name, model_name, str(job.pk))
+
+    return job_create(actor=actor, job=job, send=send)
 
 
 def model_sleep_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:

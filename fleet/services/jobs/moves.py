@@ -1,12 +1,20 @@
 """Moves load jobs along their lifecycle, by their neurons' reports.
 
-load, reload in place   the neuron's replica reports progress; READY ends it, and so does what only
-                        one that was READY becomes before the next heartbeat: asleep, or nearly so
-load, too large         its model does not fit one device: it is sent again, divided over several
-unload                  ends when the neuron no longer has that replica
-sleep                   ends when it is asleep
-reload elsewhere first  waits for its replacement, then unloads here
-reload after another    waits for that one, then is a reload in place
+    the neuron reports     load, reload in place    unload, and a reload       sleep
+                                                    that is ready elsewhere
+    its job's replica:
+      loading              progress
+      ready                SUCCEEDED                a reload begins to unload
+      draining             CANCELLED, by an unload  progress                   progress
+      asleep               SUCCEEDED                                           SUCCEEDED
+      failed               divided, or FAILED
+      woken in vain        FAILED
+      sleep was refused                                                        FAILED
+    a newer job's replica                           SUCCEEDED                  CANCELLED
+    no replica                                      SUCCEEDED                  FAILED
+
+A load also ends with a replica that another job loaded by the same spec. A reload waits for its
+replacement: one on another neuron, or that it is its turn.
 """
 
 from __future__ import annotations
@@ -33,6 +41,7 @@ from fleet.services.jobs.load_measurements import (
     weight_bytes_record,
 )
 from fleet.services.jobs.steps import (
+    NO_REASON,
     Send,
     job_claim,
     job_end,
@@ -44,30 +53,25 @@ from fleet.services.jobs.steps import (
 )
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S
-from inference.protocol.load_progress import (
-    LoadFailure,
-    PackedCosts,
-)
+from inference.protocol.load_progress import LoadFailure, PackedCosts
 
 logger = logging.getLogger(__name__)
 
+Snapshot = Callable[[], FleetSnapshot]
+UNLOADED = LoadFailure(
+    code="unloaded", message="Its engine ended before it was asleep: it is not loaded"
+)
 OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 """A heartbeat read this long after a job was requested was written after it."""
 
 
 def load_job_advance(
-    *,
-    job: LoadJob,
-    state: ReplicaState | None,
-    now: datetime,
-    snapshot: Callable[[], FleetSnapshot],
+    *, job: LoadJob, state: ReplicaState | None, now: datetime, snapshot: Snapshot
 ) -> None:
     """Moves an active job to the status that its neuron reports. ``state``: the replica of the
     job's model there; ``None``: there is none. ``snapshot``: of the neuron, as it reports it."""
-    if job.kind == LoadJobKind.UNLOAD:
-        _unload_advance(job, state, now)
-    elif job.kind == LoadJobKind.SLEEP:
-        _sleep_advance(job, state, now)
+    if job.kind in LEAVING_KINDS:
+        _leaving_advance(job, state, now)
     elif job.replacement is not None:
         _replacing_advance(job, job.replacement, state, now)
     elif state is not None:
@@ -90,39 +94,32 @@ def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: date
     if stats is None or job.model_name not in stats.adapters:
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     else:
-        load_job_progress(
-            job=job, progress=None, now=now, detail="waiting for the requests that use it"
-        )
+        detail = "waiting for the requests that use it"
+        load_job_progress(job=job, progress=None, now=now, detail=detail)
 
 
-def _load_advance(
-    job: LoadJob, state: ReplicaState, now: datetime, snapshot: Callable[[], FleetSnapshot]
-) -> None:
-    is_own = state.job_id == str(job.pk)
-    if state.status is ReplicaStatus.READY:
-        if is_own or _is_by_same_spec(job, state):
-            _load_succeeded(job, state, is_own=is_own)
-    elif not is_own:
-        return
-    elif state.status is ReplicaStatus.ASLEEP and state.failure is not None:
-        job_end(job=job, status=LoadJobStatus.FAILED, failure=state.failure)
-    elif _was_ready(job, state):
-        _load_succeeded(job, state, is_own=True)
-    elif state.status is ReplicaStatus.FAILED:
-        failure = state.failure or LoadFailure(code="unknown", message="No reason was given")
-        if failure.costs is not None and _load_divide(job, failure.costs, snapshot, now):
+def _load_advance(job: LoadJob, state: ReplicaState, now: datetime, snapshot: Snapshot) -> None:
+    is_own, status = state.job_id == str(job.pk), state.status
+    if not is_own:
+        if status is ReplicaStatus.READY and _is_by_same_spec(job, state):
+            _load_succeeded(job, state)
+    elif status is ReplicaStatus.READY or _was_ready(job, state):
+        _load_succeeded(job, state)
+    elif status in (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP):
+        failure = state.failure or NO_REASON
+        is_failed = status is ReplicaStatus.FAILED
+        if is_failed and failure.costs and _load_divide(job, failure.costs, snapshot, now):
             return
-        if job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
+        is_ended = job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        if is_ended and is_failed:
             _record_need(job, state, failure)
-    elif state.status is ReplicaStatus.DRAINING:
+    elif status is ReplicaStatus.DRAINING:
         job_end(job=job, status=LoadJobStatus.CANCELLED)
     else:
         load_job_progress(job=job, progress=state.progress, now=now)
 
 
-def _load_divide(
-    job: LoadJob, costs: PackedCosts, snapshot: Callable[[], FleetSnapshot], now: datetime
-) -> bool:
+def _load_divide(job: LoadJob, costs: PackedCosts, snapshot: Snapshot, now: datetime) -> bool:
     """Whether the load continues, divided over devices of its neuron with free memory: its model
     turned out too large for the chosen one."""
     if job.stages:
@@ -137,16 +134,14 @@ def _load_divide(
     decision = None if view is None else place_on(model.entry(), view, seen)
     if not isinstance(decision, Load) or not decision.stages:
         return False
-    values = {
-        "devices": list(decision.devices),
-        "stages": msgspec.to_builtins(list(decision.stages)),
-        "predicted_tokens_per_s": decision.predicted_tokens_per_s,
-        "note": "Too large for one device: divided over several",
-    }
-    if not LoadJob.objects.filter(pk=job.pk, status=job.status).update(reported_at=now, **values):
+    job.devices = list(decision.devices)
+    job.stages = msgspec.to_builtins(list(decision.stages))
+    job.predicted_tokens_per_s = decision.predicted_tokens_per_s
+    job.note, job.reported_at = "Too large for one device: divided over several", now
+    names = ("devices", "stages", "predicted_tokens_per_s", "note", "reported_at")
+    same = LoadJob.objects.filter(pk=job.pk, status=job.status)
+    if not same.update(**{name: getattr(job, name) for name in names}):
         return False
-    for name, value in values.items():
-        setattr(job, name, value)
     logger.info("%s on %s is divided: it is too large for one device", job.model_name, neuron)
     job_send(job=job, send=send_load)
     return True
@@ -188,13 +183,13 @@ def _was_ready(job: LoadJob, state: ReplicaState) -> bool:
     return state.status is ReplicaStatus.ASLEEP and state.failure is None
 
 
-def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
-    if not job_end(job=job, status=LoadJobStatus.SUCCEEDED) or state.report is None:
+def _load_succeeded(job: LoadJob, state: ReplicaState) -> None:
+    if not job_end(job=job, status=LoadJobStatus.SUCCEEDED):
         return
-    if job.model is None:
+    if state.report is None or job.model is None:
         return
     weight_bytes_record(model=job.model, weight_bytes=state.report.weight_bytes)
-    if is_own:
+    if state.job_id == str(job.pk):
         load_measurement_record(
             model=job.model,
             neuron=job.neuron,
@@ -203,40 +198,45 @@ def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
         )
 
 
-def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
-    if state is None or _is_older(job, state.job_id):
-        overtaken = [one for one in _loads_before(job) if one.pk != job.pk]
-        # A heartbeat lacks a load that the neuron has not received yet, or that is newer than the
-        # heartbeat.
-        if overtaken and now - job.created_at < OLD_HEARTBEAT:
-            return
-        with transaction.atomic():
-            if job_end(job=job, status=LoadJobStatus.SUCCEEDED):
-                for load in overtaken:
-                    job_end(job=load, status=LoadJobStatus.CANCELLED)
+def _leaving_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
+    """An unload or a sleep, or the unload of a reload whose replacement is ready."""
+    is_sleep = job.kind == LoadJobKind.SLEEP
+    if state is None and is_sleep:
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=UNLOADED)
+    elif state is None or _is_newer(state.job_id, job):
+        if is_sleep:
+            job_end(job=job, status=LoadJobStatus.CANCELLED)
+        else:
+            _left(job, now)
+    elif job.kind == LoadJobKind.RELOAD and job.status == LoadJobStatus.PENDING:
+        _begin(job, now, send_unload)
     elif state.status is ReplicaStatus.DRAINING:
-        load_job_progress(job=job, progress=None, now=now, detail=_waiting_for(state))
-
-
-def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
-    if state is None:
-        failure = LoadFailure(
-            code="unloaded", message="Its engine ended before it was asleep: it is not loaded"
-        )
-        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
-    elif _is_older(job, state.job_id):
-        job_end(job=job, status=LoadJobStatus.CANCELLED)
-    elif state.status is ReplicaStatus.ASLEEP:
+        then = "giving its memory back" if is_sleep else "ending its engine"
+        num_requests = state.stats.in_flight + state.stats.queue_depth if state.stats else 0
+        detail = f"waiting for {num_requests} requests" if num_requests else then
+        load_job_progress(job=job, progress=None, now=now, detail=detail)
+    elif is_sleep and state.status is ReplicaStatus.ASLEEP:
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
-    elif state.status is ReplicaStatus.DRAINING:
-        load_job_progress(
-            job=job,
-            progress=None,
-            now=now,
-            detail=_waiting_for(state, then="giving its memory back"),
-        )
-    elif (refused := state.sleep_refusal) is not None and refused.job_id == str(job.pk):
+    elif is_sleep and (refused := state.sleep_refusal) and refused.job_id == str(job.pk):
         job_end(job=job, status=LoadJobStatus.FAILED, failure=refused.failure)
+
+
+def _left(job: LoadJob, now: datetime) -> None:
+    """Ends the job, and with it the loads that it overtook. A heartbeat lacks a load that the
+    neuron has not received yet, or that is newer than the heartbeat."""
+    loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS).exclude(pk=job.pk)
+    overtaken = loads.filter(
+        model_name=job.model_name,
+        neuron=job.neuron,
+        created_at__lte=job.created_at,
+        replacement=None,
+    )
+    if now - job.created_at < OLD_HEARTBEAT and overtaken.exists():
+        return
+    with transaction.atomic():
+        if job_end(job=job, status=LoadJobStatus.SUCCEEDED):
+            for load in overtaken:
+                job_end(job=load, status=LoadJobStatus.CANCELLED)
 
 
 def _replacing_advance(
@@ -256,12 +256,8 @@ def _replacing_advance(
     elif replacement.kind == LoadJobKind.RELOAD:
         # It is a reload in place from now on.
         _begin(job, now, send_reload, replacement=None)
-    elif state is None or _is_older(job, state.job_id):
-        job_end(job=job, status=LoadJobStatus.SUCCEEDED)
-    elif job.status == LoadJobStatus.PENDING:
-        _begin(job, now, send_unload)
-    elif state.status is ReplicaStatus.DRAINING:
-        load_job_progress(job=job, progress=None, now=now, detail=_waiting_for(state))
+    else:
+        _leaving_advance(job, state, now)
 
 
 def _begin(job: LoadJob, now: datetime, send: Send, **values: None) -> None:
@@ -272,26 +268,9 @@ def _begin(job: LoadJob, now: datetime, send: Send, **values: None) -> None:
         job_send(job=job, send=send)
 
 
-def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
-    num_requests = state.stats.in_flight + state.stats.queue_depth if state.stats else 0
-    return f"waiting for {num_requests} requests" if num_requests else then
-
-
-def _is_older(job: LoadJob, job_id: str) -> bool:
+def _is_newer(job_id: str, job: LoadJob) -> bool:
     try:
         pk = uuid.UUID(job_id)
     except ValueError:
         return False
     return LoadJob.objects.filter(pk=pk, created_at__gt=job.created_at).exists()
-
-
-def _loads_before(job: LoadJob) -> list[LoadJob]:
-    loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
-    return list(
-        loads.filter(
-            model_name=job.model_name,
-            neuron=job.neuron,
-            created_at__lte=job.created_at,
-            replacement=None,
-        )
-    )

@@ -7,7 +7,7 @@ independent: a refused one is decided again at the next tick.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter
 from datetime import timedelta
 
 from django.utils import timezone
@@ -62,36 +62,28 @@ def plan_begin(*, plan: Plan) -> None:
 
 
 def jobs_known() -> Jobs:
-    loading: set[tuple[str, str]] = set()
-    unloading: set[tuple[str, str]] = set()
+    jobs: dict[bool, set[tuple[str, str]]] = {True: set(), False: set()}
     evicting: set[tuple[str, str]] = set()
     for job in selectors.load_jobs_active():
-        kind = unloading if job.kind in LEAVING_KINDS else loading
-        kind.add((job.model_name, job.neuron.name))
-        leaving = stage_evictions(job.stage_specs)
+        jobs[job.kind in LEAVING_KINDS].add((job.model_name, job.neuron.name))
         evicting |= {(model, job.neuron.name) for model in job.evict}
-        evicting |= {(model, neuron) for neuron, model in leaving}
-    num_failures: defaultdict[str, int] = defaultdict(int)
+        evicting |= {(model, neuron) for neuron, model in stage_evictions(job.stage_specs)}
+    num_failures: Counter[str] = Counter()
     failed_age_s: dict[str, float] = {}
-    now = timezone.now()
-    ended = set()
-    for name, status, finished_at in (
-        LoadJob.objects.filter(finished_at__gte=now - FAILURES_SINCE)
-        .exclude(kind__in=LEAVING_KINDS)
-        .exclude(failure_code__in=(LOST_ITS_ROOM, NEURON_RESTARTED))
-        .order_by("-finished_at")
-        .values_list("model_name", "status", "finished_at")
-    ):
-        if name in ended:
-            continue
-        if status != LoadJobStatus.FAILED or finished_at is None:
-            ended.add(name)
-            continue
-        num_failures[name] += 1
-        failed_age_s.setdefault(name, (now - finished_at).total_seconds())
+    now, succeeded = timezone.now(), set()
+    ended = LoadJob.objects.filter(finished_at__gte=now - FAILURES_SINCE)
+    ended = ended.exclude(kind__in=LEAVING_KINDS)
+    ended = ended.exclude(failure_code__in=(LOST_ITS_ROOM, NEURON_RESTARTED))
+    for job in ended.order_by("-finished_at").only("model_name", "status", "finished_at"):
+        name = job.model_name
+        if job.status != LoadJobStatus.FAILED:
+            succeeded.add(name)
+        elif name not in succeeded and job.finished_at is not None:
+            num_failures[name] += 1
+            failed_age_s.setdefault(name, (now - job.finished_at).total_seconds())
     return Jobs(
-        loading=frozenset(loading),
-        unloading=frozenset(unloading),
+        loading=frozenset(jobs[False]),
+        unloading=frozenset(jobs[True]),
         to_restore=models_to_restore(),
         evicting=frozenset(evicting),
         overdue=neurons_overdue(now=now),

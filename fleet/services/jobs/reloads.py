@@ -23,7 +23,7 @@ from fleet.placement import Load, Route, Wait, place
 from fleet.placement.devices.staged import held_stages
 from fleet.placement.held_stages import stage_neurons
 from fleet.services.hosts.neurons import reporting_neuron
-from fleet.services.jobs.load_jobs import load_job_start
+from fleet.services.jobs.load_jobs import decided_load_start
 from fleet.services.jobs.steps import job_create, send_reload
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from metering.actor import Actor
@@ -47,7 +47,10 @@ def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> Load
     _check_one_host(snapshot, neuron_name, model_name)
     plan = reload_plan(model.entry(), neuron_name, snapshot)
     if isinstance(plan, Load):
-        return _elsewhere_first(actor, job, plan)
+        job.note = f"With no gap: on {plan.neuron} first, then it leaves {neuron_name}"
+        with transaction.atomic():
+            job.replacement = decided_load_start(actor=actor, load=plan)
+            return job_create(actor=actor, job=job, send=None)
     job.note = plan
     _keep_stages(job, model.entry(), snapshot)
     return job_create(actor=actor, job=job, send=send_reload)
@@ -123,17 +126,3 @@ def _has_as_much_room(load: Load, snapshot: FleetSnapshot, replica: ReplicaView)
     devices = () if neuron is None else neuron.devices
     free = [one.free_memory_bytes for one in devices if device_name(one) in load.devices]
     return sum(free) >= (replica.memory_bytes or 0)
-
-
-def _elsewhere_first(actor: Actor, job: LoadJob, plan: Load) -> LoadJob:
-    job.note = f"With no gap: on {plan.neuron} first, then it leaves {job.neuron.name}"
-    with transaction.atomic():
-        job.replacement = load_job_start(
-            actor=actor,
-            model_name=plan.model,
-            neuron_name=plan.neuron,
-            devices=plan.devices,
-            stages=plan.stages,
-            predicted_tokens_per_s=plan.predicted_tokens_per_s,
-        )
-        return job_create(actor=actor, job=job, send=None)

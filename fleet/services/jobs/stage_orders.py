@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 from django.conf import settings as django
@@ -34,7 +34,14 @@ from fleet.placement.held_stages import (
     next_step,
     unwanted_stages,
 )
-from fleet.services.jobs.steps import Send, job_end, job_send, load_job_progress, spec_of
+from fleet.services.jobs.steps import (
+    PICKUP_TIMEOUT,
+    Send,
+    job_end,
+    job_send,
+    load_job_progress,
+    spec_of,
+)
 from fleet.upstreams.secret import seal, unseal
 from inference.protocol.keys import TASK_LOAD_MODEL, TASK_RELEASE_STAGES
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
@@ -43,7 +50,6 @@ from inference.stage_links.identities import new_identity
 
 logger = logging.getLogger(__name__)
 
-ORDERS_PICKED_UP = timedelta(seconds=neuron_client.EXPIRES_S + 10)
 PURPOSE = b"helexa stage links"
 OTHER_KEY = LoadFailure(
     code="load_lost", message="HELEXA_SECRET_KEY is another one since the load began"
@@ -72,9 +78,20 @@ def stage_orders(job: LoadJob) -> Send:
     job.stage_links = seal(msgspec.json.encode(links).decode(), django.SECRET_KEY, PURPOSE)
 
     def send(job: LoadJob) -> None:
-        whole = _with_links(spec_of(job), links)
+        whole = _linked(spec_of(job), links)
         for index, stage in far.items():
-            order = _order(whole, job, index, stage, links, identities[index])
+            order = msgspec.structs.replace(
+                whole,
+                devices=[stage.device],
+                order=load_orders().order(neuron=stage.neuron, model=job.model_name),
+                evict=stage.evict,
+                stage_of=StageOf(
+                    index=index,
+                    engine_neuron=job.neuron.name,
+                    engine_certificate=links.identity.certificate,
+                ),
+                link_identity=identities[index],
+            )
             neuron_client.send(TASK_LOAD_MODEL, stage.neuron, order)
 
     return send
@@ -92,7 +109,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot) -> None:
             model=job.model_name,
             neuron=job.neuron.name,
             stages=job.stage_specs,
-            is_late=job.created_at < now - ORDERS_PICKED_UP,
+            is_late=job.created_at < now - PICKUP_TIMEOUT,
         )
         match next_step(load, snapshot):
             case StagesListen(addresses=addresses):
@@ -141,12 +158,8 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
     claimed = LoadJob.objects.filter(pk=job.pk, status=job.status).exclude(stage_links="")
     if not claimed.update(stage_links="", reported_at=now):
         return
-    spec = _with_links(spec_of(job), links)
-    stages = [
-        msgspec.structs.replace(stage, address=addresses.get(index, ""))
-        for index, stage in enumerate(spec.stages)
-    ]
-    spec = msgspec.structs.replace(spec, stages=stages, link_identity=links.identity)
+    spec = _linked(spec_of(job), links, addresses)
+    spec = msgspec.structs.replace(spec, link_identity=links.identity)
 
     def send(job: LoadJob) -> None:
         neuron_client.send(TASK_LOAD_MODEL, job.neuron.name, spec)
@@ -154,33 +167,18 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
     job_send(job=job, send=send)
 
 
-def _with_links(spec: LoadSpec, links: StageLinks) -> LoadSpec:
-    """The spec, with the certificate of each stage of another neuron, and without that neuron's
-    evictions: its own order has those."""
+def _linked(
+    spec: LoadSpec, links: StageLinks, addresses: Mapping[int, str] | None = None
+) -> LoadSpec:
+    """The spec, with the certificate and address of each stage of another neuron, and without that
+    neuron's evictions: its own order has those."""
     stages = [
-        msgspec.structs.replace(stage, certificate=links.certificates.get(index, ""), evict=[])
+        msgspec.structs.replace(
+            stage,
+            certificate=links.certificates.get(index, ""),
+            address=(addresses or {}).get(index, ""),
+            evict=[],
+        )
         for index, stage in enumerate(spec.stages)
     ]
     return msgspec.structs.replace(spec, stages=stages)
-
-
-def _order(
-    whole: LoadSpec,
-    job: LoadJob,
-    index: int,
-    stage: StageSpec,
-    links: StageLinks,
-    identity: LinkIdentity,
-) -> LoadSpec:
-    return msgspec.structs.replace(
-        whole,
-        devices=[stage.device],
-        order=load_orders().order(neuron=stage.neuron, model=job.model_name),
-        evict=stage.evict,
-        stage_of=StageOf(
-            index=index,
-            engine_neuron=job.neuron.name,
-            engine_certificate=links.identity.certificate,
-        ),
-        link_identity=identity,
-    )

@@ -14,18 +14,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from fleet import neuron_client, selectors
 from fleet.errors import BrokerUnavailableError
-from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus, ensure_transition
+from fleet.lifecycles import (
+    LEAVING_KINDS,
+    LoadJobKind,
+    LoadJobStatus,
+    NeuronStatus,
+    ensure_transition,
+)
 from fleet.live.load_estimates import BEFORE_ENGINE
 from fleet.live.load_orders import load_orders
 from fleet.models import Download, LoadJob, Neuron, Replica
@@ -44,18 +51,39 @@ Send = Callable[[LoadJob], None]
 """Sends a job's message. Raises ``BrokerUnavailableError``, like those below."""
 
 REPORTED_AT_EVERY = timedelta(seconds=5)
+PICKUP_TIMEOUT = timedelta(seconds=neuron_client.EXPIRES_S + 10)
+AWAY_TIMEOUT = timedelta(seconds=15)
+POLL_EVERY_S = 0.5
+NO_REASON = LoadFailure(code="unknown", message="No reason was given")
 NOT_SENT = LoadFailure(
     code=BrokerUnavailableError.code,
     message="Redis did not take the task: nothing was sent to the neuron",
 )
 
-LOOK_EVERY_S = 0.5
+
+def job_abandoned(
+    job: Job, neuron: Neuron, what: str, *, now: datetime, silence: timedelta, lost: LoadFailure
+) -> LoadFailure | None:
+    """Why no neuron works on an active job; ``None``: one does. A reported job is ``lost`` after
+    ``silence``."""
+    if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
+        was_away = neuron.status_since < job.created_at
+        when = f"was away when the {what} began" if was_away else f"went away during the {what}"
+        return LoadFailure(code="neuron_away", message=f"{neuron.name} {when}")
+    if job.reported_at is not None:
+        return lost if job.reported_at < now - silence else None
+    if job.created_at < now - PICKUP_TIMEOUT:
+        return LoadFailure(code="not_picked_up", message=f"The neuron did not take up the {what}")
+    return None
 
 
-def neuron_away(neuron: Neuron, began_at: datetime, what: str) -> LoadFailure:
-    was_away = neuron.status_since < began_at
-    when = f"was away when the {what} began" if was_away else f"went away during the {what}"
-    return LoadFailure(code="neuron_away", message=f"{neuron.name} {when}")
+def jobs_fail(failures: Iterable[tuple[Job, LoadFailure | None]]) -> int:
+    """Fails jobs that have a failure. Returns their number."""
+    return sum(
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        for job, failure in failures
+        if failure is not None
+    )
 
 
 def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> bool:
@@ -90,17 +118,6 @@ def send_unload(job: LoadJob, *, at_once: bool = False) -> None:
     neuron_client.send(keys.TASK_UNLOAD_MODEL, job.neuron.name, *arguments)
 
 
-def send_sleep(job: LoadJob) -> None:
-    neuron_client.send(keys.TASK_SLEEP_MODEL, job.neuron.name, job.model_name, str(job.pk))
-
-
-def send_drop_adapter(job: LoadJob) -> None:
-    assert job.model is not None, "an adapter is in the catalogue"
-    base = job.model.settings().base
-    assert base is not None, "it is an adapter"
-    neuron_client.send(keys.TASK_DROP_ADAPTER, job.neuron.name, base, job.model_name)
-
-
 def send_reload(job: LoadJob) -> None:
     """Sends a reload. A neuron replaces only a replica with another spec, so one with the same spec
     is unloaded first."""
@@ -114,17 +131,13 @@ def spec_of(job: LoadJob) -> LoadSpec:
     assert job.model is not None, "a load is of a model in the catalogue"
     entry = job.model.entry()
     spec = entry.load_spec(job_id=str(job.pk), neuron=job.neuron.name)
-    devices = list(job.devices)
-    if not devices and entry.device != "auto":
-        devices = [entry.device]
-    order = load_orders().order(neuron=job.neuron.name, model=job.model_name)
     return msgspec.structs.replace(
         spec,
-        devices=devices,
+        devices=list(job.devices) or ([] if entry.device == "auto" else [entry.device]),
         stages=job.stage_specs,
         predicted_tokens_per_s=job.predicted_tokens_per_s,
         evict=list(job.evict),
-        order=order,
+        order=load_orders().order(neuron=job.neuron.name, model=job.model_name),
     )
 
 
@@ -154,10 +167,8 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
                 )
                 if send is not None:
                     job_send(job=job, send=send)
-            for neuron, model in (
-                *((job.neuron.name, model) for model in job.evict),
-                *stage_evictions(job.stage_specs),
-            ):
+            here = [(job.neuron.name, model) for model in job.evict]
+            for neuron, model in [*here, *stage_evictions(job.stage_specs)]:
                 logger.warning("loading %s evicts %s from %s", job.model_name, model, neuron)
             return job
         except IntegrityError:
@@ -170,9 +181,8 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
 def _active_beside(job: LoadJob) -> LoadJob | None:
     """The active job that excludes a second one."""
     active = selectors.load_jobs_active().filter(model_name=job.model_name, neuron=job.neuron)
-    if job.kind in LEAVING_KINDS:
-        return active.filter(kind__in=LEAVING_KINDS).first()
-    return active.exclude(kind__in=LEAVING_KINDS).first()
+    leaving = Q(kind__in=LEAVING_KINDS)
+    return active.filter(leaving if job.kind in LEAVING_KINDS else ~leaving).first()
 
 
 def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
@@ -186,14 +196,15 @@ def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
 
 
 def _detail(job: LoadJob) -> dict[str, Any]:
-    detail: dict[str, Any] = {"neuron": job.neuron.name, "load_job": str(job.pk)}
-    if job.devices:
-        detail["devices"] = job.devices
-    if job.evict:
-        detail["evict"] = job.evict
-    if elsewhere := stage_evictions(job.stage_specs):
-        detail["evict_elsewhere"] = [f"{model} on {neuron}" for neuron, model in elsewhere]
-    return detail
+    elsewhere = stage_evictions(job.stage_specs)
+    detail = {
+        "neuron": job.neuron.name,
+        "load_job": str(job.pk),
+        "devices": job.devices,
+        "evict": job.evict,
+        "evict_elsewhere": [f"{model} on {neuron}" for neuron, model in elsewhere],
+    }
+    return {name: value for name, value in detail.items() if value}
 
 
 def job_end(
@@ -239,15 +250,13 @@ def load_job_progress(
     *, job: LoadJob, progress: LoadProgress | None, now: datetime, detail: str = ""
 ) -> None:
     """Records its progress; ``detail``, in words, where its neuron reports none."""
-    values = _progress_values(job, progress, now)
+    values = {} if progress is None else _progress_values(job, progress, now)
     if detail and detail != job.progress_detail:
         values["progress_detail"] = detail
     job_report(job=job, values=values, now=now)
 
 
-def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:
-    if progress is None:
-        return {}
+def _progress_values(job: LoadJob, progress: LoadProgress, now: datetime) -> dict[str, Any]:
     values: dict[str, Any] = {
         "stage": progress.stage.value,
         "progress_done": progress.done,
@@ -277,6 +286,6 @@ def wait_for_job(
     while job.is_active:
         if clock() >= deadline_s:
             return False
-        sleep(LOOK_EVERY_S)
+        sleep(POLL_EVERY_S)
         job.refresh_from_db()
     return True

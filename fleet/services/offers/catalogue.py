@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain, count
+from typing import Any
 
 from django.db import transaction
 
@@ -30,8 +31,10 @@ from metering.actor import Actor
 from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
-DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting.decides_weights)
-
+DECIDE_WEIGHTS = frozenset(
+    {"source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"}
+)
+"""A change of one of them makes measurements of earlier loads invalid."""
 REPLICAS_KEPT = frozenset({"enabled", "pinned", "min_replicas"})
 
 DELETION = "model.delete"
@@ -124,10 +127,15 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
     _pinned_on_check(model)
     _base_check(model)
     _upstream_check(model)
-    if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
-        raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
-    if Alias.objects.filter(name=model.name).exists():
-        raise CatalogueValueError("name", f"{model.name!r} is an alias already")
+    _name_check(model.name, model_pk=model.pk)
+
+
+def _name_check(name: str, *, model_pk: Any = None, alias_pk: Any = None) -> None:
+    """``model_pk``, ``alias_pk``: of the row that is to have the name."""
+    if CatalogueModel.objects.filter(name=name).exclude(pk=model_pk).exists():
+        raise CatalogueValueError("name", f"There is a model named {name!r} already")
+    if Alias.objects.filter(name=name).exclude(pk=alias_pk).exists():
+        raise CatalogueValueError("name", f"{name!r} is an alias already")
 
 
 def _pinned_on_check(model: CatalogueModel) -> None:
@@ -169,10 +177,6 @@ def _upstream_check(model: CatalogueModel) -> None:
     for name in settings.upstream_names:
         is_source = served is not None and served.upstream == name
         _named_upstream_check(name, settings, "source" if is_source else "targets")
-    _target_prices_check(settings)
-
-
-def _target_prices_check(settings: CatalogueSettings) -> None:
     for target in parse_targets(settings.targets):
         served = target.upstream_model
         if target.prices is None or not target.prices.are_upstreams or served is None:
@@ -246,19 +250,14 @@ def alias_delete(*, actor: Actor, alias: Alias) -> None:
 
 def alias_check(*, alias: Alias) -> None:
     """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
-    catalogue.check_alias_name(alias.name)
-    if CatalogueModel.objects.filter(name=alias.name).exists():
-        raise CatalogueValueError("name", f"There is a model named {alias.name!r} already")
-    if Alias.objects.filter(name=alias.name).exclude(pk=alias.pk).exists():
-        raise CatalogueValueError("name", f"{alias.name!r} is an alias already")
+    check_alias_name(alias.name)
+    _name_check(alias.name, alias_pk=alias.pk)
 
 
 def default_model_ensure(*, actor: Actor) -> CatalogueModel:
     """The small model of a fresh installation. An existing row is left as it is."""
     existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
-    if existing is not None:
-        return existing
-    return catalogue_model_create(
+    return existing or catalogue_model_create(
         actor=actor,
         name=DEFAULT_MODEL_NAME,
         source=DEFAULT_MODEL_SOURCE,

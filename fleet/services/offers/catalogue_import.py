@@ -8,7 +8,6 @@ from __future__ import annotations
 from django.db import transaction
 
 from fleet import selectors
-from fleet.catalogue import CatalogueSettings
 from fleet.errors import CatalogueChangedError
 from fleet.models import Alias, CatalogueModel
 from fleet.models_toml import Document, ModelsTomlError, Plan, plan_import
@@ -48,55 +47,51 @@ def _apply(actor: Actor, plan: Plan) -> None:
     """Names are freed before they are used again, and a base exists as long as its adapters. An
     upstream exists as long as its models; it joins the network before them, and leaves it after
     them."""
-    inside = [one for one in plan.upstreams if not _is_outside(plan, one)]
-    for upstream in inside:
-        _upstream_set(actor, upstream, plan)
-    for removed in (alias for alias in plan.aliases if alias.action == "remove"):
-        alias_delete(actor=actor, alias=Alias.objects.get(name=removed.name))
-    kept = [model for model in plan.models if model.action != "remove"]
-    for change in sorted(kept, key=lambda model: plan.wanted[model.name].base is not None):
-        _model_set(actor, change, plan.wanted[change.name])
-    leaving = [model.name for model in plan.models if model.action == "remove"]
+    for change in plan.upstreams:
+        if not _is_after_models(change):
+            _upstream_set(actor, change)
+    for change in plan.aliases:
+        if change.action == "remove":
+            alias_delete(actor=actor, alias=Alias.objects.get(name=change.name))
+    kept = [change for change in plan.models if change.action != "remove"]
+    for change in sorted(kept, key=lambda one: one.values.get("base") is not None):
+        _model_set(actor, change)
+    leaving = [change.name for change in plan.models if change.action == "remove"]
     for model in CatalogueModel.objects.filter(name__in=leaving).order_by("-base", "name"):
         catalogue_model_delete(actor=actor, model=model)
-    for alias in (alias for alias in plan.aliases if alias.action != "remove"):
-        _alias_set(actor, alias.name, CatalogueModel.objects.get(name=alias.model))
-    for upstream in plan.upstreams:
-        if upstream.action == "remove":
-            upstream_delete(actor=actor, upstream=selectors.upstream_known(upstream.name))
-        elif upstream not in inside:
-            _upstream_set(actor, upstream, plan)
+    for change in plan.aliases:
+        if change.action != "remove":
+            _alias_set(actor, change.name, CatalogueModel.objects.get(name=change.model))
+    for change in filter(_is_after_models, plan.upstreams):
+        if change.action == "remove":
+            upstream_delete(actor=actor, upstream=selectors.upstream_known(change.name))
+        else:
+            _upstream_set(actor, change)
 
 
-def _is_outside(plan: Plan, change: Change) -> bool:
+def _is_after_models(change: Change) -> bool:
     """A new upstream exists before the models that name it."""
-    if change.action == "remove":
-        return True
-    return change.action == "change" and plan.wanted_upstreams[change.name].leaves_network
+    leaves = change.action == "change" and change.values.get("leaves_network", False)
+    return change.action == "remove" or leaves
 
 
-def _upstream_set(actor: Actor, change: Change, plan: Plan) -> None:
-    changed = [setting.setting for setting in change.settings]
-    wanted = plan.wanted_upstreams[change.name]
-    values = {name: getattr(wanted, name) for name in changed}
+def _upstream_set(actor: Actor, change: Change) -> None:
     if change.action == "add":
-        upstream_create(actor=actor, name=change.name, **values)
+        upstream_create(actor=actor, name=change.name, **change.values)
         return
     upstream = selectors.upstream_known(change.name)
-    for name, value in values.items():
+    for name, value in change.values.items():
         setattr(upstream, name, value)
-    upstream_update(actor=actor, upstream=upstream, changed_fields=changed)
+    upstream_update(actor=actor, upstream=upstream, changed_fields=[*change.values])
 
 
-def _model_set(actor: Actor, change: Change, wanted: CatalogueSettings) -> None:
-    changed = [setting.setting for setting in change.settings]
-    values = {name: getattr(wanted, name) for name in changed}
+def _model_set(actor: Actor, change: Change) -> None:
     if change.action == "add":
-        catalogue_model_create(actor=actor, name=change.name, **values)
+        catalogue_model_create(actor=actor, name=change.name, **change.values)
         return
     model = CatalogueModel.objects.get(name=change.name)
-    model.assign(values)
-    catalogue_model_update(actor=actor, model=model, changed_fields=changed)
+    model.assign(change.values)
+    catalogue_model_update(actor=actor, model=model, changed_fields=[*change.values])
 
 
 def _alias_set(actor: Actor, name: str, model: CatalogueModel) -> None:

@@ -10,7 +10,6 @@ import pytest
 from django.db import OperationalError
 
 from fleet import tasks
-from fleet.control import samples
 from fleet.control.samples import Samples
 from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
 from fleet.live.absences import GRACE_S, Absences
@@ -42,28 +41,20 @@ def test_a_neuron_that_falls_silent_is_expected_back_for_a_while() -> None:
     assert absences.noted(fleet(HOLDER), 5.0).absent == ()
     assert absences.noted(EMPTY, 5.0 + GRACE_S).absent == ()
     assert absences.noted(EMPTY, 6.0).absent == (), "once given up it is not expected again"
+    absences.noted(fleet(replace(HOLDER, is_leaving=True)), 7.0)
+    assert absences.noted(EMPTY, 8.0).absent == (), "it announced its end"
 
 
-def test_one_that_announced_its_end_is_not_expected() -> None:
-    absences = Absences()
-    absences.noted(fleet(replace(HOLDER, is_leaving=True)), 0.0)
-    assert absences.noted(EMPTY, 1.0).absent == ()
-
-
-def test_what_waits_at_all_gateways_is_added_up() -> None:
-    watched = FleetWatch().look(EMPTY, {"g1": report(1, tiny=4.0), "g2": report(9, tiny=7.0)}, 0.0)
-    waiting = watched.observed.waiting["tiny"]
-    assert (waiting.num_requests, waiting.oldest_s) == (4, 7.0)
-
-
-def test_what_a_dead_gateway_reported_is_forgotten() -> None:
+def test_what_waits_at_all_gateways_is_added_up_until_one_is_dead() -> None:
     watch = FleetWatch()
-    reports = {"g": report(1, tiny=4.0)}
-    assert watch.look(EMPTY, reports, 0.0).gone_gateways == ()
-    assert watch.look(EMPTY, reports, GATEWAY_SILENCE_S - 1).observed.waiting
-    dead = watch.look(EMPTY, reports, GATEWAY_SILENCE_S)
-    assert (dead.gone_gateways, dict(dead.observed.waiting)) == (("g",), {})
-    assert watch.look(EMPTY, {"g": report(2, tiny=1.0)}, 9.0).gone_gateways == ()
+    reports = {"g1": report(1, tiny=4.0), "g2": report(9, tiny=7.0)}
+    waiting = watch.look(EMPTY, reports, 0.0).observed.waiting["tiny"]
+    assert (waiting.num_requests, waiting.oldest_s) == (4, 7.0)
+    assert watch.look(EMPTY, reports, GATEWAY_SILENCE_S - 1).gone_gateways == ()
+    dead = watch.look(EMPTY, reports | {"g1": report(2, tiny=1.0)}, GATEWAY_SILENCE_S)
+    assert dead.gone_gateways == ("g2",)
+    assert dead.observed.waiting["tiny"].num_requests == 2
+    assert watch.look(EMPTY, {"g2": report(10, tiny=1.0)}, 9.0).gone_gateways == ()
 
 
 def test_how_long_a_queue_has_been_long() -> None:
@@ -85,24 +76,17 @@ def test_how_long_a_queue_has_been_long() -> None:
 TIME_SLICE = TimeSlice(model="tiny", neuron="a", devices=("cuda:0",), device_bytes=1)
 
 
-def test_time_slices_grow_older() -> None:
-    watch = FleetWatch()
-    watch.keep([TIME_SLICE], 10.0)
-    (time_slice,) = watch.time_slices(EMPTY, 14.0)
-    assert time_slice.age_s == 4.0
-    watch.keep([time_slice], 14.0)
-    (time_slice,) = watch.time_slices(EMPTY, 15.0)
-    assert time_slice.age_s == 5.0
-    watch.keep([], 16.0)
-    assert watch.time_slices(EMPTY, 17.0) == ()
-
-
-def test_a_control_that_takes_over_keeps_what_was_promised() -> None:
+def test_time_slices_grow_older_and_a_control_that_takes_over_keeps_them() -> None:
     watch = FleetWatch()
     published = FleetSnapshot(neurons=(), time_slices=(TIME_SLICE,))
     assert watch.time_slices(published, 0.0) == (TIME_SLICE,)
-    watch.keep([], 0.0)
-    assert watch.time_slices(published, 1.0) == ()
+    watch.keep([TIME_SLICE], 10.0)
+    for now_s, age_s in ((14.0, 4.0), (15.0, 5.0)):
+        (time_slice,) = watch.time_slices(EMPTY, now_s)
+        assert time_slice.age_s == age_s
+        watch.keep([time_slice], now_s)
+    watch.keep([], 16.0)
+    assert watch.time_slices(published, 17.0) == ()
 
 
 GIB = 1024**3
@@ -153,17 +137,6 @@ def test_a_minute_is_the_sum_of_its_samples(snapshot: FleetSnapshot) -> None:
     assert mean_of(processors, "busy_percent", "busy_samples") is None
     made.forget(int(NOON_UNIX_S))
     assert made.ended(NOON_UNIX_S + 60) == {}
-
-
-def test_minutes_that_wait_are_bounded(
-    snapshot: FleetSnapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(samples, "MAX_MINUTES", 2)
-    made = Samples()
-    for minute in range(3):
-        made.add(snapshot, NOON_UNIX_S + 60 * minute)
-    assert list(made.ended(NOON_UNIX_S + 180)) == [NOON_UNIX_S + 60, NOON_UNIX_S + 120]
-    assert "samples of 1 minutes are dropped" in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)

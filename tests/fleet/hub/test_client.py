@@ -65,11 +65,6 @@ def test_a_gated_repository_needs_a_token_and_may_run() -> None:
     assert offer.problem is None and offer.access_problem == repository.access_problem
 
 
-def test_the_search() -> None:
-    (found,) = HubClient().search("tiny")
-    assert (found.name, found.num_downloads, found.num_likes) == ("org/tiny-gguf", 7, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "revision", "message"),
     [

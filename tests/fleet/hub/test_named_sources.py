@@ -148,10 +148,3 @@ def test_the_admin_asks_the_chosen_source(admin_client: Client, publish) -> None
     assert CatalogueModel.objects.get().source == "lab:org/tiny"
     refused = admin_client.get(url, given | {"source": "other"}).content.decode()
     assert "other is not one of the available choices" in refused
-
-
-@pytest.mark.usefixtures("lab")
-def test_files_are_pulled_from_a_named_source(beat, sent) -> None:
-    beat()
-    download = services.download_start(actor=COMMAND, source="lab:org/tiny")
-    assert download.source == "lab:org/tiny"

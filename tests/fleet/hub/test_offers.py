@@ -53,9 +53,10 @@ def test_two_files_of_one_quant_are_distinguished_by_name() -> None:
     assert first.model_name != second.model_name
 
 
-def test_safetensors_are_one_offer() -> None:
+def test_safetensors_are_one_offer_and_no_weights_none() -> None:
     (offer,) = offers_of(DENSE)
     assert (offer.file, offer.label, offer.model_name) == (None, "safetensors", "dense")
+    assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
 
 
 def test_what_this_build_does_not_run_has_its_reason() -> None:
@@ -65,10 +66,6 @@ def test_what_this_build_does_not_run_has_its_reason() -> None:
     assert dense.problem == "quantised with 'awq'"
     partial = replace(GGUF, sizes={"a-Q8_0-00001-of-00002.gguf": 1})
     assert "00002-of-00002" in (offers_of(partial)[0].problem or "")
-
-
-def test_a_repository_without_weights_offers_nothing() -> None:
-    assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
 
 
 def away(total: int) -> DesiredState:

@@ -72,18 +72,6 @@ def test_what_contradicts_the_catalogue_is_refused(text: str, prune: bool, messa
     assert f"x {problem}" in list(plan.lines())
 
 
-def test_pruned_names_are_free() -> None:
-    text = "[[models]]\nid = 'nick'\nsource = 'pypi:a'\n[aliases]\nother = 'nick'"
-    assert lines(text, prune=True) == [
-        "+ model nick",
-        '    source = "pypi:a"',
-        "- model other",
-        "- model tiny",
-        "+ alias other = nick",
-        "- alias nick = tiny",
-    ]
-
-
 def test_another_change_is_another_digest() -> None:
     digests = {
         plan_import(read_document(TEXT), state, prune=prune).digest

@@ -1,13 +1,16 @@
-"""Models of the catalogue that an upstream serves, or passes on: what they may have."""
+"""Models of the catalogue that an upstream serves, or passes on, by their source or by targets:
+what they may have, by REST, command, admin and file."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from django.urls import reverse
 
 from fleet import selectors, services
-from fleet.catalogue import DEFAULTS, SETTINGS
+from fleet.catalogue import DEFAULTS, SETTINGS, CatalogueEntry
+from fleet.catalogue.targets import UpstreamModel, When
 from fleet.errors import (
     CatalogueValueError,
     PlanUnavailableError,
@@ -17,83 +20,102 @@ from fleet.errors import (
 )
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, Upstream
-from fleet.models_toml import read_document
+from fleet.models_toml import plan_import, read_document, write_document
+from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview.stage_plans import stage_plan
+from fleet.upstreams.discovery import models_of
 from metering.actor import COMMAND
 from metering.prices import UnitPrices
 from tests.cases import each_case
-from tests.fleet.api.api_support import key_api, need_keys
+from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES
+from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update
 from tests.metering.commands.command_output import output
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-
 SOURCE = "upstream:box/whisper-1"
 OF_TOKENS = {"input_price_micro_usd": 1, "output_price_micro_usd": 1}
+TARGETS = ("own when ready", "box/org/m:7b when queue_longer_than 4 weight 2", "own")
+PRICED = "box/m when queue_longer_than 4 input_price 0.5 cached_input_price 0.05 output_price 2"
 
 
-@pytest.fixture
-def box() -> Upstream:
-    return services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
+def entry_of(name: str) -> CatalogueEntry:
+    selectors.catalogue_cache_clear()
+    found = selectors.catalogue_find(name)
+    assert found is not None
+    return found
 
 
-@pytest.fixture
-def claude() -> Upstream:
-    return services.upstream_create(
-        actor=COMMAND, name="claude", url="http://claude", dialect="anthropic"
-    )
-
-
-def offer(
-    name: str = "far", source: str = "upstream:box/org/m:7b", **values: Any
-) -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name=name, source=source, **values)
-
-
-def test_the_catalogue_has_the_upstream_with_the_model(box: Upstream) -> None:
-    offer(
-        max_context_tokens=4096, temperature=0.5, input_price_micro_usd=1, output_price_micro_usd=1
-    )
-    entry = selectors.catalogue_find("far")
-    assert entry is not None
+def test_the_catalogue_has_the_upstreams_with_the_model(
+    box: Upstream, model: CatalogueModel
+) -> None:
+    offer(max_context_tokens=4096, temperature=0.5, **OF_TOKENS)
+    entry = entry_of("far")
     assert entry.upstream == box.entry()
-    assert entry.upstream_model is not None
-    assert (entry.upstream_model.upstream, entry.upstream_model.model) == ("box", "org/m:7b")
-    box.concurrency = 3
-    services.upstream_update(actor=COMMAND, upstream=box, changed_fields=["concurrency"])
-    entry = selectors.catalogue_find("far")
-    assert entry is not None
-    assert entry.upstream is not None
-    assert entry.upstream.concurrency == 3
+    assert entry.upstream_model == UpstreamModel("box", "org/m:7b")
+    assert entry.ordered_targets[0].upstream_model == entry.upstream_model
+    update(box, concurrency=3)
+    entry = entry_of("far")
+    assert entry.upstream is not None and entry.upstream.concurrency == 3
+    change(model, targets=TARGETS)
+    entry = entry_of(model.name)
+    first, second, third = entry.ordered_targets
+    assert (first.is_own, first.when, third.when) == (True, When.READY, When.ALWAYS)
+    assert second.upstream_model == UpstreamModel("box", "org/m:7b")
+    assert (second.limit, second.weight) == (4, 2)
+    assert (entry.upstream, entry.upstream_named("box")) == (None, box.entry())
+    assert entry.spec_digest() == model.entry().spec_digest()
+    change(model, targets=())
+    assert [one.name for one in entry_of(model.name).ordered_targets] == ["own"]
 
 
-@each_case(
-    ("source", "problem"),
-    [
+def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(
+    box: Upstream, model: CatalogueModel
+) -> None:
+    message = "Its source is none of its targets: add own, or leave them empty"
+    assert refused(model, targets=("box/m",)) == ("targets", message)
+    far = offer("far", "upstream:box/m")
+    for one, targets, problem in (
+        (far, ("box/m", "own"), "it has no target own"),
+        (far, ("box/n",), "add box/m"),
+        (model, ("own", "away/m"), "There is no upstream named 'away'"),
+        (offer("tuned", "path:/a", base=model.name), ("own", "box/m"), "has no targets of its own"),
+    ):
+        field, found = refused(one, targets=targets)
+        assert (field, problem in found) == ("targets", True), found
+    change(far, targets=("box/n when ready", "box/m"))
+    for source, problem in (
         ("upstream:box/", "upstream:NAME/MODEL"),
         ("upstream:box/two words", "upstream:NAME/MODEL"),
         ("upstream:other/m", "no upstream named 'other'"),
-    ],
-)
-@pytest.mark.usefixtures("box")
-def test_a_source_that_cannot_be_is_refused(source: str, problem: str) -> None:
-    with pytest.raises(CatalogueValueError, match=problem) as caught:
-        offer(source=source)
-    assert caught.value.field == "source"
+    ):
+        with pytest.raises(CatalogueValueError, match=problem) as caught:
+            offer("other", source)
+        assert caught.value.field == "source"
 
 
-def test_every_dialect_serves_models_whose_defaults_it_has_words_for() -> None:
-    for dialect in ("openai", "anthropic", "ollama"):
-        services.upstream_create(actor=COMMAND, name=dialect, url="http://x", dialect=dialect)
-        source = f"upstream:{dialect}/m"
-        offer(f"far-{dialect}", source, temperature=0.5, repetition_penalty=1.0)
-        if dialect == "anthropic":
-            with pytest.raises(CatalogueValueError, match="not translated") as caught:
-                offer("penal", source, repetition_penalty=1.1)
-            assert caught.value.field == "repetition_penalty"
-        else:
-            offer(f"penal-{dialect}", source, repetition_penalty=1.1)
+def test_defaults_are_those_that_the_dialect_has_words_for(
+    box: Upstream, claude: Upstream, model: CatalogueModel
+) -> None:
+    make("http://x", name="ollama", dialect="ollama")
+    for dialect in ("box", "claude", "ollama"):
+        far = offer(f"far-{dialect}", f"upstream:{dialect}/m", temperature=1.0)
+        change(far, repetition_penalty=1.0)
+        if dialect != "claude":
+            change(far, repetition_penalty=1.1)
+    for name, value in (("repetition_penalty", 1.1), ("temperature", 1.5)):
+        field, problem = refused(far := selectors.model_known("far-claude"), **{name: value})
+        assert field == name and "dialect anthropic" in problem
+    change(far, targets=("claude/m", "box/m"))
+    change(selectors.model_known("far-box"), repetition_penalty=1.0, min_p=0.1)
+    with pytest.raises(UpstreamValueError, match="far-box, whose min_p is not translated"):
+        update(box, dialect="anthropic")
+    services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far-box"))
+    # Those of own replicas hinder no target.
+    change(model, targets=("own", "box/m"), repetition_window=64, min_p=0.1, temperature=1.5)
+    update(selectors.upstream_known("box"), dialect="anthropic")
+    change(model, repetition_window=32)
 
 
 @pytest.mark.usefixtures("box", "model")
@@ -107,7 +129,7 @@ def test_settings_of_loads_are_refused_by_name() -> None:
         if name in ("request_price_micro_usd", "unit_price_micro_usd"):
             with_it = {"task": "speech"}
         elif "price" in name:
-            with_it = {"input_price_micro_usd": 1, "output_price_micro_usd": 1}
+            with_it = OF_TOKENS
         try:
             offer(f"far-{name.replace('_', '-')}", **with_it | {name: value})
         except CatalogueValueError:
@@ -122,53 +144,54 @@ def test_settings_of_loads_are_refused_by_name() -> None:
     }
 
 
-def test_requests_that_must_stay_do(box: Upstream, model: Any) -> None:
-    offer()
-    box.leaves_network = True
-    with pytest.raises(UpstreamValueError, match="far may not leave"):
-        services.upstream_update(actor=COMMAND, upstream=box, changed_fields=["leaves_network"])
-    cloud = services.upstream_create(
-        actor=COMMAND, name="cloud", url="http://cloud/v1", leaves_network=True
-    )
+@pytest.mark.usefixtures("cloud")
+def test_requests_that_must_stay_do(box: Upstream, model: CatalogueModel) -> None:
+    field = "may_leave_network"
     with pytest.raises(CatalogueValueError, match="set may_leave_network") as caught:
-        offer("away", source="upstream:cloud/m")
-    assert caught.value.field == "may_leave_network"
-    away = offer("away", source="upstream:cloud/m", may_leave_network=True)
-    away.assign({"may_leave_network": False})
-    with pytest.raises(CatalogueValueError):
-        services.catalogue_model_update(
-            actor=COMMAND, model=away, changed_fields=["may_leave_network"]
-        )
-    with pytest.raises(CatalogueValueError, match="never leave"):
-        model.assign({"may_leave_network": True})
-        services.catalogue_model_update(
-            actor=COMMAND, model=model, changed_fields=["may_leave_network"]
-        )
-    assert cloud.leaves_network
+        offer("away", "upstream:cloud/m")
+    assert caught.value.field == field
+    away = offer("away", "upstream:cloud/m", may_leave_network=True)
+    assert refused(away, may_leave_network=False)[0] == field
+    assert "never leave" in refused(model, may_leave_network=True)[1]
+    assert refused(model, targets=("own", "cloud/m"))[0] == field
+    change(model, targets=("own", "cloud/m", "box/m"), may_leave_network=True)
+    assert refused(model, may_leave_network=False)[0] == field
+    assert refused(model, targets=())[0] == field
+    change(model, targets=("own", "box/m"), may_leave_network=False)
+    with pytest.raises(UpstreamValueError, match=f"{model.name} may not leave"):
+        update(box, leaves_network=True)
 
 
-def test_an_upstream_in_use_stays_what_its_models_need(box: Upstream, settings: Any) -> None:
-    need_keys(settings)
-    offer(min_p=0.1)
-    with pytest.raises(UpstreamInUseError, match="serves far"):
+def test_an_upstream_in_use_stays_what_its_models_need(
+    box: Upstream, model: CatalogueModel, api: Api
+) -> None:
+    change(model, targets=("own", "box/m"))
+    with pytest.raises(UpstreamInUseError, match=f"serves {model.name}"):
         services.upstream_delete(actor=COMMAND, upstream=box)
-    api = key_api("fleet:read", "fleet:write")
+    change(model, targets=())
+    voice = offer("voice", SOURCE, task="speech")
+    with pytest.raises(UpstreamValueError, match="voice is passed through"):
+        update(selectors.upstream_known("box"), dialect="ollama")
+    services.catalogue_model_delete(actor=COMMAND, model=voice)
+    far = offer(min_p=0.1)
     assert api.delete("upstreams/box", 409)["code"] == "upstream_in_use"
     assert api.patch("upstreams/box", {"dialect": "anthropic"}, 400)["param"] == "dialect"
-    services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far"))
+    services.catalogue_model_delete(actor=COMMAND, model=far)
     api.delete("upstreams/box")
 
 
-@pytest.mark.usefixtures("box", "beat")
+@pytest.mark.usefixtures("box")
 def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
     beat()
     row = offer()
-    with pytest.raises(ServedByUpstreamError):
-        services.model_load_start(actor=COMMAND, model_name="far")
-    with pytest.raises(ServedByUpstreamError):
-        services.load_job_start(actor=COMMAND, model_name="far", neuron_name="beast")
-    with pytest.raises(ServedByUpstreamError):
-        services.model_download_start(actor=COMMAND, model_name="far")
+    far = {"actor": COMMAND, "model_name": "far"}
+    for begin in (
+        lambda: services.model_load_start(**far),
+        lambda: services.load_job_start(**far, neuron_name="beast"),
+        lambda: services.model_download_start(**far),
+    ):
+        with pytest.raises(ServedByUpstreamError):
+            begin()
     with pytest.raises(PlanUnavailableError):
         stage_plan(row.entry(), FleetSnapshot(neurons=()))
     with pytest.raises(CatalogueValueError, match="without adapters"):
@@ -185,24 +208,23 @@ def test_the_commands_show_who_answers() -> None:
     exported = output("models", "export")
     assert 'source = "upstream:box/m"' in exported
     services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far"))
-    services.catalogue_import(actor=COMMAND, document=read_document(exported))
+    imported(exported)
     assert selectors.model_known("far").settings().source == "upstream:box/m"
 
 
 @pytest.mark.usefixtures("box")
 def test_it_has_a_task_and_prices_of_units() -> None:
-    offer(
-        "whisper",
-        SOURCE,
-        task="transcription",
-        request_price_micro_usd=5,
-        unit_price_micro_usd=100_000_000,
-    )
-    entry = selectors.catalogue_find("whisper")
-    assert entry is not None
-    assert entry.unit_prices == UnitPrices(request_micro_usd=5, unit_micro_usd=100_000_000)
+    prices = {"request_price_micro_usd": 5, "unit_price_micro_usd": 100_000_000}
+    offer("whisper", SOURCE, task="transcription", **prices)
+    expected = UnitPrices(request_micro_usd=5, unit_micro_usd=100_000_000)
+    assert entry_of("whisper").unit_prices == expected
     offer("verdicts", SOURCE, task="moderation", request_price_micro_usd=5)
     offer("drawn", SOURCE, task="images", **OF_TOKENS, max_context_tokens=9, max_output_tokens=9)
+    target = "box/whisper-1 unit_price 15 request_price 1"
+    offer("voice", SOURCE, targets=(target,), task="speech")
+
+
+TOKENS = "box/whisper-1 input_price 1 output_price 1"
 
 
 @each_case(
@@ -210,53 +232,107 @@ def test_it_has_a_task_and_prices_of_units() -> None:
     [
         ({"task": "song"}, "task"),
         ({"task": "speech", "source": "path:/models/tiny"}, "task"),
-        (
-            {"task": "speech", "input_price_micro_usd": 1, "output_price_micro_usd": 1},
-            "input_price_micro_usd",
-        ),
+        ({"task": "speech", "source": "upstream:claude/m"}, "task"),
+        ({"task": "speech", "targets": ("box/whisper-1", "claude/m")}, "task"),
+        ({"task": "speech", **OF_TOKENS}, "input_price_micro_usd"),
+        ({"task": "moderation", **OF_TOKENS}, "input_price_micro_usd"),
         ({"task": "speech", "max_output_tokens": 1}, "max_output_tokens"),
         ({"task": "images", **OF_TOKENS}, "max_context_tokens"),
         ({"task": "images", **OF_TOKENS, "max_context_tokens": 9}, "max_output_tokens"),
-        (
-            {"task": "images", "targets": ("box/whisper-1 input_price 1 output_price 1",)},
-            "max_context_tokens",
-        ),
+        ({"task": "images", "targets": (TOKENS,)}, "max_context_tokens"),
         ({"task": "images", "temperature": 0.5}, "temperature"),
-        ({"task": "moderation", **OF_TOKENS}, "input_price_micro_usd"),
         ({"task": "speech", "temperature": 0.5}, "temperature"),
         ({"task": "moderation", "unit_price_micro_usd": 1}, "unit_price_micro_usd"),
         ({"unit_price_micro_usd": 1}, "unit_price_micro_usd"),
         ({"request_price_micro_usd": 1}, "request_price_micro_usd"),
-        ({"task": "speech", "source": "upstream:claude/m"}, "task"),
-        ({"task": "speech", "targets": ("box/whisper-1", "claude/m")}, "task"),
+        ({"targets": ("box/whisper-1 unit_price 1",)}, "prices of requests and units"),
+        ({"targets": (TOKENS,), "task": "speech"}, "prices of tokens"),
+        ({"targets": ("box/whisper-1 upstream_prices",), "task": "speech"}, "prices of tokens"),
+        ({"targets": ("box/whisper-1 unit_price 1",), "task": "moderation"}, "a unit price"),
     ],
 )
-@pytest.mark.usefixtures("box")
-def test_what_its_task_has_nothing_of_is_refused(
-    claude: Upstream, values: dict[str, Any], field: str
-) -> None:
+@pytest.mark.usefixtures("box", "claude")
+def test_what_its_task_has_nothing_of_is_refused(values: dict[str, Any], field: str) -> None:
+    """``field``: or words of the message at ``targets``."""
     with pytest.raises(CatalogueValueError) as caught:
         offer(**{"source": SOURCE} | values)
-    assert caught.value.field == field
+    assert caught.value.field == (field if field in SETTINGS else "targets")
+    assert field in SETTINGS or field in str(caught.value)
 
 
-def test_its_upstream_keeps_its_dialect(box: Upstream) -> None:
-    offer("whisper", SOURCE, task="speech")
-    box.dialect = "ollama"
-    with pytest.raises(UpstreamValueError, match="whisper is passed through"):
-        services.upstream_update(actor=COMMAND, upstream=box, changed_fields=["dialect"])
+@pytest.mark.usefixtures("box")
+def test_rest_commands_and_the_admin_set_targets(
+    model: CatalogueModel, api: Api, admin_client: Any
+) -> None:
+    path = f"catalogue/{model.name}"
+    output("models", "change", model.name, "--set", f"targets=own, {PRICED}")
+    assert selectors.model_known(model.name).settings().targets == ("own", PRICED)
+    assert "output_price 2" in output("models", "show", model.name)
+    page = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    assert f"own\n{PRICED}</textarea>" in admin_client.get(page).content.decode()
+    assert api.get(path)["targets"] == ["own", PRICED]
+    assert api.patch(path, {"targets": list(TARGETS)})["targets"] == list(TARGETS)
+    for target, words in (
+        ("box", "neither own nor"),
+        ("box/m input_price x output_price 1", "'x' is not an amount of US dollars"),
+    ):
+        problem = api.patch(path, {"targets": ["own", target]}, 400)
+        assert problem["param"] == "targets" and words in problem["detail"]
+    assert api.patch(path, {"targets": "own"}, 400)["param"] == "targets"
+    assert api.patch(path, {"targets": []})["targets"] == []
 
 
-def test_models_toml_has_them() -> None:
-    text = f"""
+FILE = """
+[[upstreams]]
+name = "box"
+url = "http://box:8000/v1"
+
+[[models]]
+id = "tiny"
+source = "path:/models/tiny"
+targets = ["own when ready", "box/m input_price 0.5 output_price 2"]
+
 [[models]]
 id = "whisper"
-source = "{SOURCE}"
+source = "upstream:box/whisper-1"
 task = "transcription"
-cost = {{ request = 2.5, unit = 100 }}
+cost = { request = 2.5, unit = 100 }
 """
-    (read,) = read_document(text).models
-    assert read.settings.task == "transcription"
-    assert read.settings.request_price_micro_usd == 2_500_000
-    assert read.settings.unit_price_micro_usd == 100_000_000
-    assert read.settings.input_price_micro_usd is None
+
+
+def test_a_file_has_them() -> None:
+    lines = imported(FILE)
+    assert '    targets = ["own when ready", "box/m input_price 0.5 output_price 2"]' in lines
+    whisper = selectors.model_known("whisper").settings()
+    assert (whisper.task, whisper.input_price_micro_usd) == ("transcription", None)
+    assert whisper.unit_prices == UnitPrices(request_micro_usd=2_500_000, unit_micro_usd=10**8)
+    written = write_document(selectors.catalogue_state())
+    assert plan_import(read_document(written), selectors.catalogue_state(), prune=True).is_empty
+    for text, problem in (
+        (FILE.replace('"box"', '"other"'), "There is no upstream 'box'"),
+        (FILE.replace("own when ready", "own when busy"), "a condition is one of"),
+        (FILE.replace("own when ready", "box/n"), "add own, or leave them empty"),
+    ):
+        with pytest.raises(ModelsTomlError, match=problem):
+            imported(text, prune=True)
+
+
+def test_an_upstreams_prices_hold_as_it_last_named_them(
+    box: Upstream, model: CatalogueModel
+) -> None:
+    def discovered(**row: Any) -> None:
+        models = models_of({"data": [{"id": "m", **row}]})
+        services.upstream_discovered(actor=COMMAND, upstream=box, models=models)
+
+    targets = ("own", "box/m upstream_prices")
+    assert "has named no prices of m: upstreams test box" in refused(model, targets=targets)[1]
+    discovered(cost={"input": 0.25, "output": 1})
+    prices = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 1_000_000}
+    change(model, targets=targets, **prices)
+    own, far = entry_of(model.name).ordered_targets
+    assert entry_of(model.name).prices_at(own).input_micro_usd == 1_000_000
+    assert entry_of(model.name).prices_at(far).input_micro_usd == 250_000
+    discovered(cost={"input": 0.75, "output": 1})
+    assert entry_of(model.name).prices_at(far).input_micro_usd == 750_000
+    discovered()
+    assert entry_of(model.name).lacks_prices_at(far)

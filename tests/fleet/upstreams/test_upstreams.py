@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,35 +13,24 @@ from django.core.management import CommandError
 from django.db import connection
 from django.urls import reverse
 
-from fleet import selectors, services
+from fleet import selectors
 from fleet.errors import UpstreamSecretError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.models_toml import plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
 from fleet.upstreams.http import headers_of
 from fleet.upstreams.secret import unseal
-from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.api.api_support import Api, key_api, need_keys
+from tests.fleet.api.api_support import Api
+from tests.fleet.upstreams.conftest import SECRET, imported, make, update
 from tests.fleet.upstreams.test_probes import chats
 from tests.metering.commands.command_output import output
 from tests.servers.fake_upstream import FakeUpstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SECRET = "sk-the-upstreams-own-secret-0123456789"
 URL = "http://box:8000/v1"
-
-
-@pytest.fixture
-def api(settings: Any) -> Api:
-    need_keys(settings)
-    return key_api("fleet:read", "fleet:write")
-
-
-def make(url: str = URL, key: str = SECRET, **values: Any) -> Upstream:
-    return services.upstream_create(actor=COMMAND, name="box", url=url, key=key, **values)
 
 
 def run(*words: str) -> str:
@@ -82,7 +70,7 @@ def test_a_key_is_kept_and_nothing_shows_it(
 
 
 def test_a_key_of_another_signing_key_is_refused_with_what_to_do() -> None:
-    sealed = make().sealed_secret
+    sealed = make(key=SECRET).sealed_secret
     with pytest.raises(UpstreamSecretError, match="upstreams change NAME --key -"):
         unseal(sealed, "another signing key")
     with pytest.raises(UpstreamSecretError):
@@ -90,7 +78,7 @@ def test_a_key_of_another_signing_key_is_refused_with_what_to_do() -> None:
 
 
 def test_a_key_is_sent_to_no_other_host(api: Api) -> None:
-    make()
+    make(key=SECRET)
     for elsewhere in ("http://evil:8000/v1", "http://box:9/v1", "https://box:8000/v1"):
         refused = api.patch("upstreams/box", {"url": elsewhere}, 400)
         assert (refused["param"], refused["code"]) == ("url", "invalid_value")
@@ -134,8 +122,7 @@ def test_a_name_is_given_once() -> None:
         read_document("upstreams = 3")
 
 
-def test_the_commands(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    settings.CONFIG = replace(settings.CONFIG, secret_key_is_kept=True)
+def test_the_commands(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
     with FakeUpstream() as upstream:
         upstream.answer = chats
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{SECRET}\n"))
@@ -198,8 +185,7 @@ def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: 
     assert not row.has_key
     with FakeUpstream() as upstream:
         upstream.answer = chats
-        row.url = upstream.url
-        services.upstream_update(actor=COMMAND, upstream=row, changed_fields=["url"])
+        update(row, url=upstream.url)
         action = {"action": "test_selected", "_selected_action": [str(row.pk)]}
         shown = admin_client.post(reverse("admin:fleet_upstream_changelist"), action, follow=True)
     assert "models works" in shown.content.decode()
@@ -219,11 +205,6 @@ source = "upstream:box/m"
 """
 
 
-def imported(text: str, **options: Any) -> list[str]:
-    document = read_document(text)
-    return list(services.catalogue_import(actor=COMMAND, document=document, **options).lines())
-
-
 def test_a_file_makes_changes_and_removes_upstreams_with_their_models() -> None:
     made = imported(BOX)
     assert made[:3] == ["+ upstream box", '    url = "http://box:8000/v1"', "    concurrency = 4"]
@@ -239,9 +220,9 @@ def test_a_file_makes_changes_and_removes_upstreams_with_their_models() -> None:
 
 
 def test_a_key_is_in_no_file_and_stays() -> None:
-    services.upstream_create(actor=COMMAND, name="box", url="http://box:8000/v1", key="sk-secret-1")
+    make(key=SECRET)
     written = write_document(selectors.catalogue_state())
-    assert "sk-secret-1" not in written and "key" not in written
+    assert SECRET not in written and "key" not in written
     imported(BOX)
     assert Upstream.objects.get().has_key
     with pytest.raises(UpstreamValueError, match="needs the key again"):

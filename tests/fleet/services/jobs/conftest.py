@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -11,6 +13,9 @@ from fleet import services
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
+from tests.fleet.conftest import Build
+
+HERE = {"actor": COMMAND, "model_name": "tiny", "neuron_name": "beast"}
 
 
 @pytest.fixture
@@ -21,22 +26,32 @@ def model() -> CatalogueModel:
 
 
 @pytest.fixture
-def neuron(build) -> Neuron:
+def neuron(build: Build) -> Neuron:
     services.heartbeat_record(heartbeat=build.heartbeat())
     return Neuron.objects.get()
 
 
 @pytest.fixture
-def job(model, neuron, sent) -> LoadJob:
+def job(model: CatalogueModel, neuron: Neuron, sent: Any) -> LoadJob:
     return start()
 
 
+@pytest.fixture
+def report(publish: Callable[..., Any]) -> Callable[..., None]:
+    """A neuron's heartbeat with these replicas: in Redis, and recorded."""
+
+    def report(name: str, *replicas: Any, **values: Any) -> None:
+        services.heartbeat_record(heartbeat=publish(name, replicas=list(replicas), **values))
+
+    return report
+
+
 def start() -> LoadJob:
-    return services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    return services.load_job_start(**HERE)
 
 
 def unload() -> LoadJob:
-    return services.unload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    return services.unload_job_start(**HERE)
 
 
 def fresh(job: LoadJob) -> LoadJob:
@@ -47,12 +62,20 @@ def status_of(job: LoadJob) -> str:
     return fresh(job).status
 
 
-def observe(build, job: LoadJob, status: ReplicaStatus, **values) -> LoadJob:
+def observe(build: Build, job: LoadJob, status: ReplicaStatus, **values: Any) -> LoadJob:
     """Records the neuron's next heartbeat, with this state of the job's replica."""
     state = build.replica(**{"job_id": str(job.pk), "status": status} | values)
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
     return fresh(job)
 
 
-def later(**delta: int):
+def later(**delta: int) -> datetime:
     return timezone.now() + timedelta(**delta)
+
+
+def names(sent: Any) -> list[tuple[str, str]]:
+    """The messages that were sent, with the neurons that they were sent to."""
+    return [
+        (task.partition(".")[2], options["queue"].partition(".")[2])
+        for task, _, options in sent.tasks
+    ]

@@ -26,7 +26,7 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load import LoadSpec, StageSpec, own_stages, spec_digest
+from inference.protocol.load import LoadSpec, StageOf, StageSpec, own_stages, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND, GATEWAY
@@ -39,31 +39,29 @@ READY, FAILED = HeldStageStatus.READY, HeldStageStatus.FAILED
 
 
 @dataclass
-class FakeStage:
+class Part:
+    """A stage or a replica that a neuron has."""
+
     spec: LoadSpec
-    status: HeldStageStatus = LOADING
+    status: HeldStageStatus | ReplicaStatus
     failure: LoadFailure | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        is_held = self.status not in (FAILED, ReplicaStatus.FAILED)
+        return sum(one.memory_bytes for one in own_stages(self.spec)) if is_held else 0
+
+    @property
+    def of(self) -> StageOf:
+        assert self.spec.stage_of is not None
+        return self.spec.stage_of
 
     @property
     def address(self) -> str:
-        assert self.spec.stage_of is not None
-        return f"lan:{self.spec.job_id}-{self.spec.stage_of.index}"
+        return f"lan:{self.spec.job_id}-{self.of.index}"
 
-    @property
-    def memory_bytes(self) -> int:
-        return 0 if self.status is FAILED else own_stages(self.spec)[0].memory_bytes
-
-
-@dataclass
-class FakeReplica:
-    spec: LoadSpec
-    status: ReplicaStatus = ReplicaStatus.LOADING
-    failure: LoadFailure | None = None
-
-    @property
-    def memory_bytes(self) -> int:
-        is_held = self.status is not ReplicaStatus.FAILED
-        return sum(one.memory_bytes for one in own_stages(self.spec)) if is_held else 0
+    def fail(self, failed: HeldStageStatus | ReplicaStatus, code: str, message: str) -> None:
+        self.status, self.failure = failed, LoadFailure(code=code, message=message)
 
 
 @dataclass
@@ -71,8 +69,8 @@ class FakeNeuron:
     name: str
     build: Any
     total_bytes: int
-    stages: list[FakeStage] = field(default_factory=list)
-    replicas: dict[str, FakeReplica] = field(default_factory=dict)
+    stages: list[Part] = field(default_factory=list)
+    replicas: dict[str, Part] = field(default_factory=dict)
     is_alive: bool = True
     taken_bytes: int = 0
     """Memory that something else takes, which placement sees a second late."""
@@ -94,88 +92,77 @@ class FakeNeuron:
                 spec = msgspec.convert(arguments[0], LoadSpec)
                 assert spec.link_identity is not None
                 if spec.stage_of is None:
-                    lost = self._evict(spec)
-                    status = ReplicaStatus.LOADING if lost is None else ReplicaStatus.FAILED
-                    self.replicas[spec.model] = FakeReplica(spec, status, lost)
+                    self.replicas[spec.model] = replica = Part(spec, ReplicaStatus.LOADING)
+                    self._evict(replica, ReplicaStatus.FAILED)
                 else:
-                    self._hold(spec, spec.stage_of.index)
+                    self._hold(Part(spec, LOADING))
             case keys.TASK_RELEASE_STAGES:
                 _, job_id = arguments
                 self.stages = [one for one in self.stages if one.spec.job_id != job_id]
             case keys.TASK_UNLOAD_MODEL:
                 self.replicas.pop(arguments[0], None)
 
-    def _hold(self, spec: LoadSpec, index: int) -> None:
-        def is_same(one: FakeStage) -> bool:
-            return one.spec.stage_of is not None and one.spec.stage_of.index == index
-
-        self.stages = [one for one in self.stages if not is_same(one)]
-        stage = FakeStage(spec)
-        if lost := self._evict(spec):
-            stage.status, stage.failure = FAILED, lost
-        elif stage.memory_bytes > self.free_bytes:
-            stage.status = FAILED
-            stage.failure = LoadFailure(code="does_not_fit", message="there is no room")
+    def _hold(self, stage: Part) -> None:
+        self.stages = [one for one in self.stages if one.of.index != stage.of.index]
+        if self._evict(stage, FAILED) and stage.memory_bytes > self.free_bytes:
+            stage.fail(FAILED, "does_not_fit", "there is no room")
         self.stages.append(stage)
 
     def hold(self, model: str, num_bytes: int) -> None:
         """An idle replica of that model, loaded a minute ago."""
         stage = StageSpec(device="cuda:0", layers=(0, 1), memory_bytes=num_bytes)
         spec = LoadSpec(job_id="earlier", model=model, source="pypi:one", stages=[stage])
-        self.replicas[model] = FakeReplica(spec, ReplicaStatus.READY)
+        self.replicas[model] = Part(spec, ReplicaStatus.READY)
 
-    def _evict(self, spec: LoadSpec) -> LoadFailure | None:
+    def _evict(self, part: Part, failed: HeldStageStatus | ReplicaStatus) -> bool:
         """Unloads what the order names, or, as one of it is in use, nothing."""
-        if busy := self.busy & {*spec.evict}:
-            return LoadFailure(code="lost_its_room", message=f"{min(busy)} is in use")
-        for model in spec.evict:
+        if busy := self.busy & {*part.spec.evict}:
+            part.fail(failed, "lost_its_room", f"{min(busy)} is in use")
+            return False
+        for model in part.spec.evict:
             self.replicas.pop(model, None)
-        return None
-
-    def work(self) -> None:
-        """Files of its stages are fetched, and they listen."""
-        for stage in self.stages:
-            if stage.status is LOADING:
-                stage.status = LISTENING
+        return True
 
     def heartbeat(self) -> NeuronHeartbeat:
-        devices = [
-            self.build.device(
-                kind="cuda", total_memory_bytes=self.total_bytes, free_memory_bytes=self.free_bytes
-            )
-        ]
+        device = self.build.device(
+            kind="cuda", total_memory_bytes=self.total_bytes, free_memory_bytes=self.free_bytes
+        )
         beat: NeuronHeartbeat = self.build.heartbeat(
             name=self.name,
-            devices=devices,
+            devices=[device],
             stage_host=f"{self.name}.lan",
             stages=[self._stage_state(one) for one in self.stages],
             replicas=[self._replica_state(one) for one in self.replicas.values()],
         )
         return beat
 
-    def _stage_state(self, one: FakeStage) -> HeldStage:
-        spec, of = one.spec, one.spec.stage_of
-        assert of is not None
-        stage = spec.stages[of.index]
+    def _state(self, one: Part) -> dict[str, Any]:
+        spec = one.spec
+        return {
+            "model": spec.model,
+            "job_id": spec.job_id,
+            "order": spec.order,
+            "status": one.status,
+            "since_unix_s": NOW_UNIX_S - 60,
+            "spec_digest": spec_digest(spec),
+            "memory_bytes": one.memory_bytes,
+            "failure": one.failure,
+        }
+
+    def _stage_state(self, one: Part) -> HeldStage:
+        stage = one.spec.stages[one.of.index]
         return HeldStage(
-            model=spec.model,
-            job_id=spec.job_id,
-            order=spec.order,
-            engine_neuron=of.engine_neuron,
-            index=of.index,
-            num_stages=len(spec.stages),
+            **self._state(one),
+            engine_neuron=one.of.engine_neuron,
+            index=one.of.index,
+            num_stages=len(one.spec.stages),
             layers=stage.layers,
             device=stage.device,
-            status=one.status,
-            since_unix_s=NOW_UNIX_S - 60,
-            spec_digest=spec_digest(spec),
-            memory_bytes=one.memory_bytes,
             address=one.address if one.status in (LISTENING, READY) else "",
             progress=LoadProgress(stage=LoadStage.DOWNLOADING, done=1, total=2),
-            failure=one.failure,
         )
 
-    def _replica_state(self, one: FakeReplica) -> ReplicaState:
+    def _replica_state(self, one: Part) -> ReplicaState:
         report = None
         if one.status is ReplicaStatus.READY:
             report = self.build.report(
@@ -192,25 +179,13 @@ class FakeNeuron:
                 ],
                 stage_memory=[
                     DeviceMemory(
-                        device=stage.device,
-                        actual_bytes=stage.memory_bytes,
-                        process_bytes=0,
+                        device=stage.device, actual_bytes=stage.memory_bytes, process_bytes=0
                     )
                     for stage in own_stages(one.spec)
                 ],
             )
-        state: ReplicaState = self.build.replica(
-            model=one.spec.model,
-            job_id=one.spec.job_id,
-            order=one.spec.order,
-            status=one.status,
-            since_unix_s=NOW_UNIX_S - 60,
-            spec_digest=spec_digest(one.spec),
-            memory_bytes=one.memory_bytes,
-            failure=one.failure,
-            report=report,
-            stats=self.build.stats(),
-        )
+        values = {"report": report, "stats": self.build.stats(), **self._state(one)}
+        state: ReplicaState = self.build.replica(**values)
         return state
 
 
@@ -234,65 +209,58 @@ class FakeFleet:
     def work(self) -> None:
         """Stages listen, engines join theirs, and what has lost its other half ends."""
         for neuron in self.living():
-            neuron.work()
+            for stage in neuron.stages:
+                if stage.status is LOADING:
+                    stage.status = LISTENING
         for neuron in self.living():
             for replica in list(neuron.replicas.values()):
                 self._follow(neuron, replica)
         for neuron in self.living():
             neuron.stages = [one for one in neuron.stages if not self._is_orphan(one)]
 
-    def _follow(self, neuron: FakeNeuron, replica: FakeReplica) -> None:
-        far = [self._end_of(replica.spec, index) for index in self._far(replica.spec)]
+    def _follow(self, neuron: FakeNeuron, replica: Part) -> None:
+        spec = replica.spec
+        far = [self._end_of(spec, index) for index, one in enumerate(spec.stages) if one.neuron]
+        found = [one for one in far if one is not None]
         if replica.status is ReplicaStatus.LOADING:
             if neuron.free_bytes < 0:
-                self._fail(replica, "does_not_fit", "the engine has no room")
-            elif all(one is not None and one.status is LISTENING for one in far):
-                for one in far:
-                    assert one is not None
+                replica.fail(ReplicaStatus.FAILED, "does_not_fit", "the engine has no room")
+            elif len(found) == len(far) and all(one.status is LISTENING for one in found):
+                for one in found:
                     one.status = READY
                 replica.status = ReplicaStatus.READY
             else:
-                self._fail(replica, "device_fault", "a stage is gone")
-        elif replica.status is ReplicaStatus.READY and not all(
-            one is not None and one.status is READY for one in far
+                replica.fail(ReplicaStatus.FAILED, "device_fault", "a stage is gone")
+        elif replica.status is ReplicaStatus.READY and (
+            len(found) < len(far) or any(one.status is not READY for one in found)
         ):
-            del neuron.replicas[replica.spec.model]
+            del neuron.replicas[spec.model]
 
-    def _fail(self, replica: FakeReplica, code: str, message: str) -> None:
-        replica.status = ReplicaStatus.FAILED
-        replica.failure = LoadFailure(code=code, message=message)
-
-    def _far(self, spec: LoadSpec) -> list[int]:
-        return [index for index, stage in enumerate(spec.stages) if stage.neuron]
-
-    def _end_of(self, spec: LoadSpec, index: int) -> FakeStage | None:
+    def _end_of(self, spec: LoadSpec, index: int) -> Part | None:
         """The stage at that address that proves itself by the certificate of the engine's load,
         and accepts the engine's."""
         wanted = spec.stages[index]
         assert wanted.certificate and wanted.address and spec.link_identity is not None
         neuron = self.neurons[wanted.neuron]
         for one in neuron.stages if neuron.is_alive else []:
-            of, identity = one.spec.stage_of, one.spec.link_identity
-            assert of is not None and identity is not None
+            assert one.spec.link_identity is not None
             if (
                 one.address == wanted.address
-                and identity.certificate == wanted.certificate
-                and of.engine_certificate == spec.link_identity.certificate
+                and one.spec.link_identity.certificate == wanted.certificate
+                and one.of.engine_certificate == spec.link_identity.certificate
             ):
                 return one
         return None
 
-    def _is_orphan(self, one: FakeStage) -> bool:
+    def _is_orphan(self, one: Part) -> bool:
         """It had an engine, which is gone."""
         if one.status is not READY:
             return False
-        of = one.spec.stage_of
-        assert of is not None
-        engine = self.neurons[of.engine_neuron]
+        engine = self.neurons[one.of.engine_neuron]
         replica = engine.replicas.get(one.spec.model) if engine.is_alive else None
         if replica is None or replica.status is not ReplicaStatus.READY:
             return True
-        return self._end_of(replica.spec, of.index) is not one
+        return self._end_of(replica.spec, one.of.index) is not one
 
 
 NAMES = ("a", "b", "c")

@@ -25,7 +25,7 @@ from metering.actor import COMMAND
 from tests.cases import each_case
 from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.fleets import dense, mixture
-from tests.fleet.services.jobs.conftest import fresh, observe, start
+from tests.fleet.services.jobs.conftest import HERE, fresh, observe, start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -119,36 +119,32 @@ def test_a_load_that_turns_out_too_large_continues_divided(build, beat, model, s
     assert fresh(placed).status == "succeeded"
 
 
-def test_one_that_lacks_memory_divided_has_failed(build, beat, model, sent) -> None:
-    beat(devices=cards(build, 16, 16))
-    placed = placed_load_start(actor=COMMAND, load=ON_ONE)
-    too_large(build, beat, placed, 16, 16)
-    lacked = msgspec.structs.replace(TOO_LARGE, costs=None)
-    failed = build.replica(
-        job_id=str(placed.pk),
-        status=ReplicaStatus.FAILED,
-        failure=lacked,
-        devices=["cuda:0", "cuda:1"],
-    )
-    beat(devices=cards(build, 16, 16), replicas=[failed])
-    assert fresh(placed).status == "failed"
-
-
-@pytest.mark.parametrize("gib", [(16,), (16, 2)], ids=str)
-def test_one_that_its_neuron_cannot_hold_divided_has_failed(build, beat, model, sent, gib) -> None:
+@pytest.mark.parametrize(
+    ("gib", "may_divide", "is_divided"),
+    [
+        ((16, 16), True, True),
+        ((16,), True, False),
+        ((16, 2), True, False),
+        ((16, 16), False, False),
+    ],
+)
+def test_one_that_its_neuron_cannot_hold_divided_has_failed(
+    build, beat, model, sent, gib: tuple[int, ...], may_divide: bool, is_divided: bool
+) -> None:
+    """Nor is one divided whose device was named; the next load is."""
     beat(devices=cards(build, *gib))
-    placed = placed_load_start(actor=COMMAND, load=ON_ONE)
-    assert too_large(build, beat, placed, *gib).status == "failed"
-    assert len(sent.tasks) == 1
-
-
-def test_a_load_on_a_named_device_is_not_divided(build, beat, model, sent) -> None:
-    beat(devices=cards(build, 16, 16))
-    placed = services.model_load_start(
-        actor=COMMAND, model_name="tiny", neuron_name="beast", devices=["cuda:0"]
+    placed = (
+        placed_load_start(actor=COMMAND, load=ON_ONE)
+        if may_divide
+        else services.model_load_start(**HERE, devices=["cuda:0"])
     )
-    assert too_large(build, beat, placed, 16, 16).status == "failed"
-    assert selectors.catalogue_find("tiny").costs == COSTS, "the next one is"
+    assert too_large(build, beat, placed, *gib).is_active == is_divided
+    assert len(sent.tasks) == 1 + is_divided
+    assert selectors.catalogue_find("tiny").costs == COSTS
+    lacked = msgspec.structs.replace(TOO_LARGE, costs=None)
+    state = {"status": ReplicaStatus.FAILED, "failure": lacked, "devices": ["cuda:0", "cuda:1"]}
+    beat(devices=cards(build, *gib), replicas=[build.replica(job_id=str(placed.pk), **state)])
+    assert fresh(placed).status == "failed", "it lacks memory divided"
     changed = CatalogueModel.objects.get()
     changed.quantization = "q4"
     services.catalogue_model_update(actor=COMMAND, model=changed, changed_fields=["quantization"])

@@ -7,13 +7,12 @@ import pytest
 
 from fleet import selectors, services
 from fleet.live.measurements import DeviceKind, MeasuredLoad
-from fleet.models import CatalogueModel, LoadMeasurement, Neuron
+from fleet.models import CatalogueModel, LoadJob, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import StageReport
 from metering.actor import COMMAND
-from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,19 +51,11 @@ def measured_loads() -> tuple[MeasuredLoad, ...]:
     return entry.measured_loads
 
 
-def test_stages_and_engines_that_do_not_measure_leave_nothing_and_adapters_need_nothing(
-    loaded,
-) -> None:
+def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
     stage = StageReport(device="cpu", layers=(0, 1), execution="", estimated_bytes=1, kv_bytes=1)
     loaded(stages=[stage])
     loaded(actual_bytes=0)
-    assert measured_loads() == ()
-    loaded(adapter_bytes=GIB)
-    (measured,) = measured_loads()
-    assert measured.load_bytes == 2 * GIB, "without the adapters' room"
-
-
-def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
+    assert measured_loads() == (), "parts and engines that do not measure leave nothing"
     loaded()
     assert measured_loads() == (
         MeasuredLoad(
@@ -87,9 +78,12 @@ def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
         needed_bytes=7 * GIB // 2,  # with the process, and 256 tokens of keys and values
         memory_correction_bytes=-GIB,
     )
+    LoadJob.objects.all().delete()
+    loaded(adapter_bytes=GIB)
+    assert measured_loads()[0].load_bytes == 2 * GIB, "without the adapters' room"
 
 
-def test_the_last_load_on_each_neuron_counts(loaded) -> None:
+def test_the_last_load_on_each_neuron_counts_and_goes_with_its_model_and_neuron(loaded) -> None:
     loaded("a")
     loaded("b", actual_bytes=3 * GIB)
     loaded("a", actual_bytes=6 * GIB)
@@ -97,6 +91,11 @@ def test_the_last_load_on_each_neuron_counts(loaded) -> None:
         ("a", 5 * GIB),
         ("b", 2 * GIB),
     ]
+    Neuron.objects.get(name="a").delete()
+    selectors.catalogue_cache_clear()
+    assert [load.neuron for load in measured_loads()] == ["b"]
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get())
+    assert not LoadMeasurement.objects.exists()
 
 
 @pytest.fixture
@@ -139,7 +138,10 @@ def test_of_two_words_the_larger_counts_and_a_load_is_worth_more(too_large, load
     assert [measured.load_bytes for measured in measured_loads()] == [3 * GIB]
 
 
-@each_case("field", ["source", "dtype", "quantization", "kv_dtype"])
+@pytest.mark.parametrize(
+    "field",
+    ["source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"],
+)
 def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
     loaded()
     model = CatalogueModel.objects.get()
@@ -156,22 +158,14 @@ def speaks(build, state: ReplicaState, speed: PrefillSpeed) -> None:
 
 def test_the_average_of_requests_is_kept_once_it_is_news(loaded, build) -> None:
     state = loaded()
-    speaks(build, state, MEASURED)
-    speaks(build, state, MEASURED.slowed(1.05))
-    assert measured_loads()[0].prefill_speed is None
-    speaks(build, state, MEASURED.slowed(1.5))
-    assert measured_loads()[0].prefill_speed == MEASURED.slowed(1.5)
-    speaks(build, state, MEASURED.slowed(1.45))
-    assert measured_loads()[0].prefill_speed == MEASURED.slowed(1.5)
-    speaks(build, state, MEASURED)
-    assert measured_loads()[0].prefill_speed == MEASURED
-
-
-def test_a_speed_on_another_device_is_another(loaded, build) -> None:
-    speaks(build, loaded(), MEASURED.slowed(2))
+    for factor, kept in ((1, None), (1.09, None), (1.5, 1.5), (1.45, 1.5), (1, 1)):
+        speaks(build, state, MEASURED.slowed(factor))
+        speed = None if kept is None else MEASURED.slowed(kept)
+        assert measured_loads()[0].prefill_speed == speed, factor
+    LoadJob.objects.all().delete()
     loaded(device="cuda:0")
     (load,) = measured_loads()
-    assert (load.device_kind, load.prefill_speed) == ("cuda", None)
+    assert (load.device_kind, load.prefill_speed) == ("cuda", None), "another device's is another"
 
 
 def test_a_replica_of_another_job_or_model_leaves_nothing(model, build, sent) -> None:
@@ -180,16 +174,10 @@ def test_a_replica_of_another_job_or_model_leaves_nothing(model, build, sent) ->
     before = build.replica(job_id="before", report=build.report(**TOOK))
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[before]))
     assert measured_loads() == (), "it may have had other files"
+    digest = LoadJob.objects.get().spec_digest
+    same = build.replica(job_id="x", spec_digest=digest, report=build.report(**TOOK))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[same]))
+    assert LoadJob.objects.get().status == "succeeded" and measured_loads() == ()
     stranger = build.replica(model="stranger", report=build.report(**TOOK))
     speaks(build, stranger, MEASURED.slowed(2))
-    assert not LoadMeasurement.objects.exists()
-
-
-def test_measurements_go_with_their_model_and_neuron(loaded) -> None:
-    loaded("a")
-    loaded("b")
-    Neuron.objects.get(name="a").delete()
-    selectors.catalogue_cache_clear()
-    assert [load.neuron for load in measured_loads()] == ["b"]
-    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get())
     assert not LoadMeasurement.objects.exists()

@@ -19,6 +19,7 @@ from inference.protocol.keys import heartbeat_key
 from inference.protocol.load_progress import LoadFailure
 from metering.actor import COMMAND
 from metering.api.problems import problem_response
+from tests.fleet.services.jobs.conftest import names
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -113,21 +114,6 @@ def test_a_load_that_failed_for_good_is_tried_again_when_somebody_asks(
     assert len(sent.tasks) == 1
 
 
-def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -> None:
-    full()
-    services.heartbeat_record(heartbeat=publish(name="beauty"))
-    services.catalogue_model_create(
-        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beauty",)
-    )
-    with pytest.raises(
-        PlacementRefusedError, match=r"tied may run on beauty only, by its pinned_on"
-    ):
-        services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beast")
-    assert sent.tasks == []
-    services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beauty")
-    assert len(sent.tasks) == 1
-
-
 def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sent) -> None:
     """It used to succeed, and what was loaded, or the other copy, was gone seconds later."""
     full()
@@ -143,6 +129,10 @@ def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sen
         return str(refused.value)
 
     assert "old is loaded on beast, and by its max_replicas on 1 at most" in refusal()
+    services.catalogue_model_create(
+        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beast",)
+    )
+    assert "tied may run on beast only, by its pinned_on" in refusal("tied")
     services.neuron_drain(actor=COMMAND, neuron_name="beauty")
     assert refusal() == refusal("new") == "beauty is draining: resume it first"
     services.neuron_refuse(actor=COMMAND, neuron_name="beauty")
@@ -198,17 +188,14 @@ def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
     moved = LoadJob.objects.get(model_name="old")
     assert (moved.neuron.name, moved.devices, moved.evict) == ("beauty", ["cuda:0"], [])
     assert moved.note == "Moves from beast, where new needs its room"
-    assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
+    assert names(sent) == [("load_model", "beast"), ("load_model", "beauty")]
     assert load().pk == job.pk and LoadJob.objects.count() == 2
 
 
 def test_what_leaves_for_it_moves_to_another_card_of_its_neuron(full, publish, build, sent) -> None:
     """Its load is the control's, once it has left: a neuron has a model once."""
-    free_bytes = 3500 * 1024**2
-    other = build.device(
-        kind="cuda", index=1, total_memory_bytes=5 * GIB, free_memory_bytes=free_bytes
-    )
-    full(vram_mb=3300, cards=(other,))
+    room = {"total_memory_bytes": 5 * GIB, "free_memory_bytes": 3500 * 1024**2}
+    full(vram_mb=3300, cards=(build.device(kind="cuda", index=1, **room),))
     job = load()
     assert job.note == "old makes room and moves to cuda:1 of beast"
     assert jobs_known().to_restore == {"beast": ("old",)}

@@ -16,7 +16,7 @@ from fleet.errors import CannotSleepError, PlacementRefusedError
 from fleet.lifecycles import LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
-from fleet.placement import Route, Wait
+from fleet.placement import Wait
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.stage_orders import stage_load_call_off
@@ -41,6 +41,7 @@ def newest() -> LoadJob:
 
 
 def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -> None:
+    """Each secret goes to its own neuron alone, and leaves the row."""
     world.tick()
     world.request()
     world.deliver()
@@ -49,6 +50,7 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     assert queue.endswith("b") and job.neuron.name == "a"
     assert order.stage_of is not None and order.stage_of.engine_neuron == "a"
     assert order.devices == ["cuda:0"] and not order.evict and order.job_id == str(job.pk)
+    assert job.stage_links and "PRIVATE" not in f"{job.stage_links}{job.stages}", "it is encrypted"
     world.tick(works=False)
     job = newest()
     assert job.status == LoadJobStatus.RUNNING
@@ -58,8 +60,13 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     _, engine = world.specs[-1]
     assert engine.stage_of is None and [one.neuron for one in engine.stages] == ["", "b"]
     assert [bool(one.address) for one in engine.stages] == [False, True]
+    assert order.link_identity is not None and engine.link_identity is not None
+    assert order.link_identity.private_key != engine.link_identity.private_key
+    assert engine.stages[1].certificate == order.link_identity.certificate
+    assert order.stages[1].certificate == order.link_identity.certificate
+    assert order.stage_of.engine_certificate == engine.link_identity.certificate
     world.settle()
-    assert newest().status == LoadJobStatus.SUCCEEDED
+    assert (newest().status, newest().stage_links) == (LoadJobStatus.SUCCEEDED, "")
     assert world.serving() == "a" and len(world.specs) == 2
     assert set(world.held()) == set(NAMES) and world.held()["c"] == 0
     (held,) = Neuron.objects.get(name="b").held_stages
@@ -69,28 +76,42 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     assert [stage["neuron"] for stage in row.report["stages"]] == ["", "b"]
 
 
-def test_each_secret_goes_to_its_own_neuron_alone(world: World) -> None:
-    world.load()
-    (_, order), (_, engine) = world.specs
-    assert order.link_identity is not None and engine.link_identity is not None
-    assert order.link_identity.private_key != engine.link_identity.private_key
-    assert engine.stages[1].certificate == order.link_identity.certificate
-    assert order.stages[1].certificate == order.link_identity.certificate
-    assert order.stage_of is not None
-    assert order.stage_of.engine_certificate == engine.link_identity.certificate
-    job = newest()
-    assert job.stage_links == "" and "PRIVATE" not in str(job.stages)
-
-
-def test_the_secret_leaves_the_row_with_the_end_of_its_job(world: World) -> None:
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("away", "neuron_away", "b, which was to hold layers"),
+        ("lost", "not_picked_up", ""),
+        ("key", "load_lost", "HELEXA_SECRET_KEY"),
+        ("removed", "unknown_model", "no longer has it"),
+    ],
+)
+def test_a_load_whose_stages_cannot_be_had_fails(
+    world: World, settings: Any, how: str, code: str, message: str
+) -> None:
+    """The secret leaves the row with the end of its job."""
     world.tick()
     world.request()
-    assert newest().stage_links and "PRIVATE" not in newest().stage_links, "it is encrypted"
-    world.fleet.neurons["b"].is_alive = False
+    match how:
+        case "away":
+            world.fleet.neurons["b"].is_alive = False
+        case "lost":
+            world.sent.tasks.clear()
+            world.tick()
+            assert newest().is_active
+            late = timezone.now() - timedelta(seconds=80)
+            LoadJob.objects.update(created_at=late, status=LoadJobStatus.RUNNING, started_at=late)
+        case "key":
+            world.deliver()
+            settings.SECRET_KEY = "another one, which nobody knew before"
+        case "removed":
+            world.deliver()
+            CatalogueModel.objects.all().delete()
     world.tick()
     job = newest()
-    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "neuron_away")
-    assert job.stage_links == "" and "b, which was to hold layers" in job.failure_message
+    assert (job.status, job.failure_code, job.stage_links) == (LoadJobStatus.FAILED, code, "")
+    assert message in job.failure_message
+    world.tick()
+    assert not any(world.held().values())
 
 
 def test_where_one_refuses_all_are_released(world: World) -> None:
@@ -110,18 +131,6 @@ def test_where_one_refuses_all_are_released(world: World) -> None:
     assert world.held() == {"a": 0, "b": 0, "c": 23 * GIB}
     decision = world.request()
     assert decision.code in ("load_failed", "exceeds_device", "not_enough_memory")
-
-
-def test_an_order_that_is_not_picked_up_fails_the_load(world: World) -> None:
-    world.tick()
-    world.request()
-    world.sent.tasks.clear()  # the message is lost
-    world.tick()
-    assert newest().is_active
-    late = timezone.now() - timedelta(seconds=80)
-    LoadJob.objects.update(created_at=late, status=LoadJobStatus.RUNNING, started_at=late)
-    world.tick()
-    assert newest().failure_code == "not_picked_up"
 
 
 def listening(world: World) -> LoadJob:
@@ -170,15 +179,6 @@ def test_a_load_is_called_off_once(world: World) -> None:
     assert not world.sent.tasks
 
 
-def test_an_unload_leaves_nothing(world: World) -> None:
-    engine = world.load()
-    assert sum(1 for taken in world.held().values() if taken) == 2
-    services.unload_job_start(actor=COMMAND, model_name="large", neuron_name=engine)
-    world.deliver()
-    world.settle()
-    assert not any(world.held().values()) and not selectors.load_jobs_active()
-
-
 @pytest.mark.parametrize("whose", ["engine", "stage"])
 def test_it_comes_back_over_what_is_left(world: World, whose: str) -> None:
     engine = world.load()
@@ -204,23 +204,6 @@ def test_it_is_neither_reloaded_in_place_nor_put_to_sleep(
         services.model_reload_everywhere(actor=COMMAND, model_name="large")
     with pytest.raises(CannotSleepError, match="lies on a and b together, and is only unloaded"):
         services.sleep_job_start(**where)
-
-
-def test_a_changed_secret_key_fails_what_waits(world: World, settings: Any) -> None:
-    listening(world)
-    settings.SECRET_KEY = "another one, which nobody knew before"
-    world.tick()
-    assert "HELEXA_SECRET_KEY" in newest().failure_message
-
-
-def test_a_model_that_is_no_longer_offered_is_not_ordered(world: World) -> None:
-    world.tick()
-    world.request()
-    world.deliver()
-    CatalogueModel.objects.all().delete()
-    world.tick()
-    world.tick()
-    assert newest().failure_code == "unknown_model" and not any(world.held().values())
 
 
 def test_a_drained_neuron_holds_nothing_before_it_counts_as_empty(world: World) -> None:
@@ -251,7 +234,7 @@ def models(full: World) -> dict[str, list[str]]:
     }
 
 
-def test_the_job_records_what_leaves_where(
+def test_each_neuron_is_ordered_its_own_evictions_which_the_job_records(
     full: World, caplog: pytest.LogCaptureFixture, admin_client: Client
 ) -> None:
     full.tick()
@@ -260,16 +243,10 @@ def test_the_job_records_what_leaves_where(
     job = newest()
     assert (job.neuron.name, job.evict) == ("a", ["old"])
     assert [(one.neuron, one.evict) for one in job.stage_specs] == [("", []), ("b", ["other"])]
-    assert {"loading large evicts old from a", "loading large evicts other from b"} <= {
-        *caplog.messages
-    }
+    leave = {"loading large evicts old from a", "loading large evicts other from b"}
+    assert leave <= {*caplog.messages}
     assert jobs_known().evicting == {("old", "a"), ("other", "b")}
     assert "other leaves b" in page(admin_client, "loadjob", "change", job.pk)
-
-
-def test_each_neuron_is_ordered_its_own_evictions(full: World) -> None:
-    full.tick()
-    full.request()
     full.deliver()
     ((queue, order),) = full.specs
     assert queue.endswith("b") and order.evict == ["other"]
@@ -303,15 +280,3 @@ def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_aga
     neuron.busy = set()
     assert full.load() == "a"
     assert models(full) == {"a": ["large"], "b": []}
-
-
-def test_a_pinned_model_leaves_no_host(full: World) -> None:
-    other = CatalogueModel.objects.get(name="other")
-    other.pinned = True
-    services.catalogue_model_update(actor=COMMAND, model=other, changed_fields=["pinned"])
-    selectors.catalogue_cache_clear()
-    full.tick()
-    decision = full.request()
-    assert not isinstance(decision, Wait | Route) and decision.code == "not_enough_memory"
-    assert not LoadJob.objects.filter(model_name="large").exists()
-    assert models(full) == {"a": ["old"], "b": ["other"]}

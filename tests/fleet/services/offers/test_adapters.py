@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from fleet import selectors, services
-from fleet.catalogue import CatalogueEntry, CatalogueSettings, check_settings
+from fleet.catalogue import CatalogueEntry, check_settings
 from fleet.errors import CatalogueValueError, ReplicaNotFoundError
 from fleet.live.catalogue_cache import OfferedModels
 from fleet.models import CatalogueModel
@@ -40,34 +40,17 @@ def test_an_adapter_goes_by_its_name_and_beside_its_bases() -> None:
     assert OfferedModels.of((ADAPTER,)).entries == (), "without its base"
 
 
-def test_what_travels_of_an_adapter() -> None:
+@each_case(
+    ("setting", "value"), [("pinned", True), ("kv_memory_bytes", 1 << 20), ("file", "Q4_K_M")]
+)
+def test_an_adapter_has_no_such_settings_of_its_own(setting: str, value: Any) -> None:
     assert BASE.adapter_spec() is None
     assert ADAPTER.adapter_spec() == AdapterSpec(
         name="tiny-sql", source="huggingface:org/sql", revision="v2"
     )
-    spec = replace(BASE, adapter_slots=2).load_spec(job_id="", neuron="")
-    assert spec.adapter_slots == 2
-
-
-@each_case(
-    ("setting", "value"),
-    [
-        ("pinned", True),
-        ("min_replicas", 1),
-        ("dtype", "float32"),
-        ("kv_memory_bytes", 1 << 20),
-        ("pinned_on", ("beast",)),
-        ("file", "Q4_K_M"),
-        ("adapter_slots", 3),
-    ],
-)
-def test_an_adapter_has_no_such_settings_of_its_own(setting: str, value: Any) -> None:
-    settings: dict[str, Any] = {"source": "path:/adapters/sql", "base": "tiny", setting: value}
     with pytest.raises(CatalogueValueError, match="tiny's") as refused:
-        check_settings(CatalogueSettings(**settings))
+        check_settings(replace(ADAPTER, **{setting: value}))
     assert refused.value.field == setting
-    with pytest.raises(CatalogueValueError, match="a hub or path:"):
-        check_settings(CatalogueSettings(source="pypi:sql", base="tiny"))
 
 
 @pytest.mark.django_db
@@ -148,16 +131,23 @@ def observe(build: Any, rows: Any) -> Any:
     return observe
 
 
-def unload(name: str = "tiny-sql") -> Any:
-    return services.unload_job_start(actor=COMMAND, model_name=name, neuron_name="beast")
+@pytest.mark.parametrize("has_base", [True, False])
+def test_an_adapter_is_unloaded_while_its_base_serves(
+    observe: Any, sent: Any, has_base: bool
+) -> None:
+    def status() -> str:
+        return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
 
+    def unload() -> Any:
+        return services.unload_job_start(actor=COMMAND, model_name="tiny-sql", neuron_name="beast")
 
-def test_an_adapter_is_unloaded_while_its_base_serves(observe: Any, sent: Any) -> None:
     observe()
+    assert status() == "unloaded"
     with pytest.raises(ReplicaNotFoundError, match="tiny-sql is not loaded on beast"):
         unload()
     assert services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql") == []
     observe("tiny-sql", "tiny-other")
+    assert status() == "ready"
     (job,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql")
     assert unload().pk == job.pk
     ((task, arguments, _),) = sent.tasks
@@ -165,20 +155,6 @@ def test_an_adapter_is_unloaded_while_its_base_serves(observe: Any, sent: Any) -
     observe("tiny-sql")  # a request has it
     job.refresh_from_db()
     assert (job.status, job.progress_detail) == ("running", "waiting for the requests that use it")
-    observe("tiny-other")
-    job.refresh_from_db()
-    assert job.status == "succeeded"
-
-
-def test_an_adapter_is_where_its_base_has_it_and_gone_with_that(observe: Any, sent: Any) -> None:
-    def status() -> str:
-        return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
-
-    observe()
-    assert status() == "unloaded"
-    observe("tiny-sql")
-    assert status() == "ready"
-    job = unload()
-    observe(has_base=False)
+    observe(*["tiny-other"] * has_base, has_base=has_base)
     job.refresh_from_db()
     assert job.status == "succeeded"

@@ -1,39 +1,52 @@
-"""Ticks pass while nothing changes, and none passes that would have done anything."""
+"""The control's ticks over a real Redis: what one records and decides, and which of them pass
+because nothing has changed."""
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import pytest
+import redis
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from fleet import services, tasks
-from fleet.control import idle
+from fleet.control import idle, leadership
 from fleet.control.idle import IdleTicks
-from fleet.models import CatalogueModel, Device, Invitation
+from fleet.lifecycles import LoadJobStatus, NeuronStatus
+from fleet.live import reading as live
+from fleet.models import CatalogueModel, Device, Invitation, LoadJob, Neuron
 from fleet.placement.decisions import Plan
+from fleet.placement.reconcile import reconcile
+from fleet.services.jobs import reconciling
+from helexa_site.celery import EVERY_S, app
 from inference.protocol import keys
-from inference.protocol.heartbeat import WaitingModel, WaitingReport, encode_waiting_report
+from inference.protocol.heartbeat import (
+    ReplicaStatus,
+    WaitingModel,
+    WaitingReport,
+    encode_waiting_report,
+)
 from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def only_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("elsewhere every tick is whole")
+def none_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "idle_ticks", IdleTicks())
 
 
 @pytest.fixture
 def passes(publish: Any, build: Any) -> Iterator[Callable[[], bool]]:
     """Whether a tick passes. The fleet has settled, with one loaded model."""
+    if connection.vendor != "sqlite":
+        pytest.skip("elsewhere every tick is whole")
 
     def tick_passes() -> bool:
         with CaptureQueriesContext(connection) as queries:
@@ -65,6 +78,10 @@ def test_what_works_or_changes_has_whole_ticks(passes, publish, build, redis_db)
     report = WaitingReport(beat=1, models={"?": WaitingModel(num_requests=1, oldest_s=1.0)})
     redis_db.hset(keys.WAITING, "gateway", encode_waiting_report(report))
     assert [passes(), passes()] == [False, False]
+    redis_db.delete(keys.WAITING)
+    assert [passes(), passes()] == [False, True]
+    Invitation.objects.create(neuron_name="attic", secret_sha256="0" * 64)
+    assert [passes(), passes(), passes()] == [False, False, False]
 
 
 def test_a_change_by_another_process_is_seen(tmp_path) -> None:
@@ -79,18 +96,13 @@ def test_a_change_by_another_process_is_seen(tmp_path) -> None:
         assert idle.data_version(ours) != before
 
 
-def test_no_tick_passes_while_a_host_is_invited(passes, publish) -> None:
-    Invitation.objects.create(neuron_name="attic", secret_sha256="0" * 64)
-    assert [passes(), passes(), passes()] == [False, False, False]
-
-
 def test_what_the_clock_alone_brings_waits_a_few_seconds(passes, monkeypatch) -> None:
     tiny = CatalogueModel.objects.get()
     tiny.idle_ttl_s = 3600
     services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
     assert [passes(), passes()] == [False, True]
-    now_s = tasks.time.monotonic()
-    monkeypatch.setattr(tasks.time, "monotonic", lambda: now_s + idle.WHOLE_TICK_EVERY_S)
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.WHOLE_TICK_EVERY_S)
     planned = spied_plans(monkeypatch)
     assert [passes(), passes()] == [False, True]
     assert planned == [1]
@@ -102,14 +114,14 @@ def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, m
         return device.neuron.last_seen_at, device.free_memory_bytes
 
     before, _ = seen()
-    now_s, planned = tasks.time.monotonic(), spied_plans(monkeypatch)
+    now_s, planned = time.monotonic(), spied_plans(monkeypatch)
     stats = build.stats()
     publish(replicas=[build.replica(stats=stats)], devices=[build.device(free_memory_bytes=12345)])
-    monkeypatch.setattr(tasks.time, "monotonic", lambda: now_s + idle.REFRESH_EVERY_S)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.REFRESH_EVERY_S)
     assert [passes(), passes()] == [False, True]
     after, free_bytes = seen()
     assert (after > before, free_bytes, planned) == (True, 12345, [])
-    monkeypatch.setattr(tasks.time, "monotonic", lambda: now_s + idle.AT_REST_EVERY_S)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + idle.AT_REST_EVERY_S)
     assert [passes(), passes()] == [False, True]
     assert planned == [1]
 
@@ -138,3 +150,64 @@ def test_a_tick_that_breaks_is_not_taken_as_done(passes, publish, monkeypatch) -
         with pytest.raises(msgspec.ValidationError):
             tasks.tick()
     assert not passes()
+
+
+def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    publish()
+    tasks.tick()
+    job = LoadJob.objects.get()
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model"]
+
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING)
+    publish(replicas=[loading])
+    tasks.tick()
+    job.refresh_from_db()
+    assert job.status == LoadJobStatus.RUNNING
+
+    publish(replicas=[build.replica(job_id=str(job.pk))])
+    tasks.tick()
+    job.refresh_from_db()
+    assert job.status == LoadJobStatus.SUCCEEDED
+    assert LoadJob.objects.count() == 1
+
+
+def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkeypatch) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    publish()
+    in_transaction: list[bool] = []
+
+    def think(*args: Any, **named: Any) -> Plan:
+        in_transaction.append(connection.in_atomic_block)
+        return reconcile(*args, **named)
+
+    monkeypatch.setattr(reconciling, "reconcile", think)
+    tasks.tick()
+    assert in_transaction == [False]
+    assert LoadJob.objects.count() == 1
+
+
+def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:
+    publish()
+    tasks.tick()
+    with monkeypatch.context() as patched:
+        nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+        patched.setattr(live, "redis_client", lambda: nowhere)
+        tasks.tick()  # while Redis is away nothing is recorded
+    redis_db.delete(keys.heartbeat_key("beast"))
+    began_s = time.monotonic()
+    for term_began_s, status in (
+        (began_s, NeuronStatus.ONLINE),  # it may be connecting
+        (began_s - tasks.CONNECTING_S, NeuronStatus.AWAY),
+    ):
+        monkeypatch.setattr(leadership.this_control, "_term_began_s", term_began_s)
+        tasks.tick()
+        assert Neuron.objects.get().status == status
+
+
+def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> None:
+    app.loader.import_default_modules()  # as a worker does at its start
+    assert set(EVERY_S) <= set(app.tasks)
+    assert app.conf.accept_content == ["json"]
+    assert app.conf.task_serializer == "json"
+    assert app.conf.task_ignore_result

@@ -1,0 +1,311 @@
+"""Load jobs along their lifecycle, by their neuron's heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleet import selectors, services
+from fleet.errors import (
+    CannotSleepError,
+    IllegalTransitionError,
+    ModelPinnedError,
+    ReplicaNotFoundError,
+)
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob, Replica
+from fleet.services.jobs import steps
+from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import AsleepBytes
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+from tests.fleet.admin.admin_pages import act
+from tests.fleet.conftest import GIB
+from tests.fleet.services.jobs.conftest import HERE, fresh, later, observe, start, status_of, unload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+READY, LOADING, FAILED = ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.FAILED
+ASLEEP, DRAINING = ReplicaStatus.ASLEEP, ReplicaStatus.DRAINING
+NO_ROOM = LoadFailure(code="does_not_fit", message="no room")
+Observe = Callable[..., None]
+
+
+@pytest.fixture
+def has(report: Any, build: Any, model: CatalogueModel) -> Observe:
+    """A heartbeat of beast, which has the model so, with this job's replica; ``None``: not at
+    all."""
+
+    def has(status: ReplicaStatus | None = READY, of: Any = "old", **values: Any) -> None:
+        host_bytes = values.pop("host_bytes", 0)
+        asleep = AsleepBytes(device_bytes=GIB, host_bytes=host_bytes)
+        values = {
+            "job_id": str(of.pk) if isinstance(of, LoadJob) else of,
+            "status": status,
+            "report": msgspec.structs.replace(build.report(), asleep=asleep),
+            "spec_digest": model.entry().spec_digest(),
+        } | values
+        report("beast", *([] if status is None else [build.replica(**values)]))
+
+    return has
+
+
+def sleep() -> LoadJob:
+    return services.sleep_job_start(**HERE)
+
+
+Reports = list[tuple[ReplicaStatus | None, str, dict[str, Any], str]]
+"""A replica's status, whose it is, other values, and the job's status then."""
+OTHERS = {"spec_digest": "0123456789abcdef"}
+UNTIMED: dict[str, Any] = {"report": None}
+LIFECYCLES: dict[str, tuple[Callable[[], LoadJob], Reports]] = {
+    "a load": (start, [(LOADING, "own", {}, "running"), (READY, "own", {}, "succeeded")]),
+    "a load that fails": (start, [(FAILED, "own", {"failure": NO_ROOM}, "failed")]),
+    "a load that fails without a reason": (start, [(FAILED, "own", {}, "failed")]),
+    "a load by another job": (
+        start,
+        [
+            (READY, "x", {"spec_digest": ""}, "pending"),
+            (READY, "x", OTHERS, "pending"),
+            (FAILED, "x", {}, "pending"),
+            (LOADING, "x", {}, "pending"),
+            (READY, "x", {}, "succeeded"),
+        ],
+    ),
+    "a load that fell asleep before a heartbeat showed it ready": (
+        start,
+        [(LOADING, "own", UNTIMED, "running"), (ASLEEP, "own", {}, "succeeded")],
+    ),
+    "one that began to": (
+        start,
+        [(LOADING, "own", UNTIMED, "running"), (DRAINING, "own", {}, "succeeded")],
+    ),
+    "a load that is drained before it was ready": (
+        start,
+        [(DRAINING, "own", UNTIMED, "cancelled")],
+    ),
+    "a wake without room": (
+        start,
+        [(ASLEEP, "x", {}, "pending"), (ASLEEP, "own", {"failure": NO_ROOM}, "failed")],
+    ),
+    "an unload": (
+        unload,
+        [(READY, "x", {}, "pending"), (DRAINING, "x", {}, "running"), (None, "", {}, "succeeded")],
+    ),
+    "an unload whose place a later load has taken": (unload, [(LOADING, "newer", {}, "succeeded")]),
+    "a sleep": (
+        sleep,
+        [
+            (READY, "x", {}, "pending"),
+            (DRAINING, "x", {}, "running"),
+            (ASLEEP, "x", {}, "succeeded"),
+        ],
+    ),
+    "a sleep of what is gone": (sleep, [(None, "", {}, "failed")]),
+    "a sleep whose place a later load has taken": (sleep, [(LOADING, "newer", {}, "cancelled")]),
+}
+
+
+@pytest.mark.parametrize("name", LIFECYCLES)
+def test_a_job_follows_its_neurons_reports(has: Observe, sent: Any, name: str) -> None:
+    begin, reports = LIFECYCLES[name]
+    has(None if begin is start else READY)
+    job = begin()
+    for status, whose, values, expected in reports:
+        of = {"own": job, "newer": start() if whose == "newer" else None}.get(whose, whose)
+        has(status, of, **values)
+        assert status_of(job) == expected, (status, whose)
+    assert (fresh(job).failure_code == "") == (expected != "failed")
+
+
+def test_progress_has_a_clock_for_each_stage_and_the_model_its_size(job, build) -> None:
+    def at(stage: LoadStage, done: int) -> LoadJob:
+        progress = LoadProgress(stage=stage, done=done, total=100, detail="tiny.gguf")
+        return observe(build, job, LOADING, progress=progress)
+
+    first = at(LoadStage.DOWNLOADING, 10)
+    assert (first.stage, first.progress_done, first.progress_total) == ("downloading", 10, 100)
+    assert (first.progress_unit, first.progress_fraction) == ("bytes", 0.1)
+    assert first.started_at is not None
+    second, third = at(LoadStage.DOWNLOADING, 60), at(LoadStage.WEIGHTS, 25)
+    assert (second.progress_done, third.progress_done) == (60, 25)
+    assert second.stage_started_at == first.stage_started_at
+    assert third.stage_started_at > second.stage_started_at
+    third.stage_started_at = third.reported_at - timedelta(seconds=10)
+    assert third.eta_s == 30.0, "by the stage's rate"
+    third.progress_total = 0
+    assert third.eta_s is None
+    ended = observe(build, job, READY, report=build.report(weight_bytes=77))
+    assert (ended.stage, ended.progress_fraction) == ("done", 1.0)
+    assert ended.progress_done == ended.progress_total and ended.finished_at is not None
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None and entry.weight_bytes == 77
+
+
+def test_a_load_is_estimated_by_the_last_one_there(job, model, build) -> None:
+    report = build.report(load_seconds=60.0, actual_bytes=4 * 2**30)
+    observe(build, job, READY, report=report)
+    again = start()
+    assert again.expected_load_s == 60.0
+    downloading = LoadProgress(stage=LoadStage.DOWNLOADING, done=1, total=4)
+    assert observe(build, again, LOADING, progress=downloading).engine_started_at is None
+    running = observe(build, again, LOADING, progress=LoadProgress(stage=LoadStage.PREFLIGHT))
+    assert running.share is not None and running.eta_s is not None
+    assert 0.0 <= running.share < 0.5 and 30.0 < running.eta_s <= 60.0
+
+
+def test_an_unload_says_what_it_waits_for(has: Observe, build: Any, sent: Any) -> None:
+    has()
+    job = unload()
+    for number, words in ((2, "waiting for 4 requests"), (0, "ending its engine")):
+        has(DRAINING, stats=build.stats(in_flight=number, queue_depth=number))
+        assert fresh(job).progress_detail == words
+
+
+def test_a_load_under_way_ends_when_the_neuron_has_dropped_it(job, build, sent) -> None:
+    observe(build, job, LOADING)
+    ending = unload()
+    assert fresh(job).status == LoadJobStatus.RUNNING
+    wakes = {"report": build.report()}  # of an earlier load: it was to wake
+    assert observe(build, job, DRAINING, **wakes).status == LoadJobStatus.CANCELLED
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
+
+
+def test_a_load_that_was_not_taken_up_ends_with_its_unload(job, build, sent) -> None:
+    ending = unload()
+    services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
+    assert (fresh(job).status, fresh(ending).status) == ("pending", "pending")
+    LoadJob.objects.update(created_at=later(seconds=-6))
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert (fresh(job).status, fresh(ending).status) == ("cancelled", "succeeded")
+
+
+def test_a_replica_that_is_about_to_go_does_not_end_the_next_load(has: Observe, sent: Any) -> None:
+    has()
+    unload()
+    again = start()
+    has(READY, "x")
+    assert status_of(again) == LoadJobStatus.PENDING
+    has(READY, again)
+    assert status_of(again) == LoadJobStatus.SUCCEEDED
+
+
+def test_an_ended_job_is_moved_no_more(job, build) -> None:
+    stale = fresh(job)
+    assert steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
+    assert not steps.job_end(job=stale, status=LoadJobStatus.SUCCEEDED), "its claim is lost"
+    assert observe(build, job, LOADING).status == LoadJobStatus.CANCELLED
+    with pytest.raises(IllegalTransitionError):
+        steps.job_end(job=fresh(job), status=LoadJobStatus.SUCCEEDED)
+
+
+def test_a_sleep_is_one_job_which_a_neuron_may_refuse(has: Observe, sent: Any) -> None:
+    has()
+    job = sleep()
+    assert sleep().pk == job.pk
+    ((name, arguments, _),) = sent.tasks
+    assert (name, arguments) == ("neuron.sleep_model", ["tiny", str(job.pk)])
+    assert AuditEntry.objects.filter(action="model.sleep", object_id="tiny").count() == 1
+    full = LoadFailure(code="cannot_sleep", message="It serves on: the host is full")
+    for refused in ("an-earlier-one", str(job.pk)):
+        assert status_of(job) == LoadJobStatus.PENDING
+        has(sleep_refusal=SleepRefusal(job_id=refused, failure=full, at_unix_s=1.0))
+    assert (fresh(job).status, fresh(job).failure_message) == (LoadJobStatus.FAILED, full.message)
+    has(ASLEEP, memory_bytes=GIB, host_memory_bytes=7)
+    replica = Replica.objects.get()
+    assert (replica.status, replica.memory_bytes, replica.host_memory_bytes) == ("asleep", GIB, 7)
+
+
+def test_an_unload_comes_before_a_sleep(has: Observe, sent: Any) -> None:
+    has()
+    asleep, ending = sleep(), unload()
+    assert ending.pk != asleep.pk
+    assert status_of(asleep) == LoadJobStatus.CANCELLED
+    assert sleep().pk == ending.pk
+
+
+def test_what_cannot_sleep_names_the_reason(
+    has: Observe, build: Any, model: CatalogueModel, sent: Any
+) -> None:
+    for status, values, why in (
+        (LOADING, {}, "it is loading on beast"),
+        (ASLEEP, {}, "it is asleep on beast"),
+        (READY, {"host_bytes": 7 * GIB}, "need 7,516,192,768 bytes of the memory"),
+        (READY, {"report": build.report()}, "models of its kind are only unloaded"),
+    ):
+        has(status, **values)
+        with pytest.raises(CannotSleepError, match=why):
+            sleep()
+    has(None)
+    with pytest.raises(ReplicaNotFoundError, match="is not loaded on beast"):
+        sleep()
+    has()
+    CatalogueModel.objects.update(pinned=True)
+    with pytest.raises(ModelPinnedError, match="woken again at once: unpin it"):
+        sleep()
+    assert sent.tasks == []
+
+
+def test_waking_is_a_load_where_it_sleeps(has: Observe, publish: Any, sent: Any) -> None:
+    has()
+    for wake in (services.wake_job_start, services.model_wake_everywhere):
+        named = (
+            HERE if wake is services.wake_job_start else {"actor": COMMAND, "model_name": "tiny"}
+        )
+        with pytest.raises(ReplicaNotFoundError, match="tiny sleeps nowhere"):
+            wake(**named)
+    has(ASLEEP, memory_bytes=GIB)
+    with pytest.raises(ReplicaNotFoundError, match="does not sleep on other"):
+        services.wake_job_start(**HERE | {"neuron_name": "other"})
+    (job,) = services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
+    ((name, (spec,), _),) = sent.tasks
+    assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")
+
+
+def test_one_that_slept_before_a_heartbeat_showed_it_ready_is_woken(
+    has: Observe, sent: Any
+) -> None:
+    has(None)
+    load = start()
+    has(LOADING, load, report=None)
+    has(ASLEEP, load, memory_bytes=GIB)
+    assert CatalogueModel.objects.get().weight_bytes is not None
+    wake = start()
+    assert wake.pk != load.pk and len(sent.tasks) == 2
+    has(ASLEEP, load, memory_bytes=GIB)
+    assert status_of(wake) == LoadJobStatus.PENDING
+
+
+def test_a_status_counts_before_it_is_recorded(
+    has: Observe, publish: Any, build: Any, model: CatalogueModel, sent: Any
+) -> None:
+    """A request was answered by a replica that the recorded rows call loading still."""
+    asleep = AsleepBytes(device_bytes=GIB, host_bytes=0)
+    values = {
+        "report": msgspec.structs.replace(build.report(), asleep=asleep),
+        "spec_digest": model.entry().spec_digest(),
+    }
+    has(LOADING)
+    for status, begin, kind in (
+        (READY, services.model_sleep_everywhere, "sleep"),
+        (ASLEEP, services.model_wake_everywhere, "load"),
+    ):
+        publish("beast", replicas=[build.replica(status=status, **values)])
+        (job,) = begin(actor=COMMAND, model_name="tiny")
+        assert (job.kind, job.neuron.name) == (kind, "beast")
+
+
+def test_the_admin_puts_a_replica_to_sleep_and_wakes_it(
+    admin_client: Any, has: Observe, sent: Any
+) -> None:
+    has()
+    act(admin_client, "replica", "sleep_selected", Replica.objects.get())
+    has(ASLEEP)
+    act(admin_client, "replica", "wake_selected", Replica.objects.get())
+    assert [name for name, *_ in sent.tasks] == ["neuron.sleep_model", "neuron.load_model"]
