@@ -38,7 +38,9 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(tmp_path: Path) -> None:
+def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = spool_in(tmp_path, "g1")
     first.begin(settle("runs", outcome=GATEWAY_LOST))
     written = first.settle(settle("runs"))
@@ -54,6 +56,7 @@ def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(tmp_path:
     first.close()
     ((bill, written),) = second.adopt(path)
     assert (bill.request_id, second.depth) == ("new", 1), "the ledger may have forgotten the other"
+    assert "1 bills are older than the ledger's retention" in caplog.text
     second.close()
     third = spool_in(tmp_path, "g3")
     for _, written in third.adopt(path):

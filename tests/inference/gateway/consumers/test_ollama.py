@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -61,6 +63,16 @@ async def test_the_sdk_chats_and_generates(sdk: ollama.AsyncClient, neuron: Fake
     assert demanded is not None and demanded.schema == schema
     stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
     assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
+
+
+async def test_durations_count_from_the_request_on(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = itertools.count(1000, 10)
+    monkeypatch.setattr(ollama_pull, "time", SimpleNamespace(time=lambda: next(now_s)))
+    body = {"model": "tiny", "messages": QUESTION, "stream": False}
+    answer = await client.post("/api/chat", body)
+    assert answer.json["total_duration"] > answer.json["load_duration"] >= 10 * 10**9
 
 
 async def test_the_sdk_calls_tools_and_thinks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:

@@ -14,6 +14,7 @@ import pytest
 from django.conf import settings
 
 from fleet.upstreams.secret import seal
+from inference.gateway.request.tokens import PromptRatios
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.upstreams.forwarding import (
     CHAT,
@@ -41,6 +42,19 @@ async def test_a_stream_is_forwarded_as_it_comes(rig: UpstreamRig) -> None:
     for _ in range(3):
         assert (await rig.chat()).status == 200
     assert rig.upstream.num_connections <= 2
+
+
+async def test_what_prompts_cost_is_learnt_from_its_usage(rig: UpstreamRig) -> None:
+    """Later requests reserve what such prompts have, not the most that they can have."""
+
+    rig.upstream.answer = lambda asked, wire: wire.stream(HELLO)
+    assert (await rig.chat()).status == 200
+    fresh, learnt = (
+        [ratios.near("far", 2**size) for size in range(16)]
+        for ratios in (PromptRatios(), rig.gateway.limits.ratios)
+    )
+    changed = [(old, new) for old, new in zip(fresh, learnt, strict=True) if old != new]
+    assert len(changed) == 1 and changed[0][1] < changed[0][0]
 
 
 async def test_no_more_than_its_places_are_used(rig: UpstreamRig, make_client: MakeClient) -> None:

@@ -143,6 +143,20 @@ async def test_a_fault_after_the_first_token_ends_the_request_once(
         assert rig.settled.completion_tokens >= 1
 
 
+async def test_an_answer_has_no_more_bytes_than_its_tokens_can(rig: UpstreamRig) -> None:
+    def comments(asked: Asked, wire: Wire) -> None:
+        wire.begin_stream()
+        for _ in range(9):
+            wire.part(b": " + b"x" * 1024 * 1024 + b"\n\n")
+        for one in HELLO:
+            wire.event(one)
+        wire.end_stream()
+
+    rig.upstream.answer = comments
+    answer = await rig.chat(stream=True, max_tokens=1)
+    assert (answer.status, answer.error["code"]) == (502, "upstream_failed")
+
+
 @each_case(
     ("fault", "status"),
     [
@@ -195,7 +209,12 @@ async def test_a_sick_upstream_is_left_out_until_it_answers_a_probe(
         return sum(asked.method == method for asked in upstream.asked)
 
     def offline(asked: Asked, wire: Wire) -> None:
-        cut_early(asked, wire) if asked.body else wire.cut()
+        if asked.body:
+            cut_early(asked, wire)
+        elif num("GET") % 2:
+            wire.json(500, {"error": "broken"})
+        else:
+            wire.cut()
 
     async def answers_probes(answer: Callable[[Asked, Wire], None]) -> None:
         upstream.answer = lambda asked, wire: (

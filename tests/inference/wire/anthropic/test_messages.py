@@ -25,6 +25,7 @@ from inference.protocol.generation import (
 )
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.dialect import page_of
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
 from tests.cases import each_case
 from tests.inference.wire.answers import MADE, Part, body_of, events_of, folded, parts, randoms
@@ -217,3 +218,10 @@ def test_errors_have_the_word_for_their_status(code: str, type_: str, status: in
 def test_an_error_frame_is_an_error_event() -> None:
     frame = anthropic_errors.error_frame(ModelNotFoundError("m"), request_id="r")
     assert frame.startswith(b"event: error\ndata: {") and frame.endswith(b"}\n\n")
+
+
+@each_case("num_objects", [0, 2, 3])
+def test_a_page_says_whether_more_follow(num_objects: int) -> None:
+    page = page_of([{"id": str(number)} for number in range(num_objects)], 2)
+    assert [one["id"] for one in page["data"]] == ["0", "1"][:num_objects]
+    assert page["has_more"] is (num_objects > 2)
