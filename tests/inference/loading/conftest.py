@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,6 +20,7 @@ from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf.header import GGUF_TYPES
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.load import LoadSpec
+from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.models.families import tiny_gguf
 
 NUM_LAYERS = 2
@@ -87,6 +91,28 @@ def tiny_directory(tmp_path: Path) -> Path:
     return save_directory(tmp_path / "tiny", "llama")
 
 
+@pytest.fixture
+def tiny_weights(tiny_directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(tiny_directory / "model.safetensors")
+
+
+@pytest.fixture
+def editable(tmp_path: Path, tiny_weights: dict[str, torch.Tensor]) -> EditableGGUF:
+    """The tiny model's GGUF file, to be changed and written."""
+    return EditableGGUF.read(save_gguf(tmp_path / "editable.gguf", tiny_weights))
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(directory: Path, changes: Mapping[str, torch.Tensor | None]) -> None:
+    """``None`` takes a tensor out."""
+    (path,) = directory.glob("*.safetensors")
+    tensors = load_file(path) | changes
+    save_file({k: v for k, v in tensors.items() if v is not None}, path, {"format": "pt"})
+
+
 def save_directory(directory: Path, model_type: str, **overrides: Any) -> Path:
     """A random model as transformers saves it, with a tokenizer.json of single letters."""
     torch.manual_seed(11)
@@ -102,6 +128,21 @@ def save_directory(directory: Path, model_type: str, **overrides: Any) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory
+
+
+def saved_gguf(
+    folder: Path,
+    model_type: str = "llama",
+    *,
+    types: dict[str, GGMLQuantizationType] | None = None,
+    **overrides: Any,
+) -> Path:
+    """A random model's GGUF file; that model lies beside it, in ``hf``."""
+    weights = load_file(
+        save_directory(folder / "hf", model_type, **overrides) / "model.safetensors"
+    )
+    path = folder / f"{model_type}.gguf"
+    return save_gguf(path, weights, model_type, types=types, sizes=SIZES | overrides)
 
 
 def save_gguf(

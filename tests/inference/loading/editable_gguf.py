@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+
 from inference.loading.gguf.header import ARRAY, SCALAR_FORMATS, STRING
 
 UINT32, FLOAT32, UINT64 = 4, 6, 10
@@ -40,17 +42,25 @@ class EditableGGUF:
     alignment: int = 32
     num_pairs: int | None = None
     num_infos: int | None = None
-    version: int = 3
 
     @classmethod
     def read(cls, path: Path) -> EditableGGUF:
-        reader = _Reader(path.read_bytes())
-        reader.take("4s")
-        version, num_infos, num_pairs = (reader.take(format) for format in ("I", "Q", "Q"))
-        pairs = [reader.pair() for _ in range(num_pairs)]
-        infos = [reader.info() for _ in range(num_infos)]
-        begin = -(-reader.at // 32) * 32
-        return cls(pairs, infos, reader.content[begin:], version=version)
+        reader = gguf.GGUFReader(path)
+        pairs = [
+            Pair(key, field.types[0], field.contents(), field.types[-1])
+            for key, field in reader.fields.items()
+            if not key.startswith("GGUF.")
+        ]
+        infos = [
+            Info(
+                tensor.name,
+                tensor.shape.tolist(),
+                tensor.tensor_type,
+                tensor.data_offset - reader.data_offset,
+            )
+            for tensor in reader.tensors
+        ]
+        return cls(pairs, infos, path.read_bytes()[reader.data_offset :])
 
     def pair(self, key: str) -> Pair:
         return next(pair for pair in self.pairs if pair.key == key)
@@ -66,7 +76,7 @@ class EditableGGUF:
     def content(self) -> bytes:
         num_infos = len(self.infos) if self.num_infos is None else self.num_infos
         num_pairs = len(self.pairs) if self.num_pairs is None else self.num_pairs
-        header = struct.pack("<4sIQQ", b"GGUF", self.version, num_infos, num_pairs)
+        header = struct.pack("<4sIQQ", b"GGUF", 3, num_infos, num_pairs)
         header += b"".join(map(_pair_bytes, self.pairs))
         header += b"".join(map(_info_bytes, self.infos))
         return header + b"\0" * (-len(header) % self.alignment) + self.data
@@ -74,38 +84,6 @@ class EditableGGUF:
     def write(self, path: Path) -> Path:
         path.write_bytes(self.content())
         return path
-
-
-class _Reader:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.at = 0
-
-    def take(self, format: str) -> Any:
-        (value,) = struct.unpack_from(f"<{format}", self.content, self.at)
-        self.at += struct.calcsize(f"<{format}")
-        return value
-
-    def text(self) -> str:
-        return bytes(self.take(f"{self.take('Q')}s")).decode()
-
-    def pair(self) -> Pair:
-        key, kind = self.text(), self.take("I")
-        if kind == STRING:
-            return Pair(key, kind, self.text())
-        if kind != ARRAY:
-            return Pair(key, kind, self.take(SCALAR_FORMATS[kind]))
-        item_kind, length = self.take("I"), self.take("Q")
-        if item_kind == STRING:
-            return Pair(key, kind, [self.text() for _ in range(length)], item_kind)
-        return Pair(
-            key, kind, [self.take(SCALAR_FORMATS[item_kind]) for _ in range(length)], item_kind
-        )
-
-    def info(self) -> Info:
-        name, num_axes = self.text(), self.take("I")
-        sizes = [self.take("Q") for _ in range(num_axes)]
-        return Info(name, sizes, self.take("I"), self.take("Q"))
 
 
 def _text_bytes(text: str, length: int | None = None) -> bytes:

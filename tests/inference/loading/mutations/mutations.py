@@ -1,4 +1,4 @@
-"""One change of a model's files for each seed: of bits, values, types, sizes, names, counts."""
+"""A few changes of a model's files for each seed: of bits, values, types, sizes, names, counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tests.inference.loading.mutations.gguf_changes import mutated_gguf
-from tests.inference.loading.mutations.odd_values import MOST_CHANGES, NUMBERS, damaged, json_value
+from tests.inference.loading.editable_gguf import EditableGGUF
+from tests.inference.loading.mutations.gguf_changes import FLOATS, NUMBERS, TEXTS, change_gguf
+
+MOST_CHANGES = 3
+ADDED_KEYS = (
+    *("head_dim", "num_key_value_heads", "sliding_window", "rope_scaling", "rope_parameters"),
+    *("partial_rotary_factor", "layer_types", "quantization_config", "eos_token_id", "num_experts"),
+    *("attention_bias", "mlp_bias", "tie_word_embeddings", "text_config", "vision_config"),
+)
 
 
 def mutate(kind: str, source: Path, target: Path, rng: random.Random) -> Path:
@@ -23,49 +30,63 @@ def mutate(kind: str, source: Path, target: Path, rng: random.Random) -> Path:
     if kind == "gguf":
         if (tokenizer := source.parent / "tokenizer.json").is_file():
             shutil.copy(tokenizer, target)
-        (target / "model.gguf").write_bytes(mutated_gguf(source.read_bytes(), source, rng))
+        file = EditableGGUF.read(source)
+        for _ in range(rng.randint(1, MOST_CHANGES)):
+            change_gguf(file, rng)
+        file.write(target / "model.gguf")
+        if rng.random() < 0.25:
+            shutil.copy(source, target / "model.gguf")
+            _damage(target / "model.gguf", source.stat().st_size - len(file.data), rng)
         return target / "model.gguf"
     shutil.copytree(source, target, dirs_exist_ok=True)
     documents = sorted(path for path in target.glob("*.json") if path.name != "tokenizer.json")
+    weights = next(target.glob("*.safetensors"))
     for _ in range(rng.randint(1, MOST_CHANGES)):
         if rng.random() < 0.5:
-            _mutate_document(rng.choice(documents), rng)
-        else:
-            _mutate_safetensors(next(target.glob("*.safetensors")), rng)
+            _change_document(rng.choice(documents), rng)
+        elif rng.random() < 0.7 or not _resize(weights, rng):
+            _change_safetensors(weights, rng)
+    if rng.random() < 0.15:
+        path = rng.choice([*documents, weights, weights])
+        is_document = path in documents
+        _damage(path, path.stat().st_size if is_document else _header(weights)[1], rng)
     return target
+
+
+def _damage(path: Path, header_bytes: int, rng: random.Random) -> None:
+    """Bits and numbers anywhere in a header, or a file that ends early or late."""
+    changed = bytearray(path.read_bytes())
+    match rng.randrange(4):
+        case 0:
+            for _ in range(rng.randint(1, 8)):
+                changed[rng.randrange(min(header_bytes, len(changed)))] ^= 1 << rng.randrange(8)
+        case 1:
+            width = rng.choice((1, 2, 4, 8))
+            at = rng.randrange(max(1, header_bytes - width))
+            number = rng.choice(NUMBERS) & (256**width - 1)
+            changed[at : at + width] = number.to_bytes(width, "little")
+        case 2:
+            del changed[rng.randrange(len(changed)) :]
+        case _:
+            changed += bytes(rng.randrange(1, 100))
+    path.write_bytes(changed)
 
 
 # config.json and its like
 
 
-def _mutate_document(path: Path, rng: random.Random) -> None:
-    if rng.random() < 0.1:
-        content = path.read_bytes()
-        path.write_bytes(damaged(content, len(content), rng))
-        return
-    try:
-        document = json.loads(path.read_bytes())
-    except ValueError:
-        return
-    if not isinstance(document, dict):
-        return
+def _change_document(path: Path, rng: random.Random) -> None:
+    document = json.loads(path.read_bytes())
     places = list(_places(document))
     if rng.random() < 0.1 or not places:
-        document[rng.choice(ADDED_KEYS)] = json_value(None, rng)
+        document[rng.choice(ADDED_KEYS)] = _json_value(None, rng)
     else:
         holder, key = rng.choice(places)
         if rng.random() < 0.15:
             del holder[key]
         else:
-            holder[key] = json_value(holder[key], rng)
+            holder[key] = _json_value(holder[key], rng)
     path.write_text(json.dumps(document))
-
-
-ADDED_KEYS = (
-    *("head_dim", "num_key_value_heads", "sliding_window", "rope_scaling", "rope_parameters"),
-    *("partial_rotary_factor", "layer_types", "quantization_config", "eos_token_id", "num_experts"),
-    *("attention_bias", "mlp_bias", "tie_word_embeddings", "text_config", "vision_config"),
-)
 
 
 def _places(document: Any) -> Any:
@@ -77,33 +98,31 @@ def _places(document: Any) -> Any:
             yield from _places(value)
 
 
+def _json_value(value: Any, rng: random.Random) -> Any:
+    near: tuple[Any, ...] = ()
+    if isinstance(value, int) and not isinstance(value, bool):
+        near = (value + 1, value - 1, value * 2, value // 2, -value, float(value), str(value))
+    elif isinstance(value, float):
+        near = (value * 2, -value, int(value) if math.isfinite(value) else 0, *FLOATS)
+    elif isinstance(value, list) and value:
+        near = (value[:-1], value + value[:1], [value], value[0])
+    if near and rng.random() < 0.5:
+        return rng.choice(near)
+    others = (None, True, False, [], {}, [[[]]], [None], {"a": 1}, "128", 1e300, *TEXTS)
+    return rng.choice((*NUMBERS, *FLOATS, *others))
+
+
 # safetensors
 
 
-def _mutate_safetensors(path: Path, rng: random.Random) -> None:
-    if rng.random() < 0.3 and _resized(path, rng):
-        return
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Returns the header, and where the tensors' bytes begin."""
     content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    try:
-        header = json.loads(content[8 : 8 + length])
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or rng.random() < 0.15:
-        path.write_bytes(damaged(content, min(len(content), 8 + length), rng))
-        return
-    names = [name for name in header if isinstance(header[name], dict) and name != "__metadata__"]
-    if not names:
-        return
-    data = content[8 + length :]
-    text = _changed_header(header, names, rng)
-    if rng.random() < 0.1:
-        data = data[: rng.randrange(len(data) + 1)]
-    written = text.encode()
-    path.write_bytes(len(written).to_bytes(8, "little") + written + data)
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), end
 
 
-def _resized(path: Path, rng: random.Random) -> bool:
+def _resize(path: Path, rng: random.Random) -> bool:
     """One tensor of another size, in a file that is right by itself; whether there was one."""
     try:
         tensors = load_file(path)
@@ -111,7 +130,7 @@ def _resized(path: Path, rng: random.Random) -> bool:
         return False
     name = rng.choice(sorted(tensors))
     tensor = tensors[name]
-    if not tensor.dim() or 0 in tensor.shape:
+    if not tensor.numel() or not tensor.dim():
         return False
     axis = rng.randrange(tensor.dim())
     size = tensor.shape[axis]
@@ -124,30 +143,35 @@ def _resized(path: Path, rng: random.Random) -> bool:
     return True
 
 
-def _changed_header(header: dict[str, Any], names: list[str], rng: random.Random) -> str:
+def _change_safetensors(path: Path, rng: random.Random) -> None:
+    header, end = _header(path)
+    names = sorted(header.keys() - {"__metadata__"})
     name, other = rng.choice(names), rng.choice(names)
-    entry = header[name]
+    entry, twice = header[name], ""
     match rng.randrange(8):
         case 0 | 1 | 2:
-            entry["shape"] = _changed_shape(entry.get("shape"), rng)
+            entry["shape"] = _changed_shape(entry["shape"], rng)
         case 3:
             entry["dtype"] = rng.choice(("F32", "F16", "BF16", "I8", "U8", "I32", "F8_E4M3", "C64"))
-            entry["shape"] = _changed_shape(entry.get("shape"), rng)
+            entry["shape"] = _changed_shape(entry["shape"], rng)
         case 4:
             header[name], header[other] = header[other], header[name]
         case 5:
-            entry["data_offsets"] = header[other].get("data_offsets")
+            entry["data_offsets"] = header[other]["data_offsets"]
         case 6:
             header[name + rng.choice(("x", ".bias", "_scale"))] = header.pop(name)
         case _:
-            twice = json.dumps({name: header[other]})[1:-1]
-            return f"{json.dumps(header)[:-1]},{twice}}}"
-    return json.dumps(header)
+            twice = "," + json.dumps({name: header[other]})[1:-1]
+    written = f"{json.dumps(header)[:-1]}{twice}}}".encode()
+    data = path.read_bytes()[end:]
+    if rng.random() < 0.1:
+        data = data[: rng.randrange(len(data) + 1)]
+    path.write_bytes(len(written).to_bytes(8, "little") + written + data)
 
 
-def _changed_shape(shape: Any, rng: random.Random) -> Any:
+def _changed_shape(shape: list[int], rng: random.Random) -> list[int]:
     """Often with as many elements as before, so that nothing but the model is contradicted."""
-    if not isinstance(shape, list) or not shape:
+    if not shape:
         return [rng.choice(NUMBERS)]
     changed = list(shape)
     at = rng.randrange(len(changed))
@@ -158,7 +182,7 @@ def _changed_shape(shape: Any, rng: random.Random) -> Any:
             return [math.prod(changed)]
         case 2:
             return [*changed, 1]
-        case 3 if isinstance(changed[at], int) and changed[at] % 2 == 0:
+        case 3 if changed[at] % 2 == 0:
             changed[at] //= 2
             changed[at - 1] *= 2
         case _:
