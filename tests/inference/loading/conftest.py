@@ -236,10 +236,10 @@ def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
-def opened(source: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
+def opened(path: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
     """``changes``: of the load spec."""
-    given: dict[str, Any] = {"devices": ["cpu"]} | changes
-    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", **given)
+    given: dict[str, Any] = {"devices": ["cpu"], "source": f"path:{path}"} | changes
+    spec = LoadSpec(job_id="1", model="tiny", **given)
     found = open_model(spec, cache_dir, lambda progress: None)
     assert isinstance(found, OpenedModel)
     return found
