@@ -20,7 +20,6 @@ from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf.header import GGUF_TYPES
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.load import LoadSpec
-from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.models.families import tiny_gguf
 
 NUM_LAYERS = 2
@@ -97,9 +96,9 @@ def tiny_weights(tiny_directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def editable(tmp_path: Path, tiny_weights: dict[str, torch.Tensor]) -> EditableGGUF:
-    """The tiny model's GGUF file, to be changed and written."""
-    return EditableGGUF.read(save_gguf(tmp_path / "editable.gguf", tiny_weights))
+def tiny_file(tmp_path: Path, tiny_weights: dict[str, torch.Tensor]) -> Path:
+    """The tiny model as GGUF."""
+    return save_gguf(tmp_path / "tiny.gguf", tiny_weights)
 
 
 def edit_json(path: Path, **changes: Any) -> None:

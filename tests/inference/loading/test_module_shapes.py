@@ -60,7 +60,8 @@ def test_an_embedding_models_config(changes: dict[str, Any], words: str, tmp_pat
         opened(source, tmp_path)
 
 
-def test_merges_that_merge_nothing(editable: EditableGGUF, tmp_path: Path) -> None:
-    editable.pair("tokenizer.ggml.merges").value = ["ab"]
+def test_merges_that_merge_nothing(tiny_file: Path, tmp_path: Path) -> None:
+    file = EditableGGUF.read(tiny_file)
+    file.pair("tokenizer.ggml.merges").value = ["ab"]
     with pytest.raises(BadFileError, match="makes no tokenizer"):
-        opened(editable.write(tmp_path / "y.gguf"), tmp_path)
+        opened(file.write(tmp_path / "y.gguf"), tmp_path)

@@ -13,11 +13,10 @@ from gguf.constants import GGMLQuantizationType
 from inference.engine.ranks.lead import follower_spec
 from inference.engine.stages.stage_specs import check_divided
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
 from tests.cases import each_case
-from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.conftest import saved_gguf
 
 QUERIES = "model.layers.1.self_attn.q_proj"
 DOWN = "model.layers.1.mlp.down_proj"
@@ -56,17 +55,13 @@ def test_each_rank_reads_its_rows_and_columns(tiny_directory: Path, tmp_path: Pa
         model.close()
 
 
-def test_packed_weights_are_cut_where_their_groups_end(
-    tiny_directory: Path, tmp_path: Path
-) -> None:
+def test_packed_weights_are_cut_where_their_groups_end(tmp_path: Path) -> None:
     """32 of the 64 outputs; of 96 inputs two groups and one."""
-    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
     types = {
         f"{QUERIES}.weight": GGMLQuantizationType.Q4_1,
         f"{DOWN}.weight": GGMLQuantizationType.Q8_0,
     }
-    weights = {name: files.dense(name) for name in files.names}
-    path = save_gguf(tmp_path / "tiny.gguf", weights, types=types)
+    path = saved_gguf(tmp_path, types=types)
     whole = opened(path, tmp_path, tensor_parallel=1).weights
     parts = [opened(path, tmp_path, rank).weights for rank in (0, 1)]
     assert [part.stored(DOWN).shape for part in parts] == [(64, 64), (64, 32)]
