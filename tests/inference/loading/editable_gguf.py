@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,8 @@ class EditableGGUF:
             Info(
                 tensor.name,
                 tensor.shape.tolist(),
-                tensor.tensor_type,
-                tensor.data_offset - reader.data_offset,
+                int(tensor.tensor_type),
+                int(tensor.data_offset - reader.data_offset),
             )
             for tensor in reader.tensors
         ]
@@ -88,30 +89,34 @@ class EditableGGUF:
 
 def _text_bytes(text: str, length: int | None = None) -> bytes:
     encoded = text.encode(errors="surrogateescape")
-    return struct.pack("<Q", len(encoded) if length is None else length) + encoded
+    return struct.pack("<Q", len(encoded) if length is None else length & (2**64 - 1)) + encoded
 
 
 def _pair_bytes(pair: Pair) -> bytes:
-    head = _text_bytes(pair.key) + struct.pack("<I", pair.kind)
+    head = _text_bytes(pair.key) + struct.pack("<I", pair.kind & (2**32 - 1))
     if pair.kind == STRING:
         return head + _text_bytes(str(pair.value), pair.length)
     if pair.kind != ARRAY:
         return head + _scalar_bytes(pair.kind, pair.value)
-    length = len(pair.value) if pair.length is None else pair.length
+    values = pair.value if isinstance(pair.value, list) else [pair.value]
+    length = len(values) if pair.length is None else pair.length & (2**64 - 1)
     items = (
         _text_bytes(str(item)) if pair.item_kind == STRING else _scalar_bytes(pair.item_kind, item)
-        for item in pair.value
+        for item in values
     )
-    return head + struct.pack("<IQ", pair.item_kind, length) + b"".join(items)
+    item_kind = pair.item_kind & (2**32 - 1)
+    return head + struct.pack("<IQ", item_kind, length) + b"".join(items)
 
 
 def _scalar_bytes(kind: int, value: Any) -> bytes:
-    """Encodes a value in the kind's format; integers wrap around."""
-    format = SCALAR_FORMATS.get(kind, "I")
+    """Encodes a value in the kind's format; integers wrap around, other values are 0."""
+    format = SCALAR_FORMATS.get(kind, "I").replace("?", "B")
+    if not isinstance(value, int | float):
+        value = 0
     if format in "fd":
         return struct.pack(f"<{format}", float(value))
-    if format == "?":
-        return bytes([int(value) & 255])
+    if not math.isfinite(value):
+        value = 0
     size = struct.calcsize(f"<{format}")
     return (int(value) & (256**size - 1)).to_bytes(size, "little")
 
