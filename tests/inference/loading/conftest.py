@@ -172,7 +172,11 @@ def save_gguf(
         if architecture == "llama" and (heads := _rotary_heads(name)):
             values = _interleaved(values, heads)
         type = (types or {}).get(name, GGMLQuantizationType.F32)
-        _add_tensor(writer, architecture, name, values, type)
+        if type == GGMLQuantizationType.F32:
+            writer.add_tensor(gguf_name(name, architecture), values)
+        else:
+            blocks = blocks_of(values, type)
+            writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
     return tiny_gguf.close(writer, path)
 
 
@@ -194,22 +198,11 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(2)
 
 
-def _add_tensor(
-    writer: gguf.GGUFWriter,
-    architecture: str,
-    name: str,
-    values: np.ndarray,
-    type: GGMLQuantizationType,
-) -> None:
-    if type == GGMLQuantizationType.F32:
-        writer.add_tensor(gguf_name(name, architecture), values)
-        return
+def blocks_of(values: np.ndarray, type: GGMLQuantizationType) -> np.ndarray:
+    """The values in a format, or random blocks of as many where gguf cannot make it."""
     if type.name in NEVER_QUANTISED or type.name.startswith("IQ"):
-        generator = np.random.default_rng(len(name))
-        blocks = random_blocks(generator, type, values.shape, RANDOM_VALUE)
-    else:
-        blocks = gguf.quantize(values, type)
-    writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
+        return random_blocks(np.random.default_rng(3), type, values.shape, RANDOM_VALUE)
+    return gguf.quantize(values, type)
 
 
 GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}

@@ -26,6 +26,13 @@ QWEN = BERT | {
     "architectures": ["Qwen3ForCausalLM"],
     "max_position_embeddings": 32768,
 }
+ROBERTA = BERT | {
+    "model_type": "xlm-roberta",
+    "architectures": ["XLMRobertaModel"],
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+}
+"""Its positions begin after the padding."""
 SCORER = BERT | {
     "architectures": ["BertForSequenceClassification"],
     "id2label": {"0": "LABEL_0"},
@@ -47,6 +54,8 @@ def read(folder: Path, config: dict[str, Any] = BERT, **files: Any) -> Embedding
 
 MODULES = {"modules": [TRANSFORMER, POOLING, NORMALIZE], "pooling": MEAN}
 LAST = {"modules": [TRANSFORMER, POOLING], "pooling": {"pooling_mode_lasttoken": True}}
+LOWERED = MODULES | {"sentence_bert": {"do_lower_case": True}}
+LOWERS = {"type": "BertNormalizer", "lowercase": True}
 IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -57,39 +66,25 @@ IDENTITY = "torch.nn.modules.linear.Identity"
         (BERT, {}, {"hidden_size": 32, "vocab_size": 100, "is_matryoshka": False}),
         (QWEN | {"architectures": ["Qwen3Model"]}, {}, {"pooling": "last", "normalize": True}),
         (QWEN, LAST, {"architecture": "qwen3", "pooling": "last", "normalize": False}),
-        # Poolings.
-        (BERT, MODULES | {"pooling": {"pooling_mode_cls_token": True}}, {"pooling": "cls"}),
-        (BERT, MODULES | {"pooling": {"pooling_mode_max_tokens": True}}, {"pooling": "max"}),
-        (BERT, MODULES | {"pooling": {"pooling_mode": "lasttoken"}}, {"pooling": "last"}),
-        (
-            BERT,
-            MODULES | {"pooling": MEAN | {"pooling_mode": "mean", "include_prompt": True}},
-            {"pooling": "mean"},
+        *(
+            (BERT, MODULES | {"pooling": declared}, {"pooling": pooling})
+            for declared, pooling in (
+                ({"pooling_mode_cls_token": True}, "cls"),
+                ({"pooling_mode_max_tokens": True}, "max"),
+                ({"pooling_mode": "lasttoken"}, "last"),
+                (MEAN | {"pooling_mode": "mean", "include_prompt": True}, "mean"),
+            )
         ),
         # Where sentence-transformers would cut, we know the limit to refuse at.
         (BERT, MODULES | {"sentence_bert": {"max_seq_length": 256}}, {"max_input_tokens": 256}),
-        (
-            BERT,
-            MODULES | {"tokenizer_config": {"model_max_length": 300}},
-            {"max_input_tokens": 300},
+        *(
+            (BERT, MODULES | {"tokenizer_config": {"model_max_length": length}}, expected)
+            for length, expected in (
+                (300, {"max_input_tokens": 300}),
+                (10**30, {"max_input_tokens": 512}),
+            )
         ),
-        (
-            BERT,
-            MODULES | {"tokenizer_config": {"model_max_length": int(1e30)}},
-            {"max_input_tokens": 512},
-        ),
-        # Positions that begin after the padding.
-        (
-            BERT
-            | {
-                "model_type": "xlm-roberta",
-                "architectures": ["XLMRobertaModel"],
-                "max_position_embeddings": 514,
-                "pad_token_id": 1,
-            },
-            {},
-            {"max_input_tokens": 512},
-        ),
+        (ROBERTA, {}, {"max_input_tokens": 512}),
         # Shorter vectors are for models that declare them.
         (
             BERT | {"matryoshka_dimensions": [16, 8]},
@@ -107,16 +102,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
                 ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
             )
         ),
-        # A tokenizer that lowers case itself.
-        (
-            BERT,
-            MODULES
-            | {
-                "sentence_bert": {"do_lower_case": True},
-                "tokenizer": {"normalizer": {"type": "BertNormalizer", "lowercase": True}},
-            },
-            {"pooling": "mean"},
-        ),
+        (BERT, LOWERED | {"tokenizer": {"normalizer": LOWERS}}, {"pooling": "mean"}),
     ],
 )
 def test_what_a_directory_declares(
@@ -141,51 +127,31 @@ def test_prompts_are_reported_and_not_applied(tmp_path: Path) -> None:
 
 
 CLASSIFIER = BERT | {"architectures": ["BertForSequenceClassification"]}
+ANSWERER = BERT | {"architectures": ["BertForQuestionAnswering"]}
+TANH = {"sentence_transformers": {"activation_fn": "x.Tanh"}}
+REMOTE = {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}
 DENSE = {"path": "2_Dense", "type": "x.Dense"}
+ELSEWHERE = TRANSFORMER | {"path": "0_Transformer"}
+UNKNOWN, BAD = UnknownArchitectureError, BadFileError
 
 
 @each_case(
     ("config", "files", "error", "message"),
     [
-        (CLASSIFIER, {}, UnknownArchitectureError, "classifies, by 2 labels"),
-        (
-            BERT | {"architectures": ["BertForQuestionAnswering"]},
-            {},
-            UnknownArchitectureError,
-            "classifies",
-        ),
-        (
-            SCORER | {"sentence_transformers": {"activation_fn": "x.Tanh"}},
-            {},
-            BadFileError,
-            "Tanh",
-        ),
-        (
-            SCORER | {"auto_map": {"AutoModelForSequenceClassification": "m.M"}},
-            {},
-            UnknownArchitectureError,
-            "never run",
-        ),
-        (BERT | {"auto_map": {"AutoModel": "m.M"}}, {}, UnknownArchitectureError, "never run"),
-        (BERT | {"model_type": "t5"}, MODULES, UnknownArchitectureError, "'t5'"),
-        (BERT | {"quantization_config": {"quant_method": "awq"}}, {}, BadFileError, "awq"),
-        (BERT, {"modules": [TRANSFORMER]}, BadFileError, "lists Transformer"),
-        (BERT, MODULES | {"modules": [TRANSFORMER, POOLING, DENSE]}, BadFileError, "Dense"),
-        (
-            BERT,
-            MODULES | {"modules": [TRANSFORMER | {"path": "0_Transformer"}, POOLING]},
-            BadFileError,
-            "0_Transformer",
-        ),
-        (BERT, {"modules": {}}, BadFileError, "list of modules"),
-        (
-            BERT,
-            MODULES | {"sentence_bert": {"do_lower_case": True}, "tokenizer": {"normalizer": None}},
-            BadFileError,
-            "lower case",
-        ),
+        (CLASSIFIER, {}, UNKNOWN, "classifies, by 2 labels"),
+        (ANSWERER, {}, UNKNOWN, "classifies"),
+        (SCORER | TANH, {}, BAD, "Tanh"),
+        (SCORER | REMOTE, {}, UNKNOWN, "never run"),
+        (BERT | {"auto_map": {"AutoModel": "m.M"}}, {}, UNKNOWN, "never run"),
+        (BERT | {"model_type": "t5"}, MODULES, UNKNOWN, "'t5'"),
+        (BERT | {"quantization_config": {"quant_method": "awq"}}, {}, BAD, "awq"),
+        (BERT, {"modules": [TRANSFORMER]}, BAD, "lists Transformer"),
+        (BERT, MODULES | {"modules": [TRANSFORMER, POOLING, DENSE]}, BAD, "Dense"),
+        (BERT, MODULES | {"modules": [ELSEWHERE, POOLING]}, BAD, "0_Transformer"),
+        (BERT, {"modules": {}}, BAD, "list of modules"),
+        (BERT, LOWERED | {"tokenizer": {"normalizer": None}}, BAD, "lower case"),
         *(
-            (BERT, MODULES | {"pooling": pooling}, BadFileError, "pooling")
+            (BERT, MODULES | {"pooling": pooling}, BAD, "pooling")
             for pooling in (
                 {},
                 MEAN | {"pooling_mode_cls_token": True},
