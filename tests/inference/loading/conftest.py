@@ -44,6 +44,7 @@ GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
+    "rope_freqs": "rope_freqs",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -72,14 +73,8 @@ GGUF_NAMES = {
 }
 
 
-NEVER_QUANTISED = frozenset(
-    ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "Q1_0", "NVFP4")
-)
-"""Types whose random weights are random blocks, as those of the IQ types are; gguf cannot make
-most of them, only read them."""
-
 RANDOM_VALUE = 0.04
-"""Root mean square of random weights in these formats."""
+"""Root mean square of random weights in formats that gguf cannot make."""
 QUANTISED_TYPES = frozenset(
     GGMLQuantizationType[type.name] for type in GGUF_TYPES if type.cpu_bits is not None
 )
@@ -169,14 +164,12 @@ def save_gguf(
         add_key(writer, key, value)
     for name, weight in weights.items():
         values = weight.float().numpy()
-        if architecture == "llama" and (heads := _rotary_heads(name)):
+        heads = NUM_HEADS if "q_proj" in name else NUM_KV_HEADS if "k_proj" in name else None
+        if architecture == "llama" and heads is not None:
             values = _interleaved(values, heads)
         type = (types or {}).get(name, GGMLQuantizationType.F32)
-        if type == GGMLQuantizationType.F32:
-            writer.add_tensor(gguf_name(name, architecture), values)
-        else:
-            blocks = blocks_of(values, type)
-            writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
+        blocks = blocks_of(values, type)
+        writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
     return tiny_gguf.close(writer, path)
 
 
@@ -200,9 +193,10 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 def blocks_of(values: np.ndarray, type: GGMLQuantizationType) -> np.ndarray:
     """The values in a format, or random blocks of as many where gguf cannot make it."""
-    if type.name in NEVER_QUANTISED or type.name.startswith("IQ"):
+    try:
+        return gguf.quantize(values, type)
+    except NotImplementedError:
         return random_blocks(np.random.default_rng(3), type, values.shape, RANDOM_VALUE)
-    return gguf.quantize(values, type)
 
 
 GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}
@@ -215,12 +209,6 @@ def gguf_name(name: str, architecture: str = "llama") -> str:
         return f"{own[stem]}.{kind}"
     _, _, index, layer_stem = stem.split(".", 3)
     return f"blk.{index}.{own[layer_stem]}.{kind}"
-
-
-def _rotary_heads(name: str) -> int | None:
-    if "q_proj" in name:
-        return NUM_HEADS
-    return NUM_KV_HEADS if "k_proj" in name else None
 
 
 def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
