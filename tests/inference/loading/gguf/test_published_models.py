@@ -21,6 +21,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from benchmarks.quality import exact_logits, open_on_cpu
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
 from inference.loading.gguf.header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel
 from inference.models.backend import AnyModel
@@ -30,7 +31,6 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput, block_table_of
 
-BLOCK_TOKENS = 16
 PROMPTS = {
     "smollm2": ("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n", "The capital of"),
     "gemma": (
@@ -44,6 +44,7 @@ PROMPTS = {
 @dataclass(frozen=True, slots=True)
 class Published:
     opened: OpenedModel
+    tokenizer: Tokenizer
     prompts: list[torch.Tensor]
     theirs: list[torch.Tensor]
     """Next-token logits of each prompt, (num_tokens, vocab_size)."""
@@ -65,7 +66,7 @@ def published(name: str, path: Path, cache_dir: Path) -> Iterator[Published]:
         theirs.tie_weights()
         with torch.inference_mode():
             logits = [theirs.eval()(ids.unsqueeze(0)).logits[0] for ids in prompts]
-        yield Published(opened, prompts, logits)
+        yield Published(opened, tokenizer, prompts, logits)
 
 
 @pytest.fixture(scope="module")
@@ -192,25 +193,20 @@ def test_gemmas_native_logits_are_near_transformers_own(
         assert similarity.min() >= 0.999
 
 
-@pytest.fixture(scope="module")
-def tokenizer(gemma3: Published) -> Tokenizer:
-    return Tokenizer.from_file(str(gemma3.opened.tokenizer_dir / "tokenizer.json"))
-
-
 @pytest.mark.slow
-def test_ids(tokenizer: Tokenizer) -> None:
+def test_ids(gemma3: Published) -> None:
     """Spaces are kept as they are, and nothing is put before the text but the beginning."""
-    found = tokenizer.encode("Hello  world\n\n1234 é")
+    found = gemma3.tokenizer.encode("Hello  world\n\n1234 é")
     assert found.tokens == [
         "<bos>", "Hello", "  ", "world", "\n\n", "1", "2", "3", "4", "▁é",
     ]  # fmt: skip
     assert found.ids == [2, 9259, 138, 12392, 108, 236770, 236778, 236800, 236812, 1559]
-    assert tokenizer.get_vocab_size() == 262_144
+    assert gemma3.tokenizer.get_vocab_size() == 262_144
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_any_text_comes_back_exactly(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.decode(ids[1:], skip_special_tokens=False) == text
+def test_any_text_comes_back_exactly(gemma3: Published, text: str) -> None:
+    ids = gemma3.tokenizer.encode(text).ids
+    assert gemma3.tokenizer.decode(ids[1:], skip_special_tokens=False) == text
