@@ -57,6 +57,7 @@ def bounded(
         ("cpu", None, None, (None, MOST_PIXELS_ON_CPU)),
         ("cuda", None, None, (None, None)),
         ("cuda", None, 4096, (4096, 4096)),
+        ("cpu", None, 1024, (1024, 1024)),
         ("cpu", 100_352, None, (100_352, MOST_PIXELS_ON_CPU)),
         ("cuda", 100_352, None, (100_352, None)),
     ],

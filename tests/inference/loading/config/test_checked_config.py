@@ -143,6 +143,8 @@ def test_configs_that_make_sense_pass() -> None:
 
 
 WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"num_layers": 0}, "num_layers is 0"),
+    ({"rotary_dim": 7}, "7 features"),
     ({"vocab_size": 2**31}, "vocab_size is 2147483648"),
     ({"mixers": ("attention",)}, "1 layers are listed"),
     ({"mixers": ("sliding",) * 2}, "within a window"),
